@@ -1,0 +1,113 @@
+"""The oracle: l_p distances in plain torch, on any device, in memory bounded by blocks.
+
+    y[b, o] = m * (sum_i (|x[b, i] - w[o, i]| / m)^p)^(1/p),   m = max_i |x[b, i] - w[o, i]|
+
+The maximum is factored out, so every power is taken of a number in [0, 1] and no p over- or underflows.
+Kernels must agree with this file; at p = infinity, bit for bit.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+# Elements of the largest intermediate tensor [rows, outs, in]: 16 MiB in float32.
+BLOCK_ELEMENTS = 1 << 22
+
+
+def _blocks(n: int, out: int, features: int) -> Iterator[tuple[slice, slice]]:
+    """Cut [n, out] into blocks with at most BLOCK_ELEMENTS (row, output, feature) triples (but one pair at least)."""
+    pairs = max(1, BLOCK_ELEMENTS // max(1, features))
+    outs = min(max(1, out), pairs)
+    rows = max(1, pairs // outs)
+    for top in range(0, n, rows):
+        for left in range(0, out, outs):
+            yield slice(top, min(top + rows, n)), slice(left, min(left + outs, out))
+
+
+def _difference(x: Tensor, w: Tensor) -> Tensor:
+    return x.unsqueeze(1) - w.unsqueeze(0)
+
+
+def _finite_distance(x: Tensor, w: Tensor, p: float) -> Tensor:
+    size = _difference(x, w).abs_()
+    largest = size.amax(-1)
+    scale = torch.where((largest > 0) & (largest < math.inf), largest, 1.0)
+    return scale * size.div_(scale.unsqueeze(-1)).pow_(p).sum(-1).pow_(1 / p)
+
+
+class Reference:
+    """Plain torch; implements `linfnet.ops.implementations.Implementation`."""
+
+    name = "reference"
+
+    def serves(self, device_type: str, dtype: torch.dtype) -> bool:
+        return dtype in (torch.float32, torch.float64)
+
+    def forward(self, x: Tensor, w: Tensor, p: float) -> Tensor:
+        y = x.new_zeros(x.shape[0], w.shape[0])
+        if x.shape[1] == 0:
+            return y
+        for rows, outs in _blocks(x.shape[0], w.shape[0], x.shape[1]):
+            if math.isinf(p):
+                y[rows, outs] = _difference(x[rows], w[outs]).abs_().amax(-1)
+            else:
+                y[rows, outs] = _finite_distance(x[rows], w[outs], p)
+        return y
+
+    def forward_saving(self, x: Tensor, w: Tensor, p: float) -> tuple[Tensor, Tensor]:
+        if not math.isinf(p) or x.shape[1] == 0:
+            return self.forward(x, w, p), self.saved_like(x, w, p).zero_()
+        y, index = x.new_zeros(x.shape[0], w.shape[0]), self.saved_like(x, w, p)
+        for rows, outs in _blocks(x.shape[0], w.shape[0], x.shape[1]):
+            y[rows, outs], index[rows, outs] = _difference(x[rows], w[outs]).abs_().max(-1)
+        return y, index
+
+    def saved_like(self, x: Tensor, w: Tensor, p: float) -> Tensor:
+        shape = (x.shape[0], w.shape[0]) if math.isinf(p) else (0,)
+        return x.new_empty(shape, dtype=torch.int32)
+
+    def backward(
+        self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, need_x: bool, need_w: bool
+    ) -> tuple[Tensor, Tensor]:
+        grad_x = torch.zeros_like(x) if need_x else x.new_empty(0)
+        grad_w = torch.zeros_like(w) if need_w else w.new_empty(0)
+        if x.shape[1] == 0 or grad.numel() == 0:
+            return grad_x, grad_w
+        if math.isinf(p):
+            index = saved.long()
+            flow = grad * (x.gather(1, index) - w.t().gather(0, index)).sign_()
+            if need_x:
+                grad_x.scatter_add_(1, index, flow)
+            if need_w:
+                grad_w.scatter_add_(1, index.t(), flow.neg().t())
+            return grad_x, grad_w
+        for rows, outs in _blocks(x.shape[0], w.shape[0], x.shape[1]):
+            difference = _difference(x[rows], w[outs])
+            scale = torch.where(y[rows, outs] == 0, 1.0, y[rows, outs]).unsqueeze(-1)
+            # d y / d x_i = sign(x_i - w_i) * (|x_i - w_i| / y)^(p - 1); the sign makes it zero where x = w, at p = 1 too.
+            slope = difference.abs().div_(scale).pow_(p - 1).mul_(difference.sign_())
+            if need_x:
+                grad_x[rows] += torch.einsum("bo,boi->bi", grad[rows, outs], slope)
+            if need_w:
+                grad_w[outs] -= torch.einsum("bo,boi->oi", grad[rows, outs], slope)
+        return grad_x, grad_w
+
+    def bounds(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        smallest, largest, _, _ = self.bounds_saving(lower, upper, w)
+        return smallest, largest
+
+    def bounds_saving(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        n, out, features = lower.shape[0], w.shape[0], lower.shape[1]
+        smallest, largest = lower.new_zeros(n, out), lower.new_zeros(n, out)
+        near, far = (lower.new_zeros(n, out, dtype=torch.int32) for _ in range(2))
+        if features == 0:
+            return smallest, largest, near, far
+        for rows, outs in _blocks(n, out, features):
+            below, above = _difference(lower[rows], w[outs]), _difference(upper[rows], w[outs])
+            gap = torch.maximum(below, above.neg()).clamp_(min=0)
+            reach = torch.maximum(below.abs_(), above.abs_())
+            smallest[rows, outs], near[rows, outs] = gap.max(-1)
+            largest[rows, outs], far[rows, outs] = reach.max(-1)
+        return smallest, largest, near, far
