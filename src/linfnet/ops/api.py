@@ -60,9 +60,7 @@ def lp_distance(x: Tensor, w: Tensor, p: float = math.inf, *, impl: str | None =
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], w.shape[0])
 
 
-def linf_distance_bounds(
-    lower: Tensor, upper: Tensor, w: Tensor, *, impl: str | None = None
-) -> tuple[Tensor, Tensor]:
+def linf_distance_bounds(lower: Tensor, upper: Tensor, w: Tensor, *, impl: str | None = None) -> tuple[Tensor, Tensor]:
     """The smallest and largest infinity distance to each row of w over the box lower <= x <= upper.
 
     Subtraction, absolute value and maximum are monotone as floating-point operations too: the bounds enclose the result

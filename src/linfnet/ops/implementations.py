@@ -1,7 +1,7 @@
 """What a kernel must offer to stand behind `lp_distance`, and the table of those that do."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Protocol
 
 import torch
@@ -89,7 +89,7 @@ def choose(device_type: str, dtype: torch.dtype, name: str | None = None) -> str
 
 
 @contextlib.contextmanager
-def default_implementation(name: str | None) -> Iterator[None]:
+def default_implementation(name: str | None) -> Generator[None]:
     """Prefer an implementation wherever it serves, for the length of a `with` block.
 
     >>> with default_implementation("reference"):

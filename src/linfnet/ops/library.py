@@ -108,9 +108,7 @@ def _distance_gradients(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tupl
     if grad is None:
         return None, None, None, None
     need_x, need_w = ctx.needs_input_grad[:2]
-    grad_x, grad_w = lp_distance_backward(
-        grad.contiguous(), *ctx.saved_tensors, ctx.p, ctx.impl, need_x, need_w
-    )
+    grad_x, grad_w = lp_distance_backward(grad.contiguous(), *ctx.saved_tensors, ctx.p, ctx.impl, need_x, need_w)
     return grad_x if need_x else None, grad_w if need_w else None, None, None
 
 
@@ -142,9 +140,7 @@ def _bounds_gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, .
     return grad_lower, grad_upper, grad_w, None
 
 
-torch.library.register_autograd(
-    "linfnet::lp_distance", _distance_gradients, setup_context=_save_distance, lib=_library
-)
+torch.library.register_autograd("linfnet::lp_distance", _distance_gradients, setup_context=_save_distance, lib=_library)
 torch.library.register_autograd(
     "linfnet::linf_distance_bounds", _bounds_gradients, setup_context=_save_bounds, lib=_library
 )

@@ -86,7 +86,7 @@ class Reference:
         for rows, outs in _blocks(x.shape[0], w.shape[0], x.shape[1]):
             difference = _difference(x[rows], w[outs])
             scale = torch.where(y[rows, outs] == 0, 1.0, y[rows, outs]).unsqueeze(-1)
-            # d y / d x_i = sign(x_i - w_i) * (|x_i - w_i| / y)^(p - 1); the sign makes it zero where x = w, at p = 1 too.
+            # dy/dx_i = sign(d_i) * (|d_i| / y)^(p - 1); the sign makes it zero where x = w, at p = 1 too.
             slope = difference.abs().div_(scale).pow_(p - 1).mul_(difference.sign_())
             if need_x:
                 grad_x[rows] += torch.einsum("bo,boi->bi", grad[rows, outs], slope)
