@@ -1,0 +1,87 @@
+"""Files that are whole or absent: everything is written beside its place and moved there in one step."""
+
+import contextlib
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from linfnet.errors import LinfnetError
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Generator[Path]:
+    """A temporary path beside `path`; when the block ends well it takes the place of `path`, durably."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o666 & ~_umask())
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in one step."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a value as indented JSON in one step."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value of a file, or an error that names it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise LinfnetError(f"{path} does not exist") from None
+    except (ValueError, OSError) as error:
+        raise LinfnetError(f"{path} is not readable JSON: {error}") from None
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write named tensors as safetensors in one step."""
+    whole = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    with replacing(path) as temporary:
+        safetensors.torch.save_file(whole, temporary, metadata)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The named tensors and the metadata of a safetensors file, or an error that says it is truncated or foreign."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata: dict[str, str] = file.metadata() or {}
+            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
+    except FileNotFoundError:
+        raise LinfnetError(f"{path} does not exist") from None
+    except (safetensors.SafetensorError, OSError, ValueError, struct.error) as error:
+        raise LinfnetError(f"{path} is truncated or not a safetensors file ({str(error).splitlines()[0]})") from None

@@ -1,0 +1,51 @@
+"""Running means at p = inf: those gathered at a small p are wrong there, and the net would look untrained."""
+
+import contextlib
+import math
+from collections.abc import Callable, Generator, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from linfnet.nn.mean_shift import MeanShift
+from linfnet.nn.net import LinfNet
+
+
+def _shifts(net: nn.Module) -> list[MeanShift]:
+    return [module for module in net.modules() if isinstance(module, MeanShift)]
+
+
+@torch.no_grad()
+def reestimate_means(net: LinfNet, batches: Iterable[Tensor]) -> None:
+    """Replace the running means by the even average over batches of training images [B, C, H, W] at p = inf."""
+    p, training, shifts = net.p, net.training, _shifts(net)
+    momenta = [shift.momentum for shift in shifts]
+    net.p = math.inf
+    net.train()
+    try:
+        for shift in shifts:
+            shift.reset()
+            shift.momentum = None
+        for batch in batches:
+            net(batch)
+    finally:
+        for shift, momentum in zip(shifts, momenta, strict=True):
+            shift.momentum = momentum
+        net.p = p
+        net.train(training)
+
+
+@contextlib.contextmanager
+def means_at_infinity(net: LinfNet, batches: Callable[[], Iterable[Tensor]]) -> Generator[LinfNet]:
+    """Inside the block the net stands at p = inf, in eval mode, with means re-estimated there; afterwards as before."""
+    shifts = _shifts(net)
+    kept = [(shift.running_mean.clone(), shift.batches) for shift in shifts]
+    try:
+        if shifts:
+            reestimate_means(net, batches())
+        with net.at_infinity():
+            yield net
+    finally:
+        for shift, (mean, count) in zip(shifts, kept, strict=True):
+            shift.running_mean.copy_(mean)
+            shift.batches = count

@@ -1,0 +1,39 @@
+"""Input normalisation with one scalar standard deviation, so that a ball in pixels stays a ball."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from linfnet.errors import ArgumentError
+
+
+class Normalize(nn.Module):
+    """(x - mean) / std for images [B, C, H, W]: a mean for each channel, one std for all.
+
+    Both are tensors on the device of the images: on a GPU, torch divides by a Python number through its reciprocal,
+    which rounds differently from the CPU.
+
+    >>> Normalize((0.5,), 0.25)(torch.ones(1, 1, 1, 1)).item()
+    2.0
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: float) -> None:
+        super().__init__()
+        if not 0 < std < float("inf"):
+            raise ArgumentError(f"std is {std}; wanted a positive number")
+        self.register_buffer("mean", torch.tensor(list(mean), dtype=torch.float32), persistent=False)
+        self.register_buffer("std", torch.tensor(float(std), dtype=torch.float32), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean.view(-1, 1, 1)) / self.std
+
+    def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """The image of a box: both steps are monotone, rounding included."""
+        return self(lower), self(upper)
+
+    def extra_repr(self) -> str:
+        return f"mean={[round(m, 6) for m in self.mean.tolist()]}, std={self.std.item():.6g}"

@@ -1,0 +1,87 @@
+"""Perturbations in pixel units: epsilon as an exact rational, and the boxes around images it spans in float32."""
+
+import math
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from linfnet.errors import ArgumentError
+
+
+def parse_epsilon(text: str | float | Fraction, name: str = "eps") -> Fraction:
+    """An exact epsilon in [0, 1] from `8/255`, `0.1` or a number; pixels are in [0, 1].
+
+    >>> parse_epsilon("8/255"), parse_epsilon("0.1"), parse_epsilon(0.25)
+    (Fraction(8, 255), Fraction(1, 10), Fraction(1, 4))
+    """
+    try:
+        value = Fraction(str(text).replace(" ", ""))
+    except (ValueError, ZeroDivisionError):
+        raise ArgumentError(f"{name} is {text!r}; wanted a number like 8/255 or 0.1") from None
+    if not 0 <= value <= 1:
+        raise ArgumentError(f"{name} is {text}; wanted a number from 0 to 1 (pixel units)")
+    return value
+
+
+def format_epsilon(value: Fraction) -> str:
+    """The shorter familiar form: `8/255` for multiples of 1/255, a decimal where that is exact, else the fraction.
+
+    >>> format_epsilon(Fraction(8, 255)), format_epsilon(Fraction(1, 10)), format_epsilon(Fraction(1, 3))
+    ('8/255', '0.1', '1/3')
+    """
+    decimal = f"{float(value):.10g}"
+    if Fraction(decimal) == value:
+        return decimal
+    return f"{value * 255}/255" if 255 % value.denominator == 0 else str(value)
+
+
+def check_images(images: Tensor, name: str = "images") -> Tensor:
+    """The images, or an error if a pixel lies outside [0, 1] or is NaN."""
+    if images.numel() and not bool(((images >= 0) & (images <= 1)).all()):
+        low, high = images.amin().item(), images.amax().item()
+        raise ArgumentError(f"{name} hold pixels from {low:g} to {high:g}; wanted [0, 1] (and no NaN)")
+    return images
+
+
+def _round_to(value: Tensor, dtype: torch.dtype, up: bool) -> Tensor:
+    """Round float64 numbers, themselves off by at most one rounding, to a dtype in one direction."""
+    towards = torch.full_like(value, float("inf") if up else float("-inf"))
+    value = torch.nextafter(value, towards)
+    if dtype == torch.float64:
+        return value
+    rounded = value.to(dtype)
+    off = rounded.double() < value if up else rounded.double() > value
+    return torch.where(off, torch.nextafter(rounded, towards.to(dtype)), rounded)
+
+
+def _ends(images: Tensor, epsilon: Fraction, outward: bool) -> tuple[Tensor, Tensor]:
+    size = float(epsilon)
+    if (Fraction(size) < epsilon) if outward else (Fraction(size) > epsilon):
+        size = math.nextafter(size, math.inf if outward else -math.inf)
+    exact = images.double()
+    lower = _round_to(exact - size, images.dtype, up=not outward)
+    upper = _round_to(exact + size, images.dtype, up=outward)
+    return lower, upper
+
+
+def outer_box(images: Tensor, epsilon: Fraction) -> tuple[Tensor, Tensor]:
+    """End points, rounded outwards, of a box that holds every image in [0, 1] within epsilon of `images`.
+
+    An epsilon of 0 gives the images themselves.
+    """
+    if epsilon == 0:
+        return images, images
+    lower, upper = _ends(images, epsilon, outward=True)
+    return lower.clamp(min=0), upper.clamp(max=1)
+
+
+def inner_box(images: Tensor, epsilon: Fraction) -> tuple[Tensor, Tensor]:
+    """End points, rounded inwards: every floating-point image between them is in [0, 1] and within epsilon of `images`.
+
+    The images themselves are always inside.
+    """
+    if epsilon == 0:
+        return images, images
+    lower, upper = _ends(images, epsilon, outward=False)
+    return torch.minimum(lower.clamp(min=0), images), torch.maximum(upper.clamp(max=1), images)

@@ -1,0 +1,150 @@
+"""A recipe: everything that decides a training run, as typed data with the paper's shared values as defaults."""
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from linfnet.errors import ArgumentError
+from linfnet.ops import check_p
+from linfnet.schedules import Phases
+
+
+def _at_least(section: str, key: str, value: float, least: float, *, strictly: bool = False) -> None:
+    if not (value > least if strictly else value >= least) or value == float("inf"):
+        raise ArgumentError(
+            f"{section}.{key} is {value}; wanted a number {'above' if strictly else 'of at least'} {least}"
+        )
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which images, and how they are augmented."""
+
+    name: str = "cifar10"
+    pad: int = 0  # random crop after edge padding by this many pixels
+    flip: bool = False  # random horizontal flip
+    limit: int = 0  # train on the first so many images only; 0: all
+
+    def __post_init__(self) -> None:
+        _at_least("data", "pad", self.pad, 0)
+        _at_least("data", "limit", self.limit, 0)
+
+
+@dataclass(frozen=True)
+class Model:
+    """The net: `depth` distance layers, the hidden ones `width` wide."""
+
+    depth: int = 6
+    width: int = 5120
+
+    def __post_init__(self) -> None:
+        _at_least("model", "depth", self.depth, 1)
+        _at_least("model", "width", self.width, 1)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The mixture of scaled cross-entropy and clipped hinge; theta in pixel units."""
+
+    theta: Fraction = Fraction(48, 255)
+    mixing_start: float = 0.1
+    mixing_end: float = 5e-4
+    # The paper's text drops the cross-entropy in the last phase; its published numbers kept it at mixing_end.
+    mixing_zero_at_infinity: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least("loss", "theta", float(self.theta), 0, strictly=True)
+        _at_least("loss", "mixing_start", self.mixing_start, 0)
+        _at_least("loss", "mixing_end", self.mixing_end, 0)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Epochs of the three phases (p at its start, rising, infinite) and the range of p."""
+
+    epochs: tuple[int, int, int] = (100, 1150, 50)
+    p_start: float = 8.0
+    p_end: float = 1000.0
+
+    def __post_init__(self) -> None:
+        self.phases()
+        check_p(self.p_start, "schedule.p_start")
+        check_p(self.p_end, "schedule.p_end")
+        if not self.p_start <= self.p_end < float("inf"):
+            raise ArgumentError(f"schedule.p_end is {self.p_end}; wanted a finite number >= p_start = {self.p_start}")
+
+    def phases(self) -> Phases:
+        """The phases as the schedules take them."""
+        return Phases(*self.epochs)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Adam; the temperature s learns at a fifth of the rate."""
+
+    lr: float = 0.03
+    scale_lr_factor: float = 0.2
+    beta1: float = 0.9
+    beta2: float = 0.99
+    eps: float = 1e-10
+    batch: int = 512
+
+    def __post_init__(self) -> None:
+        _at_least("optimizer", "lr", self.lr, 0, strictly=True)
+        _at_least("optimizer", "scale_lr_factor", self.scale_lr_factor, 0)
+        _at_least("optimizer", "eps", self.eps, 0)
+        _at_least("optimizer", "batch", self.batch, 1)
+        for key, value in (("beta1", self.beta1), ("beta2", self.beta2)):
+            if not 0 <= value < 1:
+                raise ArgumentError(f"optimizer.{key} is {value}; wanted a number from 0 to below 1")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Seed and housekeeping: how often to test at p = inf and to write a checkpoint, in epochs (0: only at the end)."""
+
+    seed: int = 0
+    test_every: int = 10
+    checkpoint_every: int = 10
+    keep_checkpoints: int = 2
+
+    def __post_init__(self) -> None:
+        for key, least in (("seed", 0), ("test_every", 0), ("checkpoint_every", 0), ("keep_checkpoints", 1)):
+            _at_least("run", key, getattr(self, key), least)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The perturbations the recipe is made for."""
+
+    eps: tuple[Fraction, ...] = (Fraction(8, 255),)
+
+    def __post_init__(self) -> None:
+        if not self.eps or not all(0 <= eps <= 1 for eps in self.eps):
+            raise ArgumentError(f"evaluation.eps is {[str(e) for e in self.eps]}; wanted one or more numbers in [0, 1]")
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What the recipe is known to reach (percent) and to cost, for `linfnet recipes`; it decides nothing."""
+
+    source: str = ""
+    clean: float = 0.0
+    pgd: float = 0.0
+    certified: float = 0.0
+    cost: str = ""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training run. Files and `--set` name keys as `section.key`, or as `key` where that is clear."""
+
+    name: str = "custom"
+    title: str = ""
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    loss: Loss = field(default_factory=Loss)
+    schedule: Schedule = field(default_factory=Schedule)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    run: Run = field(default_factory=Run)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    reported: Reported = field(default_factory=Reported)
