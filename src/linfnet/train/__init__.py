@@ -1,0 +1,13 @@
+"""Training: the loop, its run folder, its checkpoints."""
+
+from linfnet.train.folder import RunFolder as RunFolder
+from linfnet.train.folder import environment as environment
+from linfnet.train.loop import StoppedError as StoppedError
+from linfnet.train.loop import Trainer as Trainer
+from linfnet.train.loop import Watcher as Watcher
+from linfnet.train.steps import StepValues as StepValues
+from linfnet.train.steps import build_net as build_net
+from linfnet.train.steps import step_values as step_values
+from linfnet.train.testing import accuracy as accuracy
+from linfnet.train.testing import pixel_batches as pixel_batches
+from linfnet.train.testing import predict as predict

@@ -1,0 +1,137 @@
+"""The run folder: everything needed to repeat, resume and trust a run.
+
+recipe.toml   the whole recipe          events.jsonl   what happened, a line each
+env.json      versions, device, commit  checkpoints/   safetensors, the newest few
+model.safetensors, config.json, results.json           once the run has finished
+"""
+
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+import linfnet
+from linfnet.errors import LinfnetError
+from linfnet.files import read_json, write_json, write_text
+from linfnet.recipes import Recipe, recipe_from_toml, recipe_to_toml
+
+
+class RunFolder:
+    """One run on disk; `create` makes it, `open` finds it, and only one process may hold it at a time."""
+
+    def __init__(self, path: Path, recipe: Recipe) -> None:
+        self.path = path
+        self.recipe = recipe
+        self._lock: IO[str] | None = None
+
+    @classmethod
+    def create(cls, path: Path, recipe: Recipe) -> "RunFolder":
+        """A new run in an empty or absent folder."""
+        try:
+            if path.exists() and any(path.iterdir()):
+                held = "a run" if (path / "recipe.toml").exists() else "files"
+                raise LinfnetError(
+                    f"output folder {path} already holds {held}; choose another --out, or --resume {path}"
+                )
+            (path / "checkpoints").mkdir(parents=True)
+            folder = cls(path, recipe)
+            folder.lock()
+            write_text(path / "recipe.toml", recipe_to_toml(recipe))
+            write_json(path / "env.json", environment())
+        except OSError as error:
+            raise LinfnetError(f"output folder {path} cannot be written: {error.strerror}") from None
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """The run that lives in a folder."""
+        file = path / "recipe.toml"
+        if not file.is_file():
+            raise LinfnetError(f"{path} is not a run folder: it has no recipe.toml")
+        return cls(path, recipe_from_toml(file.read_text(encoding="utf-8"), str(file), path.name))
+
+    def lock(self) -> None:
+        """Hold the folder until this process ends, or fail if another one does."""
+        self._lock = (self.path / ".lock").open("a")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise LinfnetError(f"{self.path} is in use by another process") from None
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the trained model has been written."""
+        return (self.path / "model.safetensors").is_file() and (self.path / "results.json").is_file()
+
+    def log(self, event: str, **values: Any) -> None:
+        """Append one event."""
+        with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"event": event, **values}) + "\n")
+
+    def events(self) -> list[dict[str, Any]]:
+        """All events so far; a line that a crash cut short is left out."""
+        file = self.path / "events.jsonl"
+        events: list[dict[str, Any]] = []
+        for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+            try:
+                events.append(json.loads(line))
+            except ValueError:
+                continue
+        return events
+
+    def rewind(self, step: int) -> None:
+        """Drop the events after a step: training goes on from there and will log them again."""
+        kept = [json.dumps(event) for event in self.events() if event.get("step", 0) <= step]
+        write_text(self.path / "events.jsonl", "".join(line + "\n" for line in kept))
+
+    def add_result(self, key: str, value: Any) -> None:
+        """Put an evaluation into `results.json` under its own key; the others stay."""
+        file = self.path / "results.json"
+        results: dict[str, Any] = read_json(file) if file.exists() else {}
+        write_json(file, {**results, key: value})
+
+
+def environment() -> dict[str, Any]:
+    """Versions, device and commit: what one needs to know to repeat a run."""
+    packages = ("torch", "numpy", "safetensors")
+    return {
+        "linfnet": linfnet.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in packages},
+        "platform": platform.platform(),
+        "cpu": cpu_name(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def cpu_name() -> str:
+    """The processor's name as the system gives it."""
+    file = Path("/proc/cpuinfo")
+    for line in file.read_text().splitlines() if file.exists() else ():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """The commit of the source tree this package runs from, marked if it was changed since; None if it is not one."""
+    here = Path(linfnet.__file__).parent
+    command = ["git", "-C", os.fspath(here), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

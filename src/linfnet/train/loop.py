@@ -1,0 +1,189 @@
+"""The training loop of the paper, in one sitting."""
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from linfnet.data import EpochPlan, ImageSet, augment, plan_epoch, to_pixels
+from linfnet.errors import LinfnetError
+from linfnet.losses import mixture
+from linfnet.nn import means_at_infinity, reestimate_means
+from linfnet.train.checkpoint import Progress, load_newest, save_checkpoint
+from linfnet.train.folder import RunFolder
+from linfnet.train.signals import StopRequest, stop_on_signals
+from linfnet.train.steps import (
+    RECORD_COLUMNS,
+    StepValues,
+    build_net,
+    build_optimizer,
+    check_finite,
+    record_step,
+    step_values,
+    summarise,
+)
+from linfnet.train.testing import accuracy, margin_certified, pixel_batches, predict
+
+# Training images on which running means are re-estimated before a test at p = inf.
+MEAN_IMAGES = 8192
+
+
+class StoppedError(LinfnetError):
+    """The run was asked to stop; its checkpoint is written."""
+
+
+class Watcher(Protocol):
+    """Somebody who looks on while a run trains."""
+
+    def step(self, step: int, values: StepValues, so_far: dict[str, float]) -> None:
+        """After each step; `so_far` summarises the epoch on a CPU and the last epoch on a GPU."""
+        ...
+
+    def event(self, event: dict[str, Any]) -> None:
+        """After each epoch and each test, as logged."""
+        ...
+
+
+class Trainer:
+    """A run in progress: the net, its optimizer and its place in the schedule."""
+
+    def __init__(self, folder: RunFolder, images: ImageSet, test: ImageSet, device: torch.device) -> None:
+        self.folder, self.recipe, self.device = folder, folder.recipe, device
+        self.images, self.test = images.first(self.recipe.data.limit or None).to(device), test.to(device)
+        self.batch = self.recipe.optimizer.batch
+        self.steps_per_epoch = math.ceil(len(self.images) / self.batch)
+        self.total_steps = self.steps_per_epoch * self.recipe.schedule.phases().total
+        torch.manual_seed(self.recipe.run.seed)
+        self.net = build_net(self.recipe, images.info).to(device)
+        self.optimizer = build_optimizer(self.recipe, self.net)
+        self.threshold = float(self.recipe.loss.theta) * self.net.lipschitz
+        self.record = torch.zeros(self.steps_per_epoch, RECORD_COLUMNS, device=device)
+        sizes = [min(self.batch, len(self.images) - start) for start in range(0, len(self.images), self.batch)]
+        self.sizes = torch.tensor(sizes, dtype=torch.float64)
+        self.progress = Progress()
+        self.last_epoch: dict[str, float] = {}
+
+    def resume(self) -> list[str]:
+        """Go back to the newest whole checkpoint; the list says what was wrong with newer ones."""
+        self.progress, complaints = load_newest(self.folder.checkpoints, self.net, self.optimizer, self.record)
+        self.folder.rewind(self.progress.step)
+        self.folder.log("resume", step=self.progress.step)
+        return complaints
+
+    def run(self, watcher: Watcher) -> None:
+        """Train to the end of the schedule and write the model."""
+        housekeeping = self.recipe.run
+        self.net.train()
+        with stop_on_signals() as stop:
+            while self.progress.step < self.total_steps:
+                self._epoch(watcher, stop)
+                epoch = self.progress.step // self.steps_per_epoch
+                last = self.progress.step == self.total_steps
+                if last or (housekeeping.test_every and epoch % housekeeping.test_every == 0):
+                    self._log(watcher, "test", self._test())
+                if last or (housekeeping.checkpoint_every and epoch % housekeeping.checkpoint_every == 0):
+                    self._save()
+        self._finish()
+
+    def _epoch(self, watcher: Watcher, stop: StopRequest) -> None:
+        """Train from the present step to the end of its epoch."""
+        epoch, done = divmod(self.progress.step, self.steps_per_epoch)
+        start = time.perf_counter() - self.progress.seconds
+        for row, (pixels, labels) in enumerate(self._batches(epoch, done), done):
+            values = self._step(row, pixels, labels)
+            self.progress.step += 1
+            self.progress.seconds = time.perf_counter() - start
+            if self.device.type == "cpu":
+                check_finite(self.record[row : row + 1], self.progress.step - 1, self.recipe, self.steps_per_epoch)
+                self.last_epoch = summarise(self.record[: row + 1], self.sizes[: row + 1])
+            watcher.step(self.progress.step, values, self.last_epoch)
+            if stop and row + 1 < self.steps_per_epoch:
+                self._stop()
+        check_finite(self.record, epoch * self.steps_per_epoch, self.recipe, self.steps_per_epoch)
+        self.progress.seconds = time.perf_counter() - start
+        self.last_epoch = summarise(self.record, self.sizes)
+        final = step_values(self.recipe, self.progress.step - 1, self.steps_per_epoch)
+        values = {"p": final.p, "lambda": final.mixing, "lr": final.lr, "scale": self.net.scale.item()}
+        self._log(watcher, "epoch", {**values, **self.last_epoch})
+        if stop:
+            self._stop()
+
+    def _batches(self, epoch: int, done: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The augmented batches of an epoch after the first `done`: pixels [B, C, H, W] and labels [B]."""
+        data, info = self.recipe.data, self.images.info
+        plan: EpochPlan = plan_epoch(len(self.images), self.recipe.run.seed, epoch, pad=data.pad, flip=data.flip)
+        plan = plan.to(self.device)
+        for start in range(done * self.batch, len(self.images), self.batch):
+            part = slice(start, start + self.batch)
+            index = plan.order[part]
+            crops = augment(self.images.images[index], plan.top[part], plan.left[part], plan.flip[part], data.pad)
+            yield to_pixels(crops, info.white), self.images.labels[index]
+
+    def _step(self, row: int, pixels: Tensor, labels: Tensor) -> StepValues:
+        values = step_values(self.recipe, self.progress.step, self.steps_per_epoch)
+        self.net.p = values.p
+        self.optimizer.param_groups[0]["lr"] = values.lr
+        self.optimizer.param_groups[1]["lr"] = values.lr * self.recipe.optimizer.scale_lr_factor
+        logits = self.net(pixels)
+        loss = mixture(logits, labels, threshold=self.threshold, mixing=values.mixing, scale=self.net.scale)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        record_step(self.record, row, loss.detach(), logits.detach(), labels, self.threshold)
+        return values
+
+    def _test(self) -> dict[str, Any]:
+        """Test accuracy at the present p, and clean and certified accuracy at p = inf."""
+        self.net.eval()
+        at_p = accuracy(predict(self.net, self.test), self.test.labels)
+        self.net.train()
+        if math.isinf(self.net.p):
+            with self.net.at_infinity():
+                logits = predict(self.net, self.test)
+        else:
+            with means_at_infinity(self.net, self._mean_batches):
+                logits = predict(self.net, self.test)
+        certified = margin_certified(logits, self.test.labels, self.net.lipschitz, self.recipe.evaluation.eps)
+        return {"accuracy_at_p": at_p, "clean": accuracy(logits, self.test.labels), "certified": certified}
+
+    def _mean_batches(self) -> Iterator[Tensor]:
+        return pixel_batches(self.images.first(MEAN_IMAGES), self.batch)
+
+    def _log(self, watcher: Watcher, event: str, values: dict[str, Any]) -> None:
+        place = {"epoch": self.progress.step // self.steps_per_epoch, "step": self.progress.step}
+        entry = {**place, "seconds": round(self.progress.seconds, 3), **values}
+        self.folder.log(event, **entry)
+        watcher.event({"event": event, **entry})
+
+    def _save(self) -> None:
+        keep = self.recipe.run.keep_checkpoints
+        save_checkpoint(self.folder.checkpoints, self.net, self.optimizer, self.record, self.progress, keep)
+
+    def _stop(self) -> None:
+        self._save()
+        where = self.folder.path
+        raise StoppedError(f"stopped at step {self.progress.step}; go on with: linfnet train --resume {where}")
+
+    def _finish(self) -> None:
+        """Write the model folder and the first entry of its results."""
+        if not math.isinf(self.net.p):
+            reestimate_means(self.net, self._mean_batches())
+        with self.net.at_infinity():
+            logits = predict(self.net, self.test)
+            self.net.save(self.folder.path, class_names=self.images.info.classes)
+        certified = margin_certified(logits, self.test.labels, self.net.lipschitz, self.recipe.evaluation.eps)
+        self.folder.add_result(
+            "train",
+            {
+                "clean": accuracy(logits, self.test.labels),
+                "certified": certified,
+                "epochs": self.recipe.schedule.phases().total,
+                "seconds": round(self.progress.seconds, 1),
+                "seed": self.recipe.run.seed,
+                "parameters": sum(parameter.numel() for parameter in self.net.parameters()),
+            },
+        )
+        self.folder.log("finish", step=self.progress.step, seconds=round(self.progress.seconds, 3))

@@ -1,0 +1,94 @@
+"""What each training step runs with, and what an epoch of steps leaves behind."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from linfnet.data import SetInfo
+from linfnet.errors import LinfnetError
+from linfnet.losses import margin_shares
+from linfnet.nn import LinfNet
+from linfnet.recipes import Recipe
+from linfnet.schedules import cosine_learning_rate, mixing_coefficient, relaxation_p
+
+
+@dataclass(frozen=True)
+class StepValues:
+    """p, the mixing coefficient lambda and the learning rate of one step."""
+
+    p: float
+    mixing: float
+    lr: float
+
+
+def step_values(recipe: Recipe, step: int, steps_per_epoch: int) -> StepValues:
+    """The values of a step (counted from 0), a pure function of the recipe."""
+    schedule, loss = recipe.schedule, recipe.loss
+    phases = schedule.phases()
+    relaxed = phases.relaxation_progress(step / steps_per_epoch)
+    mixing = mixing_coefficient(relaxed, start=loss.mixing_start, end=loss.mixing_end)
+    if relaxed >= 1 and loss.mixing_zero_at_infinity:
+        mixing = 0.0
+    return StepValues(
+        p=relaxation_p(relaxed, start=schedule.p_start, end=schedule.p_end),
+        mixing=mixing,
+        lr=cosine_learning_rate(step / (phases.total * steps_per_epoch), peak=recipe.optimizer.lr),
+    )
+
+
+def build_net(recipe: Recipe, info: SetInfo) -> LinfNet:
+    """The net of a recipe with freshly drawn weights, at the recipe's first p."""
+    return LinfNet(
+        info.image_shape,
+        len(info.classes),
+        (recipe.model.width,) * (recipe.model.depth - 1),
+        mean=info.mean,
+        std=info.std,
+        p=recipe.schedule.p_start,
+    )
+
+
+def build_optimizer(recipe: Recipe, net: LinfNet) -> torch.optim.Adam:
+    """Adam with two groups: the weights, and the temperature s at a fraction of their rate."""
+    settings = recipe.optimizer
+    weights = [parameter for name, parameter in net.named_parameters() if name != "scale"]
+    groups = [
+        {"params": weights, "lr": settings.lr},
+        {"params": [net.scale], "lr": settings.lr * settings.scale_lr_factor},
+    ]
+    return torch.optim.Adam(groups, betas=(settings.beta1, settings.beta2), eps=settings.eps, fused=True)
+
+
+# Columns of the record: loss, correct samples, and samples with a margin above theta, in [0, theta], below 0.
+RECORD_COLUMNS = 5
+
+
+def record_step(record: Tensor, row: int, loss: Tensor, logits: Tensor, labels: Tensor, threshold: float) -> None:
+    """Note one step in the epoch's record [steps, 5] on the device, without waiting for it."""
+    shares = margin_shares(logits, labels, threshold)
+    correct = (logits.argmax(1) == labels).sum()
+    record[row] = torch.cat([torch.stack([loss, correct.to(loss.dtype)]), shares.to(loss.dtype)])
+
+
+def check_finite(record: Tensor, first_step: int, recipe: Recipe, steps_per_epoch: int) -> None:
+    """Stop the run if a loss in the record is NaN or infinite, with the step and what to look at."""
+    bad = (~record[:, 0].isfinite()).nonzero()
+    if len(bad) == 0:
+        return
+    step = first_step + int(bad[0])
+    values = step_values(recipe, step, steps_per_epoch)
+    raise LinfnetError(
+        f"the loss is {record[int(bad[0]), 0].item()} at step {step} (epoch {step // steps_per_epoch}, p = {values.p:g}, "
+        f"lr = {values.lr:g}): look at optimizer.lr, optimizer.eps and the images; the last checkpoint is still good"
+    )
+
+
+def summarise(record: Tensor, sizes: Tensor) -> dict[str, float]:
+    """Means over the samples of an epoch (or of its steps so far): loss, accuracy and the three margin shares."""
+    record = record.double().cpu()
+    samples = sizes.sum().item()
+    loss = (record[:, 0] * sizes).sum().item() / samples if samples else math.nan
+    counts = (record[:, 1:].sum(0) / samples).tolist()
+    return dict(zip(("loss", "accuracy", "above", "between", "below"), [loss, *counts], strict=True))

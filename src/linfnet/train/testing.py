@@ -1,0 +1,42 @@
+"""What a net makes of a labelled set: logits in batches, and the few numbers that training watches."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from linfnet.data import ImageSet
+from linfnet.losses import margin
+from linfnet.nn import LinfNet
+from linfnet.perturbation import format_epsilon
+
+TEST_BATCH = 1000
+
+
+def pixel_batches(images: ImageSet, size: int = TEST_BATCH) -> Iterator[Tensor]:
+    """The images of a set, in order, as pixels [size, C, H, W]; the last batch may be smaller."""
+    for start in range(0, len(images), size):
+        yield images.pixels(slice(start, start + size))
+
+
+@torch.no_grad()
+def predict(net: LinfNet, images: ImageSet) -> Tensor:
+    """Logits [N, K] of a whole set, with the net as it stands."""
+    return torch.cat([net(batch) for batch in pixel_batches(images)])
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> float:
+    """Share of samples whose true class has the strictly largest logit."""
+    return (margin(logits, labels) > 0).double().mean().item()
+
+
+def margin_certified(
+    logits: Tensor, labels: Tensor, lipschitz: float, epsilons: tuple[Fraction, ...]
+) -> dict[str, float]:
+    """Share of samples with margin / 2 > lipschitz * eps, for each eps: the figure that training watches.
+
+    Real arithmetic; `linfnet.certify` gives the certificates one may rely on.
+    """
+    gap = margin(logits, labels).double() / (2 * lipschitz)
+    return {format_epsilon(eps): (gap > float(eps)).double().mean().item() for eps in epsilons}
