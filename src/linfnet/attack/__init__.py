@@ -1,0 +1,3 @@
+"""Attacks: searches for the perturbation that a certificate says does not exist."""
+
+from linfnet.attack.pgd import pgd as pgd

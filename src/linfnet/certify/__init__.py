@@ -1,0 +1,5 @@
+"""Certificates of robustness: closed form from the margin, and by interval bounds."""
+
+from linfnet.certify.certificates import certified_by_interval as certified_by_interval
+from linfnet.certify.certificates import certified_by_margin as certified_by_margin
+from linfnet.certify.certificates import margin_radius as margin_radius

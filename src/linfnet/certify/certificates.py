@@ -1,0 +1,45 @@
+"""Certificates: proofs that no perturbation of up to eps per pixel changes a prediction. Ties are never certified."""
+
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from linfnet.losses import margin
+from linfnet.nn import LinfNet
+from linfnet.perturbation import check_images, outer_box
+
+
+def margin_radius(logits: Tensor, labels: Tensor, lipschitz: float) -> Tensor:
+    """The radius margin / (2 lipschitz) around each sample inside which its label stays on top: float64 [N].
+
+    Negative where the label is not on top. Real arithmetic: the rounding of the forward pass is not accounted for.
+
+    >>> margin_radius(torch.tensor([[1.0, 0.5]]), torch.tensor([0]), 2.0)
+    tensor([0.1250], dtype=torch.float64)
+    """
+    return margin(logits.double(), labels) / (2 * lipschitz)
+
+
+def certified_by_margin(logits: Tensor, labels: Tensor, lipschitz: float, epsilon: Fraction) -> Tensor:
+    """Which samples [N] the Lipschitz constant proves at epsilon: the paper's margin / 2 > eps, strictly."""
+    return margin_radius(logits, labels, lipschitz) > float(epsilon)
+
+
+@torch.no_grad()
+def certified_by_interval(net: LinfNet, images: Tensor, labels: Tensor, epsilon: Fraction) -> Tensor:
+    """Which samples [N] interval bounds prove at epsilon, perturbed images staying in [0, 1].
+
+    The end points of the box are rounded outwards and every step of the net is monotone in floating point, so the proof
+    holds for the float32 program itself. It proves all that the margin proves, rounding apart.
+
+    Args:
+        net: evaluated at p = inf, whatever its present p.
+        images: [N, C, H, W] in [0, 1].
+        labels: [N].
+        epsilon: exact, in pixel units.
+    """
+    with net.at_infinity():
+        lower, upper = net.bounds(*outer_box(check_images(images), epsilon))
+    column = labels.unsqueeze(1)
+    return lower.gather(1, column).squeeze(1) > upper.scatter(1, column, float("-inf")).max(1).values

@@ -1,0 +1,131 @@
+"""Evaluation of a net on a labelled set: clean, attacked and certified, sample by sample."""
+
+import csv
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from linfnet.attack import pgd
+from linfnet.certify import certified_by_interval, certified_by_margin, margin_radius
+from linfnet.data import ImageSet
+from linfnet.errors import LinfnetError
+from linfnet.files import replacing
+from linfnet.losses import margin
+from linfnet.nn import LinfNet
+from linfnet.perturbation import format_epsilon
+
+BATCH = 500
+
+
+@dataclass(frozen=True)
+class AtEpsilon:
+    """What holds for each sample [N] at one epsilon."""
+
+    epsilon: Fraction
+    by_margin: Tensor
+    by_interval: Tensor
+    survived: Tensor  # classified rightly, and still so after the attack
+    seconds: float
+
+    def summary(self) -> dict[str, float]:
+        """Accuracies in [0, 1]."""
+        shares = {"pgd": self.survived, "certified_margin": self.by_margin, "certified_interval": self.by_interval}
+        return {name: flags.double().mean().item() for name, flags in shares.items()}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A set evaluated at p = inf."""
+
+    logits: Tensor  # [N, K]
+    labels: Tensor  # [N]
+    margins: Tensor  # [N], in the units of the logits
+    radii: Tensor  # [N], in pixels
+    steps: int
+    at: tuple[AtEpsilon, ...]
+
+    @property
+    def clean(self) -> float:
+        """Share of samples whose true class is strictly on top."""
+        return (self.margins > 0).double().mean().item()
+
+
+def evaluate(
+    net: LinfNet,
+    images: ImageSet,
+    epsilons: tuple[Fraction, ...],
+    *,
+    steps: int = 100,
+    seed: int = 0,
+    advance: Callable[[int], None] = lambda samples: None,
+) -> Evaluation:
+    """Evaluate a net at p = inf: margins, both certificates and PGD for each epsilon.
+
+    Only samples that are classified rightly are attacked. `advance` is told how many samples are done.
+    Raises an error that names the samples if a certified one is broken: that would be a bug in this library.
+    """
+    with net.at_infinity():
+        parts = [slice(start, start + BATCH) for start in range(0, len(images), BATCH)]
+        with torch.no_grad():
+            logits = torch.cat([net(images.pixels(part)) for part in parts] or [torch.zeros(0, net.classes)])
+        labels = images.labels
+        margins = margin(logits, labels)
+        results: list[AtEpsilon] = []
+        for epsilon in epsilons:
+            start = time.perf_counter()
+            generator = torch.Generator(labels.device).manual_seed(seed)
+            survived, by_interval = (
+                torch.zeros_like(labels, dtype=torch.bool),
+                torch.zeros_like(labels, dtype=torch.bool),
+            )
+            for part in parts:
+                pixels, truth = images.pixels(part), labels[part]
+                by_interval[part] = certified_by_interval(net, pixels, truth, epsilon)
+                right = margins[part] > 0
+                moved = pgd(net, pixels[right], truth[right], epsilon, steps=steps, generator=generator)
+                with torch.no_grad():
+                    survived[part] = right.masked_scatter(right, margin(net(moved), truth[right]) > 0)
+                advance(len(truth))
+            by_margin = certified_by_margin(logits, labels, net.lipschitz, epsilon)
+            seconds = time.perf_counter() - start
+            results.append(AtEpsilon(epsilon, by_margin, by_interval, survived, seconds))
+    radii = margin_radius(logits, labels, net.lipschitz)
+    evaluation = Evaluation(logits, labels, margins, radii, steps, tuple(results))
+    _check_sandwich(evaluation)
+    return evaluation
+
+
+def _check_sandwich(evaluation: Evaluation) -> None:
+    """A sample that is certified and yet broken is a bug: name it, never average it away."""
+    for at in evaluation.at:
+        broken = ((at.by_margin | at.by_interval) & ~at.survived).nonzero().flatten().tolist()
+        if broken:
+            raise LinfnetError(
+                f"samples {broken[:20]} are certified at eps = {format_epsilon(at.epsilon)} and yet broken by PGD: "
+                "this is a bug, please report it"
+            )
+
+
+def write_samples(evaluation: Evaluation, path: Path) -> None:
+    """Write a CSV with a row for each sample: label, prediction, margin, radius, and what holds at each epsilon."""
+    header = ["index", "label", "prediction", "margin", "margin_radius"]
+    columns: list[list[object]] = [
+        list(range(len(evaluation.labels))),
+        evaluation.labels.tolist(),
+        evaluation.logits.argmax(1).tolist(),
+        [f"{value:.9g}" for value in evaluation.margins.tolist()],
+        [f"{value:.9g}" for value in evaluation.radii.tolist()],
+    ]
+    for at in evaluation.at:
+        name = format_epsilon(at.epsilon)
+        header += [f"certified_margin@{name}", f"certified_interval@{name}", f"pgd{evaluation.steps}@{name}"]
+        columns += [flags.int().tolist() for flags in (at.by_margin, at.by_interval, at.survived)]
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(zip(*columns, strict=True))
