@@ -1,20 +1,28 @@
 """Data sets as tensors of bytes on any device: found in a cache, checked by content, augmented where they lie."""
 
 from linfnet.data.augment import augment
-from linfnet.data.cache import cache_folder, load
+from linfnet.data.cache import cache_folder, content_digest, load, location, present, verify
+from linfnet.data.fetch import Fetched, Source, fetch
 from linfnet.data.images import ImageSet, to_pixels
 from linfnet.data.plan import EpochPlan, plan_epoch
 from linfnet.data.sets import SetInfo, known_sets, set_info
 
 __all__ = [
     "EpochPlan",
+    "Fetched",
     "ImageSet",
     "SetInfo",
+    "Source",
     "augment",
     "cache_folder",
+    "content_digest",
+    "fetch",
     "known_sets",
     "load",
+    "location",
     "plan_epoch",
+    "present",
     "set_info",
     "to_pixels",
+    "verify",
 ]
