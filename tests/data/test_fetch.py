@@ -1,3 +1,5 @@
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -131,6 +133,15 @@ def test_a_transfer_cut_short_leaves_nothing(official: Served, own_cache: Path) 
     with pytest.raises(LinfnetError, match="was cut short"):
         fetch("cifar10", source="official")
     assert everything(own_cache) == []
+
+
+def test_what_a_killed_fetch_left_is_removed(official: Served, own_cache: Path) -> None:
+    for left, age in (("old", 2 * 86400), ("new", 3600)):
+        folder = own_cache / f".mnist-{left}"
+        write_files(folder / "mnist", {"train-images-idx3-ubyte.gz": b"half"})
+        os.utime(folder, (time.time() - age, time.time() - age))
+    fetch("mnist")
+    assert sorted(path.name for path in own_cache.iterdir()) == [".mnist-new", "mnist"]
 
 
 def test_a_damaged_set_is_replaced(official: Served, own_cache: Path) -> None:

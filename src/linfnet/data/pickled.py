@@ -41,9 +41,7 @@ class _ByteArray:
         self.array = np.empty(0, np.uint8)
 
     def __setstate__(self, state: tuple[int, tuple[int, ...], _ByteType, bool, bytes]) -> None:
-        _, shape, kind, column_major, content = state
-        if not isinstance(kind, _ByteType):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise pickle.UnpicklingError("it holds an array that is not of bytes")
+        _, shape, _, column_major, content = state
         self.array = np.frombuffer(content, np.uint8).reshape(shape, order="F" if column_major else "C")
 
 
