@@ -1,1 +1,1 @@
-"""The command line: one small class per command, whose fields are its options."""
+"""The command line."""

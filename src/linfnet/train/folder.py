@@ -17,10 +17,10 @@ from typing import IO, Any
 
 import torch
 
-import linfnet
 from linfnet.errors import LinfnetError
 from linfnet.files import read_json, write_json, write_text
 from linfnet.recipes import Recipe, recipe_from_toml, recipe_to_toml
+from linfnet.version import __version__
 
 
 class RunFolder:
@@ -95,18 +95,19 @@ class RunFolder:
         kept = [json.dumps(event) for event in self.events() if event.get("step", 0) <= step]
         write_text(self.path / "events.jsonl", "".join(line + "\n" for line in kept))
 
-    def add_result(self, key: str, value: Any) -> None:
-        """Put an evaluation into `results.json` under its own key; the others stay."""
-        file = self.path / "results.json"
-        results: dict[str, Any] = read_json(file) if file.exists() else {}
-        write_json(file, {**results, key: value})
+
+def add_result(folder: Path, key: str, value: Any) -> None:
+    """Put an evaluation into a folder's `results.json` under its own key; the others stay."""
+    file = folder / "results.json"
+    results: dict[str, Any] = read_json(file) if file.exists() else {}
+    write_json(file, {**results, key: value})
 
 
 def environment() -> dict[str, Any]:
     """Versions, device and commit: what one needs to know to repeat a run."""
     packages = ("torch", "numpy", "safetensors")
     return {
-        "linfnet": linfnet.__version__,
+        "linfnet": __version__,
         "commit": _commit(),
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in packages},
@@ -129,7 +130,7 @@ def cpu_name() -> str:
 
 def _commit() -> str | None:
     """The commit of the source tree this package runs from, marked if it was changed since; None if it is not one."""
-    here = Path(linfnet.__file__).parent
+    here = Path(__file__).parent
     command = ["git", "-C", os.fspath(here), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -13,7 +13,7 @@ from linfnet.errors import LinfnetError
 from linfnet.losses import mixture
 from linfnet.nn import means_at_infinity, reestimate_means
 from linfnet.train.checkpoint import Progress, load_newest, save_checkpoint
-from linfnet.train.folder import RunFolder
+from linfnet.train.folder import RunFolder, add_result
 from linfnet.train.signals import StopRequest, stop_on_signals
 from linfnet.train.steps import (
     RECORD_COLUMNS,
@@ -175,7 +175,8 @@ class Trainer:
             logits = predict(self.net, self.test)
             self.net.save(self.folder.path, class_names=self.images.info.classes)
         certified = margin_certified(logits, self.test.labels, self.net.lipschitz, self.recipe.evaluation.eps)
-        self.folder.add_result(
+        add_result(
+            self.folder.path,
             "train",
             {
                 "clean": accuracy(logits, self.test.labels),

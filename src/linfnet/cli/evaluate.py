@@ -1,0 +1,102 @@
+"""`linfnet evaluate`: clean, PGD and certified accuracy of a run or a model folder."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Literal
+
+import tyro
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from linfnet.cli.console import console, results_table
+from linfnet.cli.train import pick_device
+from linfnet.data import ImageSet, load
+from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.evaluate import Evaluation, evaluate, write_samples
+from linfnet.nn import LinfNet
+from linfnet.perturbation import format_epsilon, parse_epsilon
+from linfnet.recipes import Recipe
+from linfnet.train import RunFolder, add_result
+
+
+def evaluate_with_progress(net: LinfNet, images: ImageSet, epsilons: tuple[Fraction, ...], steps: int) -> Evaluation:
+    """Evaluate, with a progress bar over the samples of all epsilons."""
+    columns = (TextColumn("evaluating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(images) * len(epsilons))
+        return evaluate(net, images, epsilons, steps=steps, advance=lambda n: progress.advance(task, n))
+
+
+def store_evaluation(
+    folder: Path, evaluation: Evaluation, what: str, *, limit: int | None = None, samples: bool = True
+) -> None:
+    """Add to results.json under a key of its own for each epsilon, and write the samples beside it."""
+    if limit is not None:
+        what += f"-first-{limit}"
+    if evaluation.steps != 100:
+        what += f"-pgd-{evaluation.steps}"
+    for at in evaluation.at:
+        entry = {
+            "samples": len(evaluation.labels),
+            "clean": evaluation.clean,
+            **at.summary(),
+            "pgd_steps": evaluation.steps,
+            "seconds": round(at.seconds, 2),
+        }
+        add_result(folder, f"{what} eps={format_epsilon(at.epsilon)}", entry)
+    if samples:
+        write_samples(evaluation, folder / f"samples-{what}.csv")
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Measure clean, attacked and certified accuracy at p = infinity; results go into the folder."""
+
+    model: tyro.conf.Positional[Path]
+    """A finished run, or any folder with model.safetensors and config.json."""
+    eps: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
+    """Perturbations in pixel units, as 8/255 or 0.1; by default those of the run's recipe."""
+    split: Literal["test", "train"] = "test"
+    """Which images."""
+    limit: int | None = None
+    """Only the first so many images."""
+    steps: int = 100
+    """Steps of the PGD attack."""
+    data: str | None = None
+    """Another data set than the run's own."""
+    device: str = "auto"
+    """cpu, cuda, …; auto takes a GPU if there is one."""
+
+    def run(self) -> int:
+        """Evaluate, print the table, and add to results.json and a CSV of all samples."""
+        asked = tuple(parse_epsilon(text, "--eps") for group in self.eps for text in group)
+        for name, value in (("--limit", self.limit), ("--steps", self.steps)):
+            if value is not None and value < 1:
+                raise ArgumentError(f"{name} is {value}; wanted a whole number of at least 1")
+        device = pick_device(self.device)
+        recipe = self._recipe()
+        name = self.data or (recipe.data.name if recipe else None)
+        epsilons = asked or (recipe.evaluation.eps if recipe else ())
+        if name is None or not epsilons:
+            raise ArgumentError(f"{self.model} has no recipe.toml: give --data and --eps")
+        net = LinfNet.load(self.model, device=device)
+        images = load(name, self.split, device=device).first(self.limit)
+        if images.info.image_shape != net.image_shape:
+            raise LinfnetError(
+                f"{self.model} is a net for images of shape {net.image_shape}; {name} has {images.info.image_shape}"
+            )
+        evaluation = evaluate_with_progress(net, images, epsilons, self.steps)
+        store_evaluation(self.model, evaluation, f"{name}-{self.split}", limit=self.limit)
+        console.print(results_table(f"{len(images)} {self.split} images of {name}", [(self.model.name, evaluation)]))
+        console.print(f"results: {self.model / 'results.json'}")
+        return 0
+
+    def _recipe(self) -> Recipe | None:
+        if not self.model.is_dir():
+            raise LinfnetError(f"{self.model} is not a folder")
+        if not (self.model / "recipe.toml").is_file():
+            return None
+        folder = RunFolder.open(self.model)
+        if not folder.finished:
+            raise LinfnetError(f"{self.model} has not finished; go on with: linfnet train --resume {self.model}")
+        return folder.recipe

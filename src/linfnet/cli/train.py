@@ -1,0 +1,124 @@
+"""`linfnet train` and `linfnet recipes`."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+from rich.table import Table
+
+from linfnet.cli.console import console, percent
+from linfnet.cli.display import TrainDisplay
+from linfnet.data import load
+from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.files import read_json
+from linfnet.perturbation import format_epsilon
+from linfnet.recipes import Recipe, load_recipe, recipe_names
+from linfnet.train import RunFolder, Trainer
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; `auto` takes a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ArgumentError(f"device is {name!r}; wanted auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ArgumentError(f"device is {name!r}, but this machine has no GPU that torch can use")
+    return device
+
+
+def new_run_path(name: str) -> Path:
+    """A fresh folder under `runs/`, named after the recipe and the time."""
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def start_run(recipe: Recipe, out: Path, device: torch.device) -> RunFolder:
+    """Train a recipe into a new folder. The data are loaded first: if they are missing, nothing is left behind."""
+    images, test = load(recipe.data.name, "train"), load(recipe.data.name, "test")
+    folder = RunFolder.create(out, recipe)
+    train_with_display(Trainer(folder, images, test, device))
+    return folder
+
+
+def train_with_display(trainer: Trainer) -> None:
+    """Run a trainer to its end, showing its progress."""
+    epochs = trainer.recipe.schedule.phases().total
+    done = trainer.progress.step
+    with TrainDisplay(trainer.total_steps, done, epochs, trainer.steps_per_epoch) as display:
+        trainer.run(display)
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a net by a recipe into a run folder, or resume a run."""
+
+    recipe: tyro.conf.Positional[str] = "digits"
+    """A recipe by name (`linfnet recipes` lists them) or a TOML file."""
+    out: Path | None = None
+    """The run folder, new or empty; by default runs/RECIPE-TIME."""
+    set: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
+    """Change keys of the recipe: key=value, as in --set model.width=256 'schedule.epochs=[5, 40, 5]'."""
+    resume: Path | None = None
+    """Go on with the run in this folder, from its last checkpoint; takes no recipe and no other option but --device."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto takes a GPU if there is one."""
+
+    def run(self) -> int:
+        """Train, then say where the run is."""
+        device = pick_device(self.device)
+        changes = tuple(change for group in self.set for change in group)
+        if self.resume is not None:
+            if changes or self.out is not None or self.recipe != "digits":
+                raise ArgumentError("--resume goes on with a run as it was: it takes no recipe, no --out and no --set")
+            folder = self._resume(self.resume, device)
+        else:
+            recipe = load_recipe(self.recipe, changes)
+            folder = start_run(recipe, self.out or new_run_path(recipe.name), device)
+        results = read_json(folder.path / "results.json")["train"]
+        certified = "  ".join(f"certified@{eps} {percent(share)}" for eps, share in results["certified"].items())
+        console.print(f"done in {results['seconds']:.0f} s: clean {percent(results['clean'])}  {certified}")
+        console.print(f"run folder: {folder.path}")
+        console.print(f"next: linfnet evaluate {folder.path}")
+        return 0
+
+    @staticmethod
+    def _resume(path: Path, device: torch.device) -> RunFolder:
+        folder = RunFolder.open(path)
+        if folder.finished:
+            raise LinfnetError(f"{path} has finished; evaluate it with: linfnet evaluate {path}")
+        name = folder.recipe.data.name
+        trainer = Trainer(folder, load(name, "train"), load(name, "test"), device)
+        folder.lock()
+        for complaint in trainer.resume():
+            console.print(f"[yellow]passed over:[/] {complaint}")
+        console.print(f"resuming at step {trainer.progress.step} of {trainer.total_steps}")
+        train_with_display(trainer)
+        return folder
+
+
+@dataclass(frozen=True)
+class Recipes:
+    """List the recipes: what each is for, what it reaches and what it costs."""
+
+    def run(self) -> int:
+        """Print the table."""
+        table = Table(title="recipes: accuracy in %", title_justify="left")
+        for name in ("name", "eps", "net"):
+            table.add_column(name, no_wrap=True)
+        for name in ("clean", "PGD", "certified"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("reached by, at the cost of")
+        for name in recipe_names():
+            recipe = load_recipe(name)
+            reached = recipe.reported
+            numbers = [f"{value:.2f}" if value else "" for value in (reached.clean, reached.pgd, reached.certified)]
+            eps = ", ".join(map(format_epsilon, recipe.evaluation.eps))
+            shape = f"{recipe.model.depth}×{recipe.model.width}"
+            told = ", ".join(filter(None, (reached.source, reached.cost)))
+            table.add_row(name, eps, shape, *numbers, told)
+        console.print(table)
+        return 0
