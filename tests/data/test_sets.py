@@ -1,0 +1,50 @@
+import pytest
+
+from linfnet.data import known_sets, load, set_info
+from linfnet.errors import LinfnetError
+
+
+def test_known_sets() -> None:
+    assert known_sets() == ("digits", "mnist", "fashion-mnist", "cifar10")
+
+
+@pytest.mark.parametrize("name", known_sets())
+def test_each_entry_is_whole(name: str) -> None:
+    info = set_info(name)
+    assert info.name == name
+    assert len(info.mean) == info.image_shape[0]
+    assert len(set(info.classes)) == 10
+    assert set(info.sizes) == set(info.digests) == {"train", "test"}
+    assert all(len(bytes.fromhex(digest)) == 32 for digest in info.digests.values())
+    assert hash(info) == hash(set_info(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "std"),
+    [
+        ("mnist", (0.1307,), 0.3081),
+        ("fashion-mnist", (0.2860,), 0.3520),
+        ("cifar10", (0.4914, 0.4822, 0.4465), 0.2009),
+    ],
+)
+def test_published_constants(name: str, mean: tuple[float, ...], std: float) -> None:
+    assert (set_info(name).mean, set_info(name).std) == (mean, std)
+
+
+def test_the_digits_have_the_mean_and_deviation_they_tell() -> None:
+    pixels, info = load("digits").pixels().double(), set_info("digits")
+    assert (round(pixels.mean().item(), 4),) == info.mean
+    assert round(pixels.std(correction=0).item(), 4) == info.std
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("cifar-10", "cifar10"), ("MNIST", "mnist"), ("fashion", "fashion-mnist"), ("digit", "digits")]
+)
+def test_a_misspelt_name_is_answered_by_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(LinfnetError, match=f"no data set is called '{name}'; did you mean '{near}'"):
+        set_info(name)
+
+
+def test_a_name_near_to_nothing_is_answered_by_all() -> None:
+    with pytest.raises(LinfnetError, match=r"'xyzzy'; known are digits, mnist, fashion-mnist, cifar10"):
+        set_info("xyzzy")
