@@ -8,6 +8,7 @@ from linfnet.ops.implementations import choose as choose
 from linfnet.ops.implementations import default_implementation as default_implementation
 from linfnet.ops.implementations import names as names
 from linfnet.ops.implementations import register as register
+from linfnet.ops.implementations import serves as serves
 from linfnet.ops.reference import Reference as Reference
 
 register(Reference())

@@ -74,6 +74,11 @@ def get(name: str) -> Implementation:
         raise ArgumentError(f"impl is {name!r}; known are {', '.join(names())}") from None
 
 
+def serves(name: str, device_type: str, dtype: torch.dtype) -> bool:
+    """Whether the implementation of that name runs on this kind of device with this dtype."""
+    return get(name).serves(device_type, dtype)
+
+
 def choose(device_type: str, dtype: torch.dtype, name: str | None = None) -> str:
     """The name of the implementation that serves tensors of this kind: the one asked for, or the preferred one."""
     wanted = name if name is not None else _default

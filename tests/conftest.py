@@ -1,0 +1,31 @@
+"""Shared by all tests: hypothesis without surprises, tensors that start as NaN."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+
+from linfnet.ops import default_implementation, names
+
+settings.register_profile("suite", max_examples=25, deadline=None, derandomize=True)
+settings.load_profile("suite")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--impl", choices=names(), default=None, help="run the suite with this implementation preferred")
+
+
+@pytest.fixture(autouse=True)
+def _preferred_implementation(request: pytest.FixtureRequest) -> Iterator[None]:
+    with default_implementation(request.config.getoption("--impl")):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory() -> Iterator[None]:
+    """Fresh memory holds NaN, so that an element nobody wrote is seen."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)

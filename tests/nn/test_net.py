@@ -1,0 +1,183 @@
+import contextlib
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.nn import LinfNet, means_at_infinity, reestimate_means
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def small_net(**options: object) -> LinfNet:
+    return LinfNet((2, 3, 3), 4, (11, 13), mean=(0.4, 0.5), std=0.25, **options)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("shape", "depth", "parameters"), [((3, 32, 32), 6, 120_637_451), ((1, 28, 28), 5, 82_708_491)]
+)
+def test_the_published_nets_have_their_size(shape: tuple[int, int, int], depth: int, parameters: int):
+    with torch.device("meta"):
+        net = LinfNet(shape, 10, (5120,) * (depth - 1))
+    assert sum(parameter.numel() for parameter in net.parameters()) == parameters
+
+
+def test_hidden_layers_shift_and_the_last_has_a_bias():
+    first, middle, last = small_net().layers
+    assert first.shift is not None
+    assert middle.shift is not None
+    assert last.shift is None
+    assert first.bias is None
+    assert middle.bias is None
+    assert last.bias is not None
+    plain = small_net(hidden_bias=True, mean_shift=False).layers
+    assert all(layer.bias is not None and layer.shift is None for layer in plain)
+
+
+def test_the_sign_of_the_logits():
+    torch.manual_seed(0)
+    net, images = small_net().eval(), torch.rand(5, 2, 3, 3)
+    negated = net(images)
+    net.negate_logits = False
+    assert torch.equal(net(images), -negated)
+
+
+def test_p_sets_all_layers_and_at_infinity_restores():
+    net = small_net(p=8.0).train()
+    net.p = 12.5
+    assert [layer.p for layer in net.layers] == [12.5] * 3
+    with contextlib.suppress(KeyError), net.at_infinity():
+        assert net.p == math.inf
+        assert not net.training
+        raise KeyError
+    assert net.p == 12.5
+    assert all(module.training for module in net.modules())
+
+
+@given(SEEDS, st.floats(0, 0.5), st.booleans())
+def test_random_nets_are_lipschitz_in_pixels(seed: int, size: float, negate: bool):
+    torch.manual_seed(seed)
+    net = small_net(negate_logits=negate).double()
+    net(torch.rand(20, 2, 3, 3, dtype=torch.float64))  # gather running means
+    net.eval()
+    images = torch.rand(8, 2, 3, 3, dtype=torch.float64)
+    moved = images + size * (2 * torch.rand_like(images) - 1)
+    change = (net(moved) - net(images)).abs().amax(1)
+    assert net.lipschitz == 4.0
+    assert (change <= net.lipschitz * (moved - images).abs().flatten(1).amax(1) + 1e-12).all()
+
+
+@given(SEEDS, st.floats(0, 0.3))
+def test_bounds_enclose_the_float32_program(seed: int, size: float):
+    torch.manual_seed(seed)
+    net = small_net().eval()
+    images = torch.rand(6, 2, 3, 3)
+    lower, upper = images - size, images + size
+    low, high = net.bounds(lower, upper)
+    for _ in range(5):
+        inside = torch.clamp(lower + (upper - lower) * torch.rand_like(images), lower, upper)
+        logits = net(inside)
+        assert (low <= logits).all()
+        assert (logits <= high).all()
+    exact = net.bounds(images, images)
+    assert torch.equal(exact[0], net(images))
+    assert torch.equal(exact[1], net(images))
+
+
+def test_wrong_images_are_named():
+    with pytest.raises(ArgumentError, match=r"images have shape \(5, 1, 8, 8\); the net wants \[B, 2 x 3 x 3\]"):
+        small_net()(torch.rand(5, 1, 8, 8))
+
+
+@pytest.mark.parametrize(
+    "options", [{"classes": 1}, {"hidden": (0,)}, {"image_shape": (3, 3)}, {"std": 0.0}, {"mean": (1.0, 2.0)}]
+)
+def test_impossible_nets(options: dict):
+    arguments = {"image_shape": (3, 2, 2), "classes": 4, "hidden": (5,), **options}
+    with pytest.raises(ArgumentError):
+        LinfNet(**arguments)
+
+
+class TestFolder:
+    def test_save_and_load_keep_every_bit(self, tmp_path: Path):
+        torch.manual_seed(0)
+        net = small_net(hidden_bias=True, negate_logits=False)
+        images = torch.rand(5, 2, 3, 3)
+        net(images)
+        net.save(tmp_path / "model", class_names=["a", "b", "c", "d"])
+        loaded = LinfNet.load(tmp_path / "model")
+        assert not loaded.training
+        assert torch.equal(loaded(images), net.eval()(images))
+        assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+
+    def test_broken_folders(self, tmp_path: Path):
+        small_net().save(tmp_path)
+        weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+        whole, settings = weights.read_bytes(), json.loads(config.read_text())
+
+        weights.write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(LinfnetError, match="truncated or not a safetensors file"):
+            LinfNet.load(tmp_path)
+        weights.write_bytes(b"PK\x03\x04 something else")
+        with pytest.raises(LinfnetError, match="truncated or not a safetensors file"):
+            LinfNet.load(tmp_path)
+        weights.unlink()
+        with pytest.raises(LinfnetError, match="does not exist"):
+            LinfNet.load(tmp_path)
+        weights.write_bytes(whole)
+        for change, message in [
+            ({"hidden": [11, 12]}, "has shape"),
+            ({"hidden": [11]}, "another net"),
+            ({"format": "other"}, "format is 'other'"),
+            ({"colour": 1}, "does not describe a net"),
+            ({"image_shape": [1, 3, 3], "mean": [0.5]}, "has shape"),
+        ]:
+            config.write_text(json.dumps({**settings, **change}))
+            with pytest.raises(LinfnetError, match=message):
+                LinfNet.load(tmp_path)
+        for text in ("[]", "{", ""):
+            config.write_text(text)
+            with pytest.raises(LinfnetError, match=r"config\.json"):
+                LinfNet.load(tmp_path)
+
+
+class TestMeans:
+    def batches(self) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        return [torch.rand(16, 2, 3, 3, generator=generator) for _ in range(3)]
+
+    def test_means_of_small_p_are_replaced_by_those_at_infinity(self):
+        torch.manual_seed(0)
+        net = small_net(p=8.0).train()
+        for batch in self.batches() * 20:
+            net(batch)
+        reestimate_means(net, self.batches())
+        assert net.p == 8.0
+        assert net.training
+        first = net.layers[0]
+        with torch.no_grad():
+            first.p = math.inf
+            expected = torch.stack(
+                [first.eval()(net.normalize(b).flatten(1)).mean(0) + first.shift.running_mean for b in self.batches()]
+            ).mean(0)
+        torch.testing.assert_close(first.shift.running_mean, expected)
+        assert first.shift.momentum == 0.1
+
+    def test_the_context_restores_everything(self):
+        torch.manual_seed(0)
+        net = small_net(p=8.0).train()
+        for batch in self.batches():
+            net(batch)
+        before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+        with means_at_infinity(net, self.batches) as inside:
+            assert inside.p == math.inf
+            assert not inside.training
+            assert not torch.equal(net.layers[0].shift.running_mean, before["layers.0.shift.running_mean"])
+        assert net.p == 8.0
+        assert net.training
+        assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())

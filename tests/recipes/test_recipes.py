@@ -1,0 +1,131 @@
+"""Every constant of the paper's hyper-parameter table, as a literal."""
+
+import tomllib
+from fractions import Fraction
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from linfnet.errors import LinfnetError
+from linfnet.recipes import Recipe, load_recipe, recipe_from_toml, recipe_names, recipe_to_toml
+
+PUBLISHED = {
+    # name: data, layers, eps, theta, lambda_0, lambda_end, epochs, total, padding, flip
+    "mnist-0.1": ("mnist", 5, "0.1", "0.6", 0.05, 2e-4, (25, 375, 50), 450, 1, False),
+    "mnist-0.3": ("mnist", 5, "0.3", "0.9", 0.05, 2e-4, (25, 375, 50), 450, 1, False),
+    "cifar10-2": ("cifar10", 6, "2/255", "20/255", 0.05, 2e-3, (100, 1150, 50), 1300, 3, True),
+    "cifar10-8": ("cifar10", 6, "8/255", "48/255", 0.1, 5e-4, (100, 1150, 50), 1300, 3, True),
+    "cifar10-16": ("cifar10", 6, "16/255", "80/255", 0.1, 2e-4, (100, 1150, 50), 1300, 3, True),
+}
+REPORTED = {
+    "mnist-0.1": (98.93, 98.03, 97.95),
+    "mnist-0.3": (98.56, 94.73, 93.20),
+    "cifar10-2": (60.61, 54.28, 54.12),
+    "cifar10-8": (54.30, 41.84, 40.06),
+    "cifar10-16": (48.50, 32.73, 29.04),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_hyper_parameters(name: str):
+    recipe = load_recipe(name)
+    data, layers, eps, theta, first, last, epochs, total, pad, flip = PUBLISHED[name]
+    assert (recipe.data.name, recipe.data.pad, recipe.data.flip, recipe.data.limit) == (data, pad, flip, 0)
+    assert (recipe.model.depth, recipe.model.width) == (layers, 5120)
+    assert recipe.evaluation.eps == (Fraction(eps),)
+    assert recipe.loss.theta == Fraction(theta)
+    assert (recipe.loss.mixing_start, recipe.loss.mixing_end) == (first, last)
+    assert recipe.loss.mixing_zero_at_infinity is False
+    assert recipe.schedule.epochs == epochs
+    assert recipe.schedule.phases().total == total
+    assert (recipe.schedule.p_start, recipe.schedule.p_end) == (8.0, 1000.0)
+    optimizer = recipe.optimizer
+    assert (optimizer.beta1, optimizer.beta2, optimizer.eps) == (0.9, 0.99, 1e-10)
+    assert (optimizer.lr, optimizer.scale_lr_factor, optimizer.batch) == (0.03, 0.2, 512)
+    assert (recipe.reported.clean, recipe.reported.pgd, recipe.reported.certified) == REPORTED[name]
+
+
+def test_the_recipes_are_the_published_rows_and_the_demonstration():
+    assert set(recipe_names()) == {*PUBLISHED, "digits"}
+
+
+def flat(text: str) -> dict[str, object]:
+    tables = tomllib.loads(text)
+    return {f"{s}.{k}": v for s, t in tables.items() if isinstance(t, dict) for k, v in t.items()}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipes_name_only_what_differs(name: str):
+    given = flat((resources.files("linfnet.recipes") / f"{name}.toml").read_text())
+    defaults = flat(recipe_to_toml(Recipe()))
+    assert [key for key, value in given.items() if defaults[key] == value] == []
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_survives_its_file(name: str, tmp_path: Path):
+    recipe = load_recipe(name)
+    file = tmp_path / "copy.toml"
+    file.write_text(recipe_to_toml(recipe))
+    assert load_recipe(file) == recipe
+
+
+def test_changes():
+    recipe = load_recipe(
+        "digits",
+        ["width=64", "schedule.epochs=[1, 2, 3]", "theta=1/3", "data.flip = true", "lr=1", "evaluation.eps=8/255"],
+    )
+    assert recipe.model.width == 64
+    assert recipe.schedule.epochs == (1, 2, 3)
+    assert recipe.loss.theta == Fraction(1, 3)
+    assert recipe.data.flip is True
+    assert recipe.optimizer.lr == 1.0
+    assert recipe.evaluation.eps == (Fraction(8, 255),)
+    assert recipe_from_toml(recipe_to_toml(recipe), "copy", "digits") == recipe
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("widht=3", "unknown key 'widht'; did you mean 'model.width'"),
+        ("modl.width=3", "did you mean 'model.width'"),
+        ("eps=0.1", "not clear; wanted one of optimizer.eps, evaluation.eps"),
+        ("width=wide", "model.width is 'wide'; wanted a whole number"),
+        ("width=12.5", "model.width is 12.5; wanted a whole number"),
+        ("width=0", "model.width is 0; wanted a number of at least 1"),
+        ("epochs=[1, 2]", "wanted a list of 3"),
+        ("epochs=[0, 0, 0]", "epochs"),
+        ("theta=1/0", "loss.theta is '1/0'"),
+        ("theta=0", "loss.theta is 0.0; wanted a number above 0"),
+        ("p_start=0.5", "schedule.p_start is 0.5; wanted a number >= 1"),
+        ("p_end=4", "schedule.p_end is 4.0"),
+        ("p_end=inf", "schedule.p_end is inf"),
+        ("lr=-1", "optimizer.lr is -1.0"),
+        ("lr=nan", "optimizer.lr is nan"),
+        ("beta2=1", "optimizer.beta2 is 1.0"),
+        ("flip=1", "data.flip is 1; wanted true or false"),
+        ("evaluation.eps=[]", "evaluation.eps"),
+        ("evaluation.eps=2", "evaluation.eps"),
+        ("width", "wanted key=value"),
+        ("=3", "wanted key=value"),
+    ],
+)
+def test_wrong_changes_are_told(change: str, message: str):
+    with pytest.raises(LinfnetError, match=message):
+        load_recipe("digits", [change])
+
+
+def test_wrong_files_are_told(tmp_path: Path):
+    with pytest.raises(LinfnetError, match="unknown recipe 'cifar10-9'; did you mean 'cifar10-"):
+        load_recipe("cifar10-9")
+    with pytest.raises(LinfnetError, match="cannot be read"):
+        load_recipe(tmp_path / "absent.toml")
+    file = tmp_path / "mine.toml"
+    file.write_text("[model]\nwidht = 3\n")
+    with pytest.raises(LinfnetError, match=r"unknown key 'model\.widht'; did you mean 'model\.width'"):
+        load_recipe(file)
+    file.write_text("[model\n")
+    with pytest.raises(LinfnetError, match="not valid TOML"):
+        load_recipe(file)
+    file.write_text("[model]\nwidth = 32\n")
+    assert load_recipe(file).name == "mine"

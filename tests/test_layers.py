@@ -1,0 +1,74 @@
+"""Imports point backwards along the way of the data; nothing reaches forward."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "linfnet"
+
+# Each room may import the rooms before it (and itself). Rooms in one set do not know each other.
+ORDER: list[set[str]] = [
+    {"errors", "version"},
+    {"files", "perturbation"},
+    {"data", "ops"},
+    {"nn"},
+    {"losses", "schedules"},
+    {"recipes"},
+    {"train"},
+    {"certify", "attack", "theory"},
+    {"evaluate"},
+    {"cli"},
+    {"__init__"},
+    {"__main__"},
+]
+RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
+
+
+def imported_rooms(source: str) -> set[str]:
+    """The rooms of linfnet that a module imports; `from linfnet import x` is the room x or the package itself."""
+    rooms: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "linfnet":
+            parts = node.module.split(".")
+            names = [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
+            rooms |= {name if name in RANK else "__init__" for name in names}
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                parts = alias.name.split(".")
+                if parts[0] == "linfnet":
+                    rooms.add(parts[1] if len(parts) > 1 else "__init__")
+        assert not (isinstance(node, ast.ImportFrom) and node.level), "relative imports hide where they point"
+    return rooms
+
+
+def forward_imports(room: str, source: str) -> list[str]:
+    return sorted(name for name in imported_rooms(source) - {room} if RANK[name] >= RANK[room])
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_backwards(path: Path):
+    relative = path.relative_to(SOURCE)
+    room = relative.parts[0].removesuffix(".py")
+    assert room in RANK, f"{room} has no place on the line: add it to ORDER"
+    assert forward_imports(room, path.read_text()) == []
+
+
+def test_a_wrong_import_is_seen():
+    assert forward_imports("nn", "from linfnet.train import Trainer") == ["train"]
+    assert forward_imports("nn", "import linfnet.cli.main") == ["cli"]
+    assert forward_imports("ops", "from linfnet import LinfNet") == ["__init__"]
+    assert forward_imports("certify", "from linfnet.attack import pgd") == ["attack"]
+    assert forward_imports("train", "from linfnet.data import load") == []
+
+
+def test_importing_touches_no_gpu():
+    import subprocess
+    import sys
+
+    code = "import linfnet, torch; assert not torch.cuda.is_initialized()"
+    subprocess.run([sys.executable, "-c", code], check=True)

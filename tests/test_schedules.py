@@ -1,0 +1,65 @@
+"""p, lambda and lr of the published CIFAR-10 8/255 run at the phase borders and midpoints, as literals."""
+
+import math
+
+import pytest
+
+from linfnet.errors import ArgumentError
+from linfnet.recipes import load_recipe
+from linfnet.schedules import Phases, cosine_learning_rate, mixing_coefficient, relaxation_p
+from linfnet.train import step_values
+
+STEPS = 98  # ceil(50000 / 512)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "p", "mixing", "lr"),
+    [
+        (0, 8.0, 0.1, 0.03),
+        (50, 8.0, 0.1, 0.0298906331115),
+        (100, 8.0, 0.1, 0.0295641272614),
+        (387.5, 26.7496121991, 0.0265914794847, 0.0238899328705),
+        (675, 89.4427191, 0.00707106781187, 0.0140943225387),
+        (962.5, 299.069756244, 0.00188030154654, 0.00471858866497),
+        (1250, math.inf, 5e-4, 0.000109366888529),
+        (1275, math.inf, 5e-4, 2.73666866502e-5),
+    ],
+)
+def test_the_published_schedule(epoch: float, p: float, mixing: float, lr: float):
+    values = step_values(load_recipe("cifar10-8"), round(epoch * STEPS), STEPS)
+    assert (values.p, values.mixing, values.lr) == (pytest.approx(p), pytest.approx(mixing), pytest.approx(lr))
+
+
+def test_p_moves_with_every_step_and_never_takes_its_end():
+    recipe = load_recipe("cifar10-8")
+    first, second = (step_values(recipe, 100 * STEPS + k, STEPS).p for k in (0, 1))
+    assert first == 8.0
+    assert second == pytest.approx(8.0 * 125 ** (1 / (1150 * STEPS)))
+    last = step_values(recipe, 1250 * STEPS - 1, STEPS).p
+    assert 999 < last < 1000
+    assert math.isinf(step_values(recipe, 1250 * STEPS, STEPS).p)
+
+
+def test_the_text_of_the_paper_drops_the_cross_entropy_at_infinity():
+    recipe = load_recipe("cifar10-8", ["mixing_zero_at_infinity=true"])
+    assert step_values(recipe, 1250 * STEPS - 1, STEPS).mixing == pytest.approx(5e-4, rel=1e-3)
+    assert step_values(recipe, 1250 * STEPS, STEPS).mixing == 0.0
+
+
+def test_pure_functions():
+    assert relaxation_p(0.5, start=2.0, end=8.0) == pytest.approx(4.0)
+    assert mixing_coefficient(1.0, start=0.1, end=5e-4) == pytest.approx(5e-4)
+    assert mixing_coefficient(0.5, start=0.02, end=0.02) == pytest.approx(0.02)  # a fixed coefficient
+    assert [mixing_coefficient(r, start=0.1, end=0.0) for r in (0.0, 0.9, 1.0)] == [0.1, 0.1, 0.0]
+    assert cosine_learning_rate(1.0, peak=0.03) == pytest.approx(0.0)
+
+
+def test_a_schedule_without_a_rise_jumps_to_infinity():
+    phases = Phases(2, 0, 3)
+    assert [phases.relaxation_progress(epoch) for epoch in (0, 1.99, 2, 4)] == [0.0, 0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("epochs", [(-1, 2, 3), (0, 0, 0)])
+def test_impossible_phases(epochs: tuple[int, int, int]):
+    with pytest.raises(ArgumentError, match="epochs"):
+        Phases(*epochs)

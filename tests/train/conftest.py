@@ -1,0 +1,50 @@
+"""Small runs: few digits, narrow nets."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from linfnet.data import load
+from linfnet.recipes import load_recipe
+from linfnet.train import RunFolder, Trainer
+
+TINY = (
+    "limit=150",
+    "width=16",
+    "depth=3",
+    "epochs=[1, 3, 1]",
+    "batch=64",
+    "checkpoint_every=1",
+    "test_every=1",
+    "pad=1",
+)
+
+
+class Quiet:
+    """A watcher that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[dict] = []
+        self.steps: list[int] = []
+
+    def step(self, step: int, values: object, so_far: dict[str, float]) -> None:
+        self.steps.append(step)
+
+    def event(self, event: dict) -> None:
+        self.events.append(event)
+
+
+@pytest.fixture
+def watcher() -> Quiet:
+    return Quiet()
+
+
+@pytest.fixture
+def new_trainer(tmp_path: Path) -> Callable[..., Trainer]:
+    def build(name: str = "run", *changes: str) -> Trainer:
+        folder = RunFolder.create(tmp_path / name, load_recipe("digits", [*TINY, *changes]))
+        return Trainer(folder, load("digits", "train"), load("digits", "test"), torch.device("cpu"))
+
+    return build

@@ -1,0 +1,69 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from linfnet.errors import LinfnetError
+from linfnet.files import read_tensors, write_tensors
+from linfnet.train import Trainer
+from linfnet.train.checkpoint import find_checkpoints, load_checkpoint
+
+
+@pytest.fixture
+def trained(new_trainer: Callable[..., Trainer], watcher) -> Trainer:
+    trainer = new_trainer()
+    trainer.run(watcher)
+    return trainer
+
+
+def fresh(trainer: Trainer) -> Trainer:
+    return Trainer(trainer.folder, trainer.images, trainer.test, torch.device("cpu"))
+
+
+def test_a_checkpoint_holds_model_optimizer_and_random_state(trained: Trainer):
+    newest, before = find_checkpoints(trained.folder.checkpoints)
+    assert (newest.name, before.name) == ("step-000000015.safetensors", "step-000000012.safetensors")
+    tensors, metadata = read_tensors(newest)
+    names = {name for name, _ in trained.net.named_parameters()}
+    assert {f"optimizer.{name}.{key}" for name in names for key in ("exp_avg", "exp_avg_sq", "step")} <= set(tensors)
+    assert {f"model.{name}" for name in trained.net.state_dict()} <= set(tensors)
+    assert {"random", "record"} <= set(tensors)
+    assert metadata["linfnet"] == "linfnet-checkpoint-1"
+
+
+def test_a_damaged_checkpoint_is_recognised_and_the_one_before_used(trained: Trainer):
+    newest, before = find_checkpoints(trained.folder.checkpoints)
+    newest.write_bytes(newest.read_bytes()[:-100])
+    again = fresh(trained)
+    (complaint,) = again.resume()
+    assert "step-000000015.safetensors is truncated" in complaint
+    assert again.progress.step == 12
+    before.write_bytes(b"not a checkpoint at all")
+    with pytest.raises(LinfnetError, match="is truncated or not a safetensors file"):
+        fresh(trained).resume()
+    for path in (newest, before):
+        path.unlink()
+    with pytest.raises(LinfnetError, match="holds no checkpoint"):
+        fresh(trained).resume()
+
+
+def test_foreign_checkpoints_change_nothing(trained: Trainer, new_trainer: Callable[..., Trainer], watcher):
+    newest = find_checkpoints(trained.folder.checkpoints)[0]
+    tensors, metadata = read_tensors(newest)
+    wider = new_trainer("wider", "width=20")
+    before = {name: tensor.clone() for name, tensor in wider.net.state_dict().items()}
+
+    def refuse(path, message: str) -> None:
+        with pytest.raises(LinfnetError, match=message):
+            load_checkpoint(path, wider.net, wider.optimizer, wider.record)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in wider.net.state_dict().items())
+        assert not wider.optimizer.state
+
+    refuse(newest, "belongs to another net")
+    model = trained.folder.path / "model.safetensors"
+    refuse(model, "is not a checkpoint of this library")
+    part = trained.folder.path / "part.safetensors"
+    write_tensors(part, {"record": tensors["record"]}, metadata)
+    refuse(part, "lacks parts")
+    write_tensors(part, {**tensors, "record": torch.zeros(2, 5)}, metadata)
+    refuse(part, "other data or another batch size")

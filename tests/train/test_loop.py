@@ -1,0 +1,147 @@
+import json
+import math
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from linfnet.errors import LinfnetError
+from linfnet.nn import LinfNet
+from linfnet.train import StoppedError, Trainer
+from linfnet.train.steps import build_optimizer, step_values
+
+
+def test_a_run_leaves_a_whole_folder(new_trainer: Callable[..., Trainer], watcher):
+    trainer = new_trainer()
+    trainer.run(watcher)
+    folder = trainer.folder.path
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    assert names == {
+        "recipe.toml",
+        "env.json",
+        "events.jsonl",
+        "checkpoints",
+        "model.safetensors",
+        "config.json",
+        "results.json",
+    }
+    assert len(list((folder / "checkpoints").iterdir())) == 2
+    assert watcher.steps == list(range(1, 16))  # 5 epochs of ceil(150 / 64) = 3 steps
+
+    events = trainer.folder.events()
+    epochs = [event for event in events if event["event"] == "epoch"]
+    assert [event["p"] for event in epochs] == pytest.approx([8.0, *(8 * 125 ** (k / 9) for k in (2, 5, 8)), math.inf])
+    for event in epochs:
+        assert event["above"] + event["between"] + event["below"] == pytest.approx(1)
+    results = json.loads((folder / "results.json").read_text())["train"]
+    last_test = [event for event in events if event["event"] == "test"][-1]
+    assert results["clean"] == last_test["clean"]
+    assert results["certified"] == last_test["certified"]
+    environment = json.loads((folder / "env.json").read_text())
+    assert environment["torch"] == torch.__version__.split("+")[0] or environment["torch"] == torch.__version__
+
+    net = LinfNet.load(folder)
+    images = trainer.test.pixels()
+    with trainer.net.at_infinity():
+        assert torch.equal(net(images), trainer.net(images))
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(new_trainer: Callable[..., Trainer], watcher):
+    def weights(*arguments: str) -> torch.Tensor:
+        trainer = new_trainer(*arguments)
+        trainer.run(watcher)
+        return torch.cat([parameter.detach().flatten() for parameter in trainer.net.parameters()])
+
+    first = weights("a")
+    assert torch.equal(first, weights("b"))
+    assert not torch.equal(first, weights("c", "seed=1"))
+
+
+def test_a_stop_request_writes_a_checkpoint_in_mid_epoch_and_resume_repeats_every_bit(
+    new_trainer: Callable[..., Trainer], watcher
+):
+    whole = new_trainer("whole", "checkpoint_every=0")
+    whole.run(watcher)
+
+    class Stopper(type(watcher)):
+        def step(self, step: int, values: object, so_far: dict[str, float]) -> None:
+            if step == 7:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    stopped = new_trainer("stopped", "checkpoint_every=0")
+    with pytest.raises(StoppedError, match="stopped at step 7; go on with: linfnet train --resume"):
+        stopped.run(Stopper())
+    resumed = Trainer(stopped.folder, stopped.images, stopped.test, torch.device("cpu"))
+    assert resumed.resume() == []
+    assert resumed.progress.step == 7
+    resumed.run(watcher)
+    for name, tensor in whole.net.state_dict().items():
+        assert torch.equal(tensor, resumed.net.state_dict()[name]), name
+
+    def shown(trainer: Trainer) -> list[dict]:
+        kept = [event for event in trainer.folder.events() if event["event"] in ("epoch", "test")]
+        return [{key: value for key, value in event.items() if key != "seconds"} for event in kept]
+
+    assert shown(resumed) == shown(whole)
+
+
+def test_schedule_values_reach_the_net_and_the_optimizer(new_trainer: Callable[..., Trainer]):
+    trainer = new_trainer()
+    trainer.progress.step = 5
+    pixels, labels = next(trainer._batches(1, 2))
+    trainer._step(2, pixels, labels)
+    values = step_values(trainer.recipe, 5, 3)
+    assert trainer.net.p == values.p == pytest.approx(8 * 125 ** (2 / 9))
+    rates = [group["lr"] for group in trainer.optimizer.param_groups]
+    assert rates == pytest.approx([values.lr, values.lr / 5])
+
+
+def test_adam_has_the_papers_constants_and_a_group_for_the_scale(new_trainer: Callable[..., Trainer]):
+    trainer = new_trainer()
+    optimizer = build_optimizer(trainer.recipe, trainer.net)
+    weights, scale = optimizer.param_groups
+    assert len(scale["params"]) == 1
+    assert scale["params"][0] is trainer.net.scale
+    assert len(weights["params"]) == len(list(trainer.net.parameters())) - 1
+    for group in (weights, scale):
+        assert group["betas"] == (0.9, 0.99)
+        assert group["eps"] == 1e-10
+        assert group["weight_decay"] == 0
+
+
+def test_a_diverging_loss_stops_the_run_and_keeps_the_last_checkpoint(new_trainer: Callable[..., Trainer], watcher):
+    trainer = new_trainer()
+
+    class Saboteur(type(watcher)):
+        def step(self, step: int, values: object, so_far: dict[str, float]) -> None:
+            if step == 7:
+                trainer.net.layers[0].weight.data.fill_(math.nan)
+
+    with pytest.raises(LinfnetError, match=r"the loss is nan at step 7 \(epoch 2, p = .*look at optimizer.lr"):
+        trainer.run(Saboteur())
+    assert [path.name for path in trainer.folder.checkpoints.iterdir()].count("step-000000006.safetensors") == 1
+    assert not trainer.folder.finished
+
+
+def test_the_metrics_at_infinity_use_means_of_infinity(new_trainer: Callable[..., Trainer], watcher):
+    trainer = new_trainer("run", "epochs=[12, 1, 0]", "limit=0", "test_every=12", "mixing_start=0.5")
+    trainer.run(watcher)
+    first = next(event for event in watcher.events if event["event"] == "test")
+    assert first["accuracy_at_p"] > 0.5
+    assert first["clean"] > 0.8 * first["accuracy_at_p"]  # stale means would leave it near chance
+    # A run that ends before infinity still writes a model whose means fit infinity.
+    results = json.loads((trainer.folder.path / "results.json").read_text())["train"]
+    assert results["clean"] > 0.4
+
+
+def test_a_folder_serves_one_process(new_trainer: Callable[..., Trainer], tmp_path: Path):
+    trainer = new_trainer()
+    from linfnet.train import RunFolder
+
+    with pytest.raises(LinfnetError, match="in use by another process"):
+        RunFolder.open(trainer.folder.path).lock()
+    with pytest.raises(LinfnetError, match="already holds a run"):
+        new_trainer()
