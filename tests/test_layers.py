@@ -17,7 +17,7 @@ ORDER: list[set[str]] = [
     {"recipes"},
     {"train"},
     {"certify", "attack", "theory"},
-    {"evaluate"},
+    {"evaluation"},
     {"cli"},
     {"__init__"},
     {"__main__"},

@@ -5,7 +5,7 @@ from linfnet.certify import certified_by_interval as certified_by_interval
 from linfnet.certify import certified_by_margin as certified_by_margin
 from linfnet.certify import margin_radius as margin_radius
 from linfnet.data import load as load
-from linfnet.evaluate import evaluate as evaluate
+from linfnet.evaluation import evaluate as evaluate
 from linfnet.nn import LinfNet as LinfNet
 from linfnet.ops import linf_distance_bounds as linf_distance_bounds
 from linfnet.ops import lp_distance as lp_distance

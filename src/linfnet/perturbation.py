@@ -27,8 +27,8 @@ def parse_epsilon(text: str | float | Fraction, name: str = "eps") -> Fraction:
 def format_epsilon(value: Fraction) -> str:
     """The shorter familiar form: `8/255` for multiples of 1/255, a decimal where that is exact, else the fraction.
 
-    >>> format_epsilon(Fraction(8, 255)), format_epsilon(Fraction(1, 10)), format_epsilon(Fraction(1, 3))
-    ('8/255', '0.1', '1/3')
+    >>> format_epsilon(Fraction(8, 255)), format_epsilon(Fraction(1, 10)), format_epsilon(Fraction(1, 7))
+    ('8/255', '0.1', '1/7')
     """
     decimal = f"{float(value):.10g}"
     if Fraction(decimal) == value:

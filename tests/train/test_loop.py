@@ -127,7 +127,7 @@ def test_a_diverging_loss_stops_the_run_and_keeps_the_last_checkpoint(new_traine
 
 
 def test_the_metrics_at_infinity_use_means_of_infinity(new_trainer: Callable[..., Trainer], watcher):
-    trainer = new_trainer("run", "epochs=[12, 1, 0]", "limit=0", "test_every=12", "mixing_start=0.5")
+    trainer = new_trainer("run", "epochs=[12, 1, 0]", "limit=0", "test_every=12", "pad=0")
     trainer.run(watcher)
     first = next(event for event in watcher.events if event["event"] == "test")
     assert first["accuracy_at_p"] > 0.5

@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
-from linfnet.evaluate import Evaluation
+from linfnet.evaluation import Evaluation
 from linfnet.perturbation import format_epsilon
 
 # Paths and commands must stay whole, to be copied: no wrapping, no markup in user-given text.

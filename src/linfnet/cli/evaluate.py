@@ -12,7 +12,7 @@ from linfnet.cli.console import console, results_table
 from linfnet.cli.train import pick_device
 from linfnet.data import ImageSet, load
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.evaluate import Evaluation, evaluate, write_samples
+from linfnet.evaluation import Evaluation, evaluate, write_samples
 from linfnet.nn import LinfNet
 from linfnet.perturbation import format_epsilon, parse_epsilon
 from linfnet.recipes import Recipe

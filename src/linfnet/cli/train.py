@@ -40,7 +40,10 @@ def start_run(recipe: Recipe, out: Path, device: torch.device) -> RunFolder:
     """Train a recipe into a new folder. The data are loaded first: if they are missing, nothing is left behind."""
     images, test = load(recipe.data.name, "train"), load(recipe.data.name, "test")
     folder = RunFolder.create(out, recipe)
-    train_with_display(Trainer(folder, images, test, device))
+    try:
+        train_with_display(Trainer(folder, images, test, device))
+    finally:
+        folder.release()
     return folder
 
 
@@ -93,10 +96,13 @@ class Train:
         name = folder.recipe.data.name
         trainer = Trainer(folder, load(name, "train"), load(name, "test"), device)
         folder.lock()
-        for complaint in trainer.resume():
-            console.print(f"[yellow]passed over:[/] {complaint}")
-        console.print(f"resuming at step {trainer.progress.step} of {trainer.total_steps}")
-        train_with_display(trainer)
+        try:
+            for complaint in trainer.resume():
+                console.print(f"passed over: {complaint}", markup=False)
+            console.print(f"resuming at step {trainer.progress.step} of {trainer.total_steps}")
+            train_with_display(trainer)
+        finally:
+            folder.release()
         return folder
 
 

@@ -21,7 +21,7 @@ def nearest_neighbour_net(images: Tensor, labels: Tensor, classes: int) -> LinfN
 
     >>> corners = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)
     >>> net = nearest_neighbour_net(corners, torch.tensor([0, 1]), 2)
-    >>> net(torch.tensor([[[[0.25]]]]))
+    >>> net(torch.tensor([[[[0.25]]]])).detach()
     tensor([[-0.2500, -0.7500]])
     """
     check_images(images)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -29,7 +29,7 @@ class RunFolder:
     def __init__(self, path: Path, recipe: Recipe) -> None:
         self.path = path
         self.recipe = recipe
-        self._lock: IO[str] | None = None
+        self._lock: int | None = None
 
     @classmethod
     def create(cls, path: Path, recipe: Recipe) -> "RunFolder":
@@ -58,12 +58,20 @@ class RunFolder:
         return cls(path, recipe_from_toml(file.read_text(encoding="utf-8"), str(file), path.name))
 
     def lock(self) -> None:
-        """Hold the folder until this process ends, or fail if another one does."""
-        self._lock = (self.path / ".lock").open("a")
+        """Hold the folder until `release` or the end of this process, or fail if another one holds it."""
+        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            os.close(handle)
             raise LinfnetError(f"{self.path} is in use by another process") from None
+        self._lock = handle
+
+    def release(self) -> None:
+        """Let go of the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     @property
     def checkpoints(self) -> Path:

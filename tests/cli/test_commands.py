@@ -1,0 +1,87 @@
+"""The commands at work."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from linfnet.cli.main import main
+from linfnet.data import load
+
+TINY = ["--set", "limit=400", "width=24", "depth=3", "--set", "epochs=[4, 4, 2]", "--set", "batch=32"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    assert main(["train", "digits", "--out", str(folder), *TINY]) == 0
+    return folder
+
+
+def test_evaluate(run: Path, capsys: pytest.CaptureFixture[str]):
+    assert (
+        main(["evaluate", str(run), "--eps", "8/255", "--eps", "0.1", "0.02", "--limit", "120", "--steps", "15"]) == 0
+    )
+    printed = capsys.readouterr().out
+    for word in ("clean", "PGD-15", "certified (margin)", "certified (interval)", "8/255", "results.json"):
+        assert word in printed
+    results = json.loads((run / "results.json").read_text())
+    assert "train" in results
+    keys = [f"digits-test-first-120-pgd-15 eps={eps}" for eps in ("8/255", "0.1", "0.02")]
+    assert set(keys) <= results.keys()
+    with (run / "samples-digits-test-first-120-pgd-15.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 120
+    for key, eps in zip(keys, ("8/255", "0.1", "0.02"), strict=True):
+        entry = results[key]
+        assert entry["certified_margin"] <= entry["certified_interval"] <= entry["pgd"] <= entry["clean"]
+        assert entry["clean"] == sum(float(row["margin"]) > 0 for row in rows) / 120
+        assert entry["certified_interval"] == sum(row[f"certified_interval@{eps}"] == "1" for row in rows) / 120
+        assert (
+            entry["certified_margin"]
+            == sum(float(row["margin_radius"]) > (8 / 255 if "/" in eps else float(eps)) for row in rows) / 120
+        )
+    assert results[keys[0]]["clean"] > 0.3
+
+
+def test_a_second_evaluation_keeps_the_first(run: Path):
+    assert main(["evaluate", str(run), "--limit", "30", "--steps", "3", "--split", "train"]) == 0
+    before = json.loads((run / "results.json").read_text())
+    assert main(["evaluate", str(run), "--limit", "31", "--steps", "3", "--split", "train"]) == 0
+    after = json.loads((run / "results.json").read_text())
+    assert before.items() <= after.items()
+    assert after.keys() - before.keys() == {"digits-train-first-31-pgd-3 eps=0.1"}
+
+
+def test_predict(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    digits = load("digits", "test")
+    np.save(tmp_path / "floats.npy", digits.pixels(slice(0, 1))[0].numpy())
+    grey = (digits.pixels(slice(0, 1))[0, 0].numpy() * 255).round().astype(np.uint8)
+    np.save(tmp_path / "bytes.npy", grey)
+    Image.fromarray(grey).save(tmp_path / "picture.png")
+    names = [str(tmp_path / name) for name in ("floats.npy", "bytes.npy", "picture.png")]
+    capsys.readouterr()
+    assert main(["predict", str(run), *names]) == 0
+    printed = capsys.readouterr().out
+    assert "certified radius" in printed
+    assert printed.count("0.") >= 3
+
+
+def test_recipes_and_doctor(capsys: pytest.CaptureFixture[str]):
+    assert main(["recipes"]) == 0
+    assert "cifar10-16" in capsys.readouterr().out
+    assert main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("torch", "distance kernels", "digits", "present, verified"):
+        assert word in printed
+
+
+def test_resume_of_a_finished_run_is_refused_and_help_is_there(run: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["train", "--resume", str(run)]) == 2
+    assert "has finished" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0

@@ -1,0 +1,151 @@
+"""Each mistake gives one clear line on standard error and exit code 2, and changes nothing on disk."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from linfnet.cli.main import main
+
+TINY = ["--set", "limit=100", "width=8", "depth=2", "epochs=[1, 1, 1]", "checkpoint_every=1", "test_every=0"]
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "run"
+    assert main(["train", "digits", "--out", str(run), *TINY]) == 0
+    return run
+
+
+@pytest.fixture
+def place(tmp_path: Path, finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a finished run, a stopped run and an empty cache, in which commands are run."""
+    shutil.copytree(finished_run, tmp_path / "run")
+    shutil.copytree(finished_run, tmp_path / "stopped")
+    for name in ("model.safetensors", "config.json", "results.json"):
+        (tmp_path / "stopped" / name).unlink()
+    (tmp_path / "cache").mkdir()
+    monkeypatch.setenv("LINFNET_DATA", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def snapshot(folder: Path) -> dict[str, bytes | None]:
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
+
+
+@pytest.fixture
+def refused(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def run(*arguments: str) -> str:
+        before = snapshot(place)
+        capsys.readouterr()
+        try:
+            code = main(list(arguments))
+        except SystemExit as stop:
+            code = stop.code
+        assert code == 2
+        lines = capsys.readouterr().err.strip().splitlines()
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("error: ")
+        assert snapshot(place) == before
+        return lines[0]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "digitz"], "unknown recipe 'digitz'; did you mean 'digits'?"),
+        (["train", "digits", "--set", "widht=3"], "unknown key 'widht'; did you mean 'model.width'?"),
+        (["train", "digits", "--set", "p_start=0.5"], "schedule.p_start is 0.5; wanted a number >= 1"),
+        (["train", "digits", "--set", "data.name=mnits"], "did you mean 'mnist'?"),
+        (["train", "digits", "--out", "run"], "output folder run already holds a run"),
+        (["train", "digits", "--out", "cache/../run/config.json/x"], "cannot be written"),
+        (["train", "digits", "--device", "tpu9"], "device is 'tpu9'"),
+        (["train", "mnist-0.1"], "linfnet data fetch mnist"),
+        (["train", "--resume", "run"], "has finished"),
+        (["train", "--resume", "cache"], "is not a run folder"),
+        (["train", "--resume", "stopped", "--set", "width=3"], "takes no recipe"),
+        (["evaluate", "run", "--eps", "8/0"], "--eps is '8/0'"),
+        (["evaluate", "run", "--eps", "abc"], "--eps is 'abc'"),
+        (["evaluate", "run", "--eps", "-1"], "--eps is -1"),
+        (["evaluate", "run", "--eps", "0.1", "--eps", "2"], "--eps is 2"),
+        (["evaluate", "run", "--limit", "0"], "--limit is 0"),
+        (["evaluate", "run", "--steps", "0"], "--steps is 0"),
+        (["evaluate", "absent"], "absent is not a folder"),
+        (["evaluate", "cache"], "has no recipe.toml: give --data and --eps"),
+        (["evaluate", "stopped"], "has not finished"),
+        (["evaluate", "run", "--data", "cifar10"], "linfnet data fetch cifar10"),
+        (["predict", "run", "absent.png"], "absent.png does not exist"),
+        (["predict", "run/checkpoints", "absent.png"], "does not exist"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes(arguments: list[str], message: str, refused: Callable[..., str]):
+    assert message in refused(*arguments)
+
+
+def test_damaged_checkpoints(place: Path, refused: Callable[..., str]):
+    checkpoints = sorted((place / "stopped" / "checkpoints").iterdir())
+    for path in checkpoints:
+        path.write_bytes(path.read_bytes()[:500])
+    assert "is truncated or not a safetensors file" in refused("train", "--resume", "stopped")
+    for path in checkpoints:
+        shutil.copy(place / "run" / "model.safetensors", path)
+    assert "is not a checkpoint of this library" in refused("train", "--resume", "stopped")
+
+
+def test_a_checkpoint_for_other_images(place: Path, refused: Callable[..., str]):
+    recipe = place / "stopped" / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("width = 8", "width = 9"))
+    assert "belongs to another net" in refused("train", "--resume", "stopped")
+    config = place / "run" / "config.json"
+    settings = json.loads(config.read_text())
+    config.write_text(json.dumps({**settings, "image_shape": [1, 9, 9]}))
+    assert "other image shape" in refused("evaluate", "run")
+
+
+def test_a_net_for_other_images_than_the_data(place: Path, refused: Callable[..., str]):
+    images, labels = np.zeros((2, 28, 28), np.uint8), np.zeros(2, np.uint8)
+    folder = place / "cache" / "mnist"
+    folder.mkdir()
+    for stem, array in (("images-idx3", images), ("labels-idx1", labels)):
+        header = bytes([0, 0, 8, array.ndim]) + b"".join(int(s).to_bytes(4, "big") for s in array.shape)
+        for split in ("train", "t10k"):
+            (folder / f"{split}-{stem}-ubyte").write_bytes(header + array.tobytes())
+    assert "mnist" in refused("train", "mnist-0.1")  # present, but not the real content
+    assert "mnist" in refused("evaluate", "run", "--data", "mnist")
+
+
+def test_missing_and_foreign_weights(place: Path, refused: Callable[..., str]):
+    weights = place / "run" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-10])
+    assert "truncated" in refused("evaluate", "run")
+    weights.write_bytes(b"<html>")
+    assert "truncated or not a safetensors file" in refused("predict", "run", "x.npy")
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.full((8, 8), 1.5, np.float32), "wanted [0, 1]"),
+        (np.full((8, 8), -0.1, np.float32), "wanted [0, 1]"),
+        (np.full((8, 8), np.nan, np.float32), "wanted [0, 1]"),
+        (np.zeros((9, 9), np.float32), "has shape (1, 9, 9); the net wants (1, 8, 8)"),
+        (np.zeros((8, 8), np.int64), "holds int64"),
+        (np.array([{}], dtype=object), "is not a NumPy array"),
+    ],
+)
+def test_images_that_do_not_fit(place: Path, refused: Callable[..., str], array: np.ndarray, message: str):
+    np.save(place / "image.npy", array, allow_pickle=True)
+    assert message in refused("predict", "run", "image.npy")
+
+
+def test_a_picture_that_is_none(place: Path, refused: Callable[..., str]):
+    (place / "image.png").write_bytes(b"not a picture")
+    assert "image.png cannot be read" in refused("predict", "run", "image.png")

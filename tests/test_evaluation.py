@@ -1,0 +1,36 @@
+from fractions import Fraction
+
+import pytest
+import torch
+
+from linfnet import evaluation as evaluation_module
+from linfnet.data import load
+from linfnet.errors import LinfnetError
+from linfnet.evaluation import evaluate
+from linfnet.theory import nearest_neighbour_net
+
+
+@pytest.fixture
+def net_and_images():
+    train, test = load("digits", "train").first(300), load("digits", "test").first(60)
+    return nearest_neighbour_net(train.pixels(), train.labels, 10), test
+
+
+def test_the_sandwich(net_and_images):
+    net, test = net_and_images
+    done: list[int] = []
+    result = evaluate(net, test, (Fraction(0), Fraction(1, 20), Fraction(1, 5)), steps=10, advance=done.append)
+    assert sum(done) == 180
+    zero, middle, large = (at.summary() for at in result.at)
+    assert zero["certified_margin"] == zero["certified_interval"] == zero["pgd"] == result.clean
+    assert result.clean >= middle["pgd"] >= middle["certified_interval"] >= middle["certified_margin"] > 0
+    assert middle["certified_interval"] >= large["certified_interval"]
+    assert net.p == float("inf")
+
+
+def test_a_certified_sample_that_breaks_is_named(net_and_images, monkeypatch: pytest.MonkeyPatch):
+    net, test = net_and_images
+    everything = torch.ones(60, dtype=torch.bool)
+    monkeypatch.setattr(evaluation_module, "certified_by_margin", lambda *_: everything)
+    with pytest.raises(LinfnetError, match=r"samples \[\d+.* are certified at eps = 0.3 and yet broken"):
+        evaluate(net, test, (Fraction(3, 10),), steps=10)
