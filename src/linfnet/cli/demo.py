@@ -32,7 +32,7 @@ class Demo:
         neighbour_net = nearest_neighbour_net(images.pixels(), images.labels, len(images.info.classes))
         neighbour = evaluate_with_progress(neighbour_net, test, recipe.evaluation.eps, 100)
         store_evaluation(folder.path, neighbour, f"nearest-neighbour {recipe.data.name}-test", samples=False)
-        rows = [("trained net", trained), ("nearest-neighbour net (Theorem 1)", neighbour)]
+        rows = [("trained net", trained), ("Theorem 1", neighbour)]
         console.print(results_table(f"{len(test)} test images, accuracy in %", rows))
         console.print(f"run folder: {folder.path}")
         return 0

@@ -193,14 +193,12 @@ class LinfNet(nn.Module):
 def load_weights(net: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
     """Copy named tensors into a net; an error names the first that is missing, foreign or of another shape."""
     wanted = net.state_dict()
-    for name in wanted.keys() | tensors.keys():
-        if name not in tensors:
-            raise LinfnetError(f"{source} lacks {name!r}: it belongs to another net")
-        if name not in wanted:
-            raise LinfnetError(f"{source} holds {name!r}, which the net does not have: it belongs to another net")
-        if tensors[name].shape != wanted[name].shape:
-            got, want = tuple(tensors[name].shape), tuple(wanted[name].shape)
-            raise LinfnetError(
-                f"{source}: {name!r} has shape {got}, the net wants {want} (other image shape or width?)"
-            )
+    for name in sorted(wanted.keys() - tensors.keys()):
+        raise LinfnetError(f"{source} lacks {name!r}: it belongs to another net")
+    for name in sorted(tensors.keys() - wanted.keys()):
+        raise LinfnetError(f"{source} holds {name!r}, which the net does not have: it belongs to another net")
+    for name, tensor in tensors.items():
+        if tensor.shape != wanted[name].shape:
+            got, want = tuple(tensor.shape), tuple(wanted[name].shape)
+            raise LinfnetError(f"{source}: {name!r} has shape {got}, the net wants {want} (other image shape or width?)")
     net.load_state_dict(tensors)
