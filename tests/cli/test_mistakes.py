@@ -106,7 +106,7 @@ def test_a_checkpoint_for_other_images(place: Path, refused: Callable[..., str])
     config = place / "run" / "config.json"
     settings = json.loads(config.read_text())
     config.write_text(json.dumps({**settings, "image_shape": [1, 9, 9]}))
-    assert "other image shape" in refused("evaluate", "run")
+    assert "other images" in refused("evaluate", "run")
 
 
 def test_a_net_for_other_images_than_the_data(place: Path, refused: Callable[..., str]):

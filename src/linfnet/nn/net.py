@@ -200,5 +200,5 @@ def load_weights(net: nn.Module, tensors: dict[str, Tensor], source: Path) -> No
     for name, tensor in tensors.items():
         if tensor.shape != wanted[name].shape:
             got, want = tuple(tensor.shape), tuple(wanted[name].shape)
-            raise LinfnetError(f"{source}: {name!r} has shape {got}, the net wants {want} (other image shape or width?)")
+            raise LinfnetError(f"{source}: {name!r} has shape {got}, the net wants {want} (other images or width?)")
     net.load_state_dict(tensors)
