@@ -137,6 +137,15 @@ def test_the_metrics_at_infinity_use_means_of_infinity(new_trainer: Callable[...
     assert results["clean"] > 0.4
 
 
+def test_checkpoints_come_by_the_clock_too(new_trainer: Callable[..., Trainer], watcher):
+    seldom = new_trainer("seldom", "checkpoint_every=0", "checkpoint_minutes=60")
+    seldom.run(watcher)
+    assert [path.name for path in seldom.folder.checkpoints.iterdir()] == ["step-000000015.safetensors"]
+    often = new_trainer("often", "checkpoint_every=0", "checkpoint_minutes=0", "keep_checkpoints=9")
+    often.run(watcher)
+    assert len(list(often.folder.checkpoints.iterdir())) == 5
+
+
 def test_a_folder_serves_one_process(new_trainer: Callable[..., Trainer], tmp_path: Path):
     trainer = new_trainer()
     from linfnet.train import RunFolder

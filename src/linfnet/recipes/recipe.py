@@ -100,16 +100,18 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Run:
-    """Seed and housekeeping: how often to test at p = inf and to write a checkpoint, in epochs (0: only at the end)."""
+    """Seed and housekeeping."""
 
     seed: int = 0
-    test_every: int = 10
-    checkpoint_every: int = 10
+    test_every: int = 10  # epochs between tests at p = inf; 0: only at the end
+    checkpoint_minutes: float = 5.0  # write a checkpoint at the end of an epoch if the last one is this old
+    checkpoint_every: int = 0  # and after every so many epochs; 0: never for that reason
     keep_checkpoints: int = 2
 
     def __post_init__(self) -> None:
         for key, least in (("seed", 0), ("test_every", 0), ("checkpoint_every", 0), ("keep_checkpoints", 1)):
             _at_least("run", key, getattr(self, key), least)
+        _at_least("run", "checkpoint_minutes", self.checkpoint_minutes, 0)
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ class Trainer:
         self.sizes = torch.tensor(sizes, dtype=torch.float64)
         self.progress = Progress()
         self.last_epoch: dict[str, float] = {}
+        self.saved_at = time.monotonic()
 
     def resume(self) -> list[str]:
         """Go back to the newest whole checkpoint; the list says what was wrong with newer ones."""
@@ -84,7 +85,8 @@ class Trainer:
                 last = self.progress.step == self.total_steps
                 if last or (housekeeping.test_every and epoch % housekeeping.test_every == 0):
                     self._log(watcher, "test", self._test())
-                if last or (housekeeping.checkpoint_every and epoch % housekeeping.checkpoint_every == 0):
+                old = time.monotonic() - self.saved_at > 60 * housekeeping.checkpoint_minutes
+                if last or old or (housekeeping.checkpoint_every and epoch % housekeeping.checkpoint_every == 0):
                     self._save()
         self._finish()
 
@@ -161,6 +163,7 @@ class Trainer:
     def _save(self) -> None:
         keep = self.recipe.run.keep_checkpoints
         save_checkpoint(self.folder.checkpoints, self.net, self.optimizer, self.record, self.progress, keep)
+        self.saved_at = time.monotonic()
 
     def _stop(self) -> None:
         self._save()
