@@ -1,8 +1,10 @@
 """One operation, several implementations: the mathematics of l_p distances and the kernels that must agree with it."""
 
+from linfnet.ops import cpu as cpu
 from linfnet.ops.api import check_p as check_p
 from linfnet.ops.api import linf_distance_bounds as linf_distance_bounds
 from linfnet.ops.api import lp_distance as lp_distance
+from linfnet.ops.cpu import Cpu as Cpu
 from linfnet.ops.implementations import Implementation as Implementation
 from linfnet.ops.implementations import choose as choose
 from linfnet.ops.implementations import default_implementation as default_implementation
@@ -12,3 +14,5 @@ from linfnet.ops.implementations import serves as serves
 from linfnet.ops.reference import Reference as Reference
 
 register(Reference())
+if cpu.available():
+    register(Cpu())

@@ -1,0 +1,150 @@
+"""The C++ kernels for float32 on the CPU; float64 stays with the reference.
+
+The extension takes addresses and sizes and is not built against torch. It holds the same source compiled for AVX-512,
+AVX2+FMA and plain machines and takes the best level when it is loaded; `use_level` forces one.
+
+At p = infinity the result has the reference's bits. For finite p, integers up to 10 and some up to 32 are raised by
+multiplication, others by log2 and exp2; where few terms of a sum matter only these are raised. See `csrc`.
+"""
+
+import contextlib
+import math
+from collections.abc import Generator
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from linfnet.errors import ArgumentError
+
+_kernels: Any
+try:
+    from linfnet.ops import _cpu as _kernels  # pyright: ignore[reportAttributeAccessIssue]
+
+    _absence = ""
+except ImportError as error:
+    _kernels, _absence = None, str(error)
+
+# Fewer (row, output, feature) triples than this are done before a second thread has woken up.
+_SERIAL_TRIPLES = 1 << 18
+
+
+def available() -> bool:
+    """Whether the extension is there."""
+    return _kernels is not None
+
+
+def status() -> str:
+    """One line: the instruction set in use, or why the kernels are absent.
+
+    >>> "CPU kernels" in status()
+    True
+    """
+    if _kernels is None:
+        return f"CPU kernels absent, the reference serves ({_absence})"
+    return f"CPU kernels: {_kernels.level()} of {', '.join(_kernels.levels())}; threads: {_kernels.thread_runtime()}"
+
+
+def levels() -> tuple[str, ...]:
+    """The instruction-set levels that run on this machine, the best first; empty without the extension."""
+    return () if _kernels is None else tuple(cast("list[str]", _kernels.levels()))
+
+
+@contextlib.contextmanager
+def use_level(level: str) -> Generator[None]:
+    """Compute with one of `levels()` for the length of a `with` block, in all threads."""
+    if level not in levels():
+        raise ArgumentError(f"level is {level!r}; this machine has {', '.join(levels()) or 'no kernels'}")
+    previous = _kernels.level()
+    _kernels.use(level)
+    try:
+        yield
+    finally:
+        _kernels.use(previous)
+
+
+def elementary(which: int, a: Tensor, p: float = 1.0) -> Tensor:
+    """log2 (0), exp2 (1) or the p-th root (2) of a float32 vector as the kernels take them, to test their errors."""
+    a, result = a.contiguous(), torch.empty_like(a)
+    _kernels.elementary(which, a.data_ptr(), result.data_ptr(), p, a.numel())
+    return result
+
+
+def _threads(n: int, out: int, features: int) -> int:
+    return 1 if n * out * features < _SERIAL_TRIPLES else torch.get_num_threads()
+
+
+class Cpu:
+    """C++ kernels; implements `linfnet.ops.implementations.Implementation`."""
+
+    name = "cpu"
+
+    def serves(self, device_type: str, dtype: torch.dtype) -> bool:
+        return device_type == "cpu" and dtype is torch.float32 and _kernels is not None
+
+    def forward(self, x: Tensor, w: Tensor, p: float) -> Tensor:
+        (n, features), out = x.shape, w.shape[0]
+        y = x.new_empty((n, out))
+        if n * out * features == 0:
+            return y.zero_()
+        # Kept in names: the copies of strided tensors must outlive the call.
+        x, w = x.contiguous(), w.contiguous()
+        threads = _threads(n, out, features)
+        _kernels.forward(x.data_ptr(), w.data_ptr(), y.data_ptr(), 0, p, n, out, features, threads)
+        return y
+
+    def forward_saving(self, x: Tensor, w: Tensor, p: float) -> tuple[Tensor, Tensor]:
+        saved = self.saved_like(x, w, p)
+        if p != math.inf:
+            return self.forward(x, w, p), saved
+        (n, features), out = x.shape, w.shape[0]
+        y = x.new_empty((n, out))
+        if n * out * features == 0:
+            return y.zero_(), saved.zero_()
+        x, w = x.contiguous(), w.contiguous()
+        threads = _threads(n, out, features)
+        _kernels.forward(x.data_ptr(), w.data_ptr(), y.data_ptr(), saved.data_ptr(), p, n, out, features, threads)
+        return y, saved
+
+    def saved_like(self, x: Tensor, w: Tensor, p: float) -> Tensor:
+        # For finite p, what matters is found again faster than it is stored and read.
+        shape = (x.shape[0], w.shape[0]) if p == math.inf else (0,)
+        return x.new_empty(shape, dtype=torch.int32)
+
+    def backward(
+        self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, need_x: bool, need_w: bool
+    ) -> tuple[Tensor, Tensor]:
+        (n, features), out = x.shape, w.shape[0]
+        grad_x = x.new_empty(x.shape if need_x else (0,))
+        grad_w = w.new_empty(w.shape if need_w else (0,))
+        if n * out * features == 0:
+            return grad_x.zero_(), grad_w.zero_()
+        grad, x, w, y, saved = (t.contiguous() for t in (grad, x, w, y, saved))
+        # An empty tensor has the address 0, which the kernel takes for "not wanted".
+        _kernels.backward(
+            *(t.data_ptr() for t in (grad, x, w, y, saved, grad_x, grad_w)),
+            *(p, n, out, features, _threads(n, out, features)),
+        )
+        return grad_x, grad_w
+
+    def bounds(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        smallest, largest = (lower.new_empty((lower.shape[0], w.shape[0])) for _ in range(2))
+        self._bounds(lower, upper, w, (smallest, largest))
+        return smallest, largest
+
+    def bounds_saving(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        shape = (lower.shape[0], w.shape[0])
+        smallest, largest = lower.new_empty(shape), lower.new_empty(shape)
+        near, far = (lower.new_empty(shape, dtype=torch.int32) for _ in range(2))
+        self._bounds(lower, upper, w, (smallest, largest, near, far))
+        return smallest, largest, near, far
+
+    def _bounds(self, lower: Tensor, upper: Tensor, w: Tensor, results: tuple[Tensor, ...]) -> None:
+        (n, features), out = lower.shape, w.shape[0]
+        if n * out * features == 0:
+            for result in results:
+                result.zero_()
+            return
+        inputs = [t.contiguous() for t in (lower, upper, w)]
+        addresses = [t.data_ptr() for t in (*inputs, *results)] + [0] * (4 - len(results))
+        _kernels.bounds(*addresses, n, out, features, _threads(n, out, features))
