@@ -132,7 +132,8 @@ void dense_strip(const Piece& piece, const Coefficients<ROWS>& c, bool folded, l
         if (folded) return dense<FoldedForm<P>, ROWS>(piece, c, row, out, outs);
         if (!c.extreme) return dense<RatioForm<P>, ROWS>(piece, c, row, out, outs);
     }
-    dense<GeneralForm, ROWS>(piece, c, row, out, outs);
+    if (c.extreme) return dense<GeneralForm, ROWS>(piece, c, row, out, outs);
+    if constexpr (P == 0) dense<PlainForm, ROWS>(piece, c, row, out, outs);
 }
 
 // Everything the pieces of one call share.
@@ -142,7 +143,7 @@ template <int P> struct Gradients {
     float exponent, cut;
     float* folded = nullptr;  // [rows, outs]
     char* safe = nullptr;     // [rows, blocks]
-    static constexpr long SHARE = P == 0 ? SPARSE_SHARE : P < 12 ? 0 : 24;
+    static constexpr long SHARE = P == 0 ? SCATTER_SHARE : P < 12 ? 0 : 24;
 
     Gradients(const float* grad, const float* y, double p, const Shape& shape)
         : grad(grad), y(y), rows(shape.rows), outs(shape.outs), blocks(blocks_of(shape.outs, OUT_BLOCK)),

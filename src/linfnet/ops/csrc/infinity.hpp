@@ -7,6 +7,8 @@
 namespace linfnet {
 namespace {
 
+constexpr long INDEX_STRETCH = 128;  // the maximum is looked for in one stretch once it is known which
+
 struct StepMax {
     static constexpr int PLANES = 1, INPUTS = 1, ROWS = TILE_ROWS;
     typedef FoldMax Fold;
@@ -29,16 +31,23 @@ LINFNET_INLINE F distance_of(const float* x, const float* w, int n) {
     return abs(n == LANES ? sub(load(x), load(w)) : sub(load_part(x, n), load_part(w, n)));
 }
 
-// The first feature of a stretch at which size(k, lanes) has the bits of `value`.
-template <class Size> int first_at(float value, long begin, long end, Size size) {
+// The first feature of a stretch at which size(k, lanes) has the bits of `value`, which is the largest there.
+template <class Size> LINFNET_INLINE int first_at(float value, long begin, long features, Size size) {
     const I wanted = as_int(set1(value));
-    for (long k = begin; k < end; k += LANES) {
-        const int n = int(min_of(LANES, end - k));
-        // Not below: none is above, and an integer comparison sees NaN too.
-        const unsigned hits = ~bits(greater(wanted, as_int(size(k, n)))) & ((1u << n) - 1);
-        if (hits) return int(k) + __builtin_ctz(hits);
+    // Not below: none is above, and an integer comparison sees NaN too.
+    const auto hits = [&](long k, int n) {
+        return ~bits(greater(wanted, as_int(size(k, n)))) & ((1u << n) - 1);
+    };
+    if (features - begin < INDEX_STRETCH) {
+        for (long k = begin; k < features; k += LANES)
+            if (const unsigned found = hits(k, int(min_of(LANES, features - k)))) return int(k) + __builtin_ctz(found);
+        return int(begin);
     }
-    return int(begin);
+    // Without a branch: where the maximum lies cannot be predicted.
+    unsigned long long half[2] = {0, 0};
+    for (int i = 0; i < INDEX_STRETCH / LANES; ++i)
+        half[i * LANES / 64] |= (unsigned long long)hits(begin + i * LANES, LANES) << (i * LANES % 64);
+    return int(begin) + (half[0] ? __builtin_ctzll(half[0]) : 64 + __builtin_ctzll(half[1] | 1ull << 63));
 }
 
 inline void keep_largest(const float* partial, float* best) {
@@ -73,12 +82,11 @@ void infinity(const float* x, const float* w, float* y, int* index, Shape shape)
             return;
         }
         alignas(64) int where[BLOCK_PAIRS] = {};
-        run_block<StepMax>(&top, left, rows, outs, in, [&](long k, const float* p) { keep_largest(p, best, where, k); });
+        run_block<StepMax, INDEX_STRETCH>(&top, left, rows, outs, in, [&](long k, const float* p) { keep_largest(p, best, where, k); });
         for (long r = 0; r < rows; ++r)
             for (long o = 0; o < outs; ++o) {
                 int& found = where[r * BLOCK_OUTS + o];
-                found = first_at(best[r * BLOCK_OUTS + o], found, min_of(found + BLOCK_FEATURES, in),
-                                 [&](long k, int n) { return distance_of(top + r * in + k, left + o * in + k, n); });
+                found = first_at(best[r * BLOCK_OUTS + o], found, in, [&](long k, int n) { return distance_of(top + r * in + k, left + o * in + k, n); });
             }
         copy_rows(best, y + row * shape.outs + out, rows, outs, shape.outs);
         copy_rows(where, index + row * shape.outs + out, rows, outs, shape.outs);
@@ -93,7 +101,7 @@ void bounds(const float* lower, const float* upper, const float* w, float* small
         const float* left = w + out * in;
         alignas(64) float best[2][BLOCK_PAIRS] = {};
         alignas(64) int where[2][BLOCK_PAIRS] = {};
-        run_block<StepBounds>(box, left, rows, outs, in, [&](long k, const float* p) {
+        run_block<StepBounds, INDEX_STRETCH>(box, left, rows, outs, in, [&](long k, const float* p) {
             keep_largest(p, best[0], where[0], k);
             keep_largest(p + BLOCK_PAIRS, best[1], where[1], k);
         });
@@ -112,12 +120,12 @@ void bounds(const float* lower, const float* upper, const float* w, float* small
                 };
                 // A NaN may have lost its place in the gap by its sign; it never does in the reach.
                 const bool nan = best[1][i] != best[1][i];
-                if (near || nan) where[1][i] = first_at(best[1][i], where[1][i], min_of(where[1][i] + BLOCK_FEATURES, in), reach);
+                if (near || nan) where[1][i] = first_at(best[1][i], where[1][i], in, reach);
                 if (nan) {
                     best[0][i] = best[1][i];
                     where[0][i] = where[1][i];
                 } else if (near) {
-                    where[0][i] = first_at(best[0][i], where[0][i], min_of(where[0][i] + BLOCK_FEATURES, in), gap);
+                    where[0][i] = first_at(best[0][i], where[0][i], in, gap);
                 }
             }
         const long corner = row * shape.outs + out;

@@ -84,7 +84,6 @@ struct Scaled {
 
 template <int P> void chain_power(const float* x, const float* w, float* y, Shape shape) {
     const long in = shape.features;
-    const General general(P, in);
     const int shift = sampled_shift(x, w, P, shape);
     Scaled x_memory, w_memory;
     const float *xs = x, *ws = w;
@@ -108,7 +107,7 @@ template <int P> void chain_power(const float* x, const float* w, float* y, Shap
                 store_part(target + o, mul(root, set1(back)), n);
                 for (unsigned lost = ~bits(safe) & ((1u << n) - 1); lost; lost &= lost - 1) {
                     const long j = o + __builtin_ctz(lost);
-                    target[j] = pair_distance(x + (row + r) * in, w + (out + j) * in, general, in);
+                    target[j] = pair_distance(x + (row + r) * in, w + (out + j) * in, P, in);
                 }
             });
         }
@@ -120,7 +119,7 @@ void power(const float* x, const float* w, float* y, double p, Shape shape) {
     if (p == P) return chain_power<P>(x, w, y, shape);
     LINFNET_CHAINS(LINFNET_CHAIN)
 #undef LINFNET_CHAIN
-    general_power(x, w, y, General(p, shape.features), shape);
+    general_power(x, w, y, p, shape);
 }
 
 }  // namespace

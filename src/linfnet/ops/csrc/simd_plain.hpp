@@ -7,9 +7,12 @@ namespace {
 
 typedef float F __attribute__((vector_size(16)));
 typedef int I __attribute__((vector_size(16)));
+typedef unsigned U __attribute__((vector_size(16)));  // wraps around where int must not
 typedef I Mask;
 constexpr int LANES = 4;
 constexpr int TILE_ROWS = 2, TILE_OUTS = 4;
+// Terms are collected while at most one in so many is large: in the forward, and in the backward.
+constexpr long PACK_SHARE = 6, SCATTER_SHARE = 12;
 constexpr int GRAD_ROWS = 2, GRAD_VECTORS = 2;
 
 inline F set1(float a) { return F{a, a, a, a}; }
@@ -49,13 +52,13 @@ inline F abs(F a) { return as_float(as_int(a) & set1i(0x7fffffff)); }
 inline F max_or_second(F a, F b) { return select(a > b, a, b); }
 inline F min_or_second(F a, F b) { return select(a < b, a, b); }
 
-inline I addi(I a, I b) { return a + b; }
-inline I subi(I a, I b) { return a - b; }
+inline I addi(I a, I b) { return reinterpret_cast<I>(reinterpret_cast<U>(a) + reinterpret_cast<U>(b)); }
+inline I subi(I a, I b) { return reinterpret_cast<I>(reinterpret_cast<U>(a) - reinterpret_cast<U>(b)); }
 inline I andi(I a, I b) { return a & b; }
 inline I ori(I a, I b) { return a | b; }
 inline I xori(I a, I b) { return a ^ b; }
 inline I maxi(I a, I b) { return select(a > b, a, b); }
-template <int N> I shift_left(I a) { return a << N; }
+template <int N> I shift_left(I a) { return reinterpret_cast<I>(reinterpret_cast<U>(a) << N); }
 template <int N> I shift_right(I a) { return a >> N; }
 inline F to_float(I a) { return F{float(a[0]), float(a[1]), float(a[2]), float(a[3])}; }
 inline I to_int(F a) { return I{int(a[0]), int(a[1]), int(a[2]), int(a[3])}; }

@@ -62,6 +62,19 @@ struct GeneralForm {
     LINFNET_INLINE F operator()(F d) const { return slope(mul(d, shift), inverse, exponent); }
 };
 
+// The same where no shift is needed, and among so many slopes that the rounding of each ratio evens out.
+struct PlainForm {
+    F weight, inverse, exponent;
+
+    template <int ROWS>
+    LINFNET_INLINE PlainForm(const Coefficients<ROWS>& c, int r, long o)
+        : weight(set1(c.weight[r][o])), inverse(set1(c.inverse[r][o])), exponent(set1(c.exponent)) {}
+
+    LINFNET_INLINE F operator()(F d) const {
+        return zero_at_zero(with_sign(exp2_of(mul(exponent, log2_of(abs(mul(d, inverse))))), d), d);
+    }
+};
+
 // d^(p - 1) with its sign.
 template <int P> LINFNET_INLINE F signed_chain(F d) {
     if constexpr (P == 1)

@@ -59,12 +59,12 @@ __attribute__((noinline)) void strip(const float* const* x, const float* w, long
 }
 
 // One block of at most BLOCK_ROWS x BLOCK_OUTS pairs; merge(first feature, pages) after each stretch of features.
-template <class Step, class Merge>
+template <class Step, long STRETCH = BLOCK_FEATURES, class Merge>
 void run_block(const float* const* x, const float* w, long rows, long outs, long features, Merge merge) {
     alignas(64) float partial[Step::PLANES * BLOCK_PAIRS];
     for (float& value : partial) value = 0.0f;
-    for (long k = 0; k < features; k += BLOCK_FEATURES) {
-        const long count = min_of(BLOCK_FEATURES, features - k);
+    for (long k = 0; k < features; k += STRETCH) {
+        const long count = min_of(STRETCH, features - k);
         for (long r = 0; r < rows;) {
             const float* top[Step::INPUTS];
             for (int s = 0; s < Step::INPUTS; ++s) top[s] = x[s] + r * features + k;
