@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test check clean
+.PHONY: help setup demo test check bench clean
 
 help:
 	@echo "make setup   install linfnet into .venv"
 	@echo "make demo    train, attack and certify a small net (minutes on a CPU)"
 	@echo "make test    static checks and all tests"
 	@echo "make check   static checks alone: ruff, pyright"
+	@echo "make bench   time the CPU kernels beside torch.cdist and a matrix product"
 	@echo "make clean   remove .venv and build files"
 
 setup: .venv/.installed
@@ -19,6 +20,10 @@ demo: setup
 
 test: check
 	$(BIN)/pytest
+	$(BIN)/pytest --impl reference
+
+bench: setup
+	$(BIN)/python benchmarks/cpu.py
 
 check: .venv/.installed-dev
 	$(BIN)/ruff format --check --quiet .
@@ -29,13 +34,16 @@ check: .venv/.installed-dev
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "linfnet needs Python >= 3.11, this is " + sys.version)'
 	$(PYTHON) -m venv .venv
 
-.venv/.installed: .venv/bin/python pyproject.toml constraints.txt
+# The extension is built with the package: its sources count as much as the settings.
+BUILT_FROM := pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/linfnet/ops/csrc/*)
+
+.venv/.installed: .venv/bin/python $(BUILT_FROM)
 	$(PIP) -e .
 	@touch $@
 
-.venv/.installed-dev: .venv/.installed
+.venv/.installed-dev: .venv/bin/python $(BUILT_FROM)
 	$(PIP) -e '.[dev]'
-	@touch $@
+	@touch .venv/.installed $@
 
 clean:
 	rm -rf .venv build dist
