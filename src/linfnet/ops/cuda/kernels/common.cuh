@@ -1,0 +1,48 @@
+// What the kernels share: maxima that keep NaN, scales that are powers of two, the root of a sum of powers.
+typedef unsigned int u32;
+typedef long long i64;
+
+#define FULL 0xffffffffu
+#define INFINITE __int_as_float(0x7f800000)
+
+// fmaxf drops NaN; this keeps it, and the absolute value costs nothing.
+static __device__ __forceinline__ float larger(float a, float b) {
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+
+static __device__ __forceinline__ float log2_fast(float a) {
+  float r;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a));
+  return r;
+}
+
+static __device__ __forceinline__ float exp2_fast(float a) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a));
+  return r;
+}
+
+// 2^e for -126 <= e <= 127, exactly.
+static __device__ __forceinline__ float two_to(int e) { return __int_as_float((e + 127) << 23); }
+
+// The power of two s with 2^(lift - 1) < s * top <= 2^lift; 1 where top is zero or not finite.
+static __device__ __forceinline__ float scale_for(float top, int lift) {
+  if (!(top > 0.0f && top < INFINITE)) return 1.0f;
+  int e = lift - 1 - ilogbf(top);
+  return two_to(e < -100 ? -100 : e > 100 ? 100 : e);
+}
+
+// sum^(1/p): exponent and mantissa apart, so that the logarithm's error is not multiplied by a large exponent.
+static __device__ __forceinline__ float root(float sum, float p) {
+  int e = ilogbf(sum);
+  float m = scalbnf(sum, -e);
+  float whole = rintf((float)e / p);
+  float part = fmaf(-whole, p, (float)e) / p;
+  return scalbnf(exp2f(part + log2f(m) / p), (int)whole);
+}
+
+// How far the scaled sums and slopes may lie from 1 before a pair is recomputed exactly.
+#define SAFE_SUM 7.888609052210118e-31f      // 2^-100
+#define SAFE_RATIO 0.0625f                   // the special-function kernels trust maxima down to 2^-4 of the layer's

@@ -1,0 +1,118 @@
+// From partial results of the forward pass to distances and indices. One thread per pair, 64-bit addresses.
+#include "common.cuh"
+
+// The exact way, by a whole warp: the maximum first, then powers of numbers in [0, 1].
+static __device__ float exact_distance(const float* __restrict__ x, const float* __restrict__ w, int features, float p) {
+  int lane = threadIdx.x & 31;
+  u32 most = 0;
+  for (int k = lane; k < features; k += 32) most = max(most, __float_as_uint(fabsf(x[k] - w[k])));
+  float top = __uint_as_float(__reduce_max_sync(FULL, most));
+  if (!(top > 0.0f && top < INFINITE)) return top;
+  float sum = 0.0f;
+  for (int k = lane; k < features; k += 32) sum += powf(fabsf(x[k] - w[k]) / top, p);
+  for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(FULL, sum, step);
+  return top * powf(sum, 1.0f / p);
+}
+
+// Sums of scaled powers to distances; pairs whose sum left the safe range are computed again, exactly.
+// `peak`: null, or the pair's maximum by which each term was divided (then y = peak * root(sum)).
+extern "C" __global__ void __launch_bounds__(256)
+finish_sum(const float* __restrict__ part, int parts, const float* __restrict__ x, const float* __restrict__ w,
+           const float* __restrict__ peak, const u32* __restrict__ tops, float* __restrict__ y, int n, int out, int features,
+           float p, int lift) {
+  i64 pairs = (i64)n * out, at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  bool here = at < pairs, exact = false;
+  float result = 0.0f;
+  if (here) {
+    float sum = 0.0f;
+    for (int s = 0; s < parts; ++s) sum += part[s * pairs + at];
+    if (peak) {
+      float scale = scale_for(__uint_as_float(tops[0]), 0), m = peak[at] * scale;
+      exact = !(m >= SAFE_RATIO && m < INFINITE);
+      // The terms carried the rounded offset -p log2 m: it is taken back with the same rounding.
+      result = exp2f((log2f(sum) - (-p * log2f(m))) / p) / scale;
+    } else {
+      float scale = scale_for(__uint_as_float(tops[0]) + __uint_as_float(tops[1]), lift);
+      exact = !(sum >= SAFE_SUM && sum < INFINITE);
+      result = exact ? 0.0f : root(sum, p) / scale;
+    }
+  }
+  u32 left = __ballot_sync(FULL, here && exact);
+  while (left) {
+    int lane = __ffs(left) - 1;
+    left &= left - 1;
+    i64 pair = __shfl_sync(FULL, at, lane);
+    i64 b = pair / out, o = pair - b * out;
+    float value = exact_distance(x + b * features, w + o * features, features, p);
+    if ((threadIdx.x & 31) == lane) result = value;
+  }
+  if (here) y[at] = result;
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+finish_max(const float* __restrict__ part, int parts, float* __restrict__ y, i64 pairs) {
+  i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (at >= pairs) return;
+  float best = 0.0f;
+  for (int s = 0; s < parts; ++s) best = larger(best, part[s * pairs + at]);
+  y[at] = best;
+}
+
+// What of one feature counts: MEASURE 0 |x - w|; 1 the gap max(lower - w, w - upper, 0); 2 the reach max |.|.
+static __device__ __forceinline__ float measured(int measure, float lower, float upper, float w) {
+  if (measure == 0) return fabsf(lower - w);
+  if (measure == 1) return larger(larger(lower - w, w - upper), 0.0f);
+  return larger(fabsf(lower - w), fabsf(upper - w));
+}
+
+// The first largest feature, from the first run of 32 that holds it: a warp looks at the runs of 32 pairs in turn.
+// `index` may be the array the runs are in. With `sign`, bit 31 says that x - w is negative there.
+extern "C" __global__ void __launch_bounds__(256)
+finish_index(const float* __restrict__ part, const int* run, int parts, const float* __restrict__ lower,
+             const float* __restrict__ upper, const float* __restrict__ w, float* y, int* index, int n, int out,
+             int features, int measure, int sign) {
+  int lane = threadIdx.x & 31;
+  i64 pairs = (i64)n * out, at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  u32 best = 0;
+  int where = 0;
+  if (at < pairs) {
+    best = __float_as_uint(part[at]);
+    where = run[at];
+    for (int s = 1; s < parts; ++s) {
+      u32 other = __float_as_uint(part[s * pairs + at]);
+      if (other > best) {
+        best = other;
+        where = run[s * pairs + at];
+      }
+    }
+  }
+  int found = 0;
+  i64 start = at - lane;
+  int count = (int)min((i64)32, pairs - start);
+  i64 b = start / out, o = start - b * out;
+#pragma unroll 4
+  for (int j = 0; j < count; ++j, ++o) {
+    if (o == out) {
+      o = 0;
+      ++b;
+    }
+    u32 wanted = __shfl_sync(FULL, best, j);
+    int k = __shfl_sync(FULL, where, j) * 32 + lane;
+    bool hit = false, negative = false;
+    if (k < features) {
+      float low = lower[b * features + k], anchor = w[o * features + k];
+      float value = measured(measure, low, measure ? upper[b * features + k] : 0.0f, anchor);
+      hit = wanted > 0x7f800000u ? value != value : __float_as_uint(value) == wanted;
+      negative = low < anchor;
+    }
+    u32 hits = __ballot_sync(FULL, hit), negatives = __ballot_sync(FULL, negative);
+    int winner = hits ? __ffs(hits) - 1 : 0;
+    int value = k - lane + winner;
+    if (sign && (negatives >> winner & 1)) value |= 0x80000000;
+    if (lane == j) found = value;
+  }
+  if (at < pairs) {
+    y[at] = __uint_as_float(best);
+    index[at] = found;
+  }
+}

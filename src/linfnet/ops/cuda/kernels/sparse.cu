@@ -1,0 +1,49 @@
+// Gradients at p = infinity: one flow per pair, to the coordinate that won. `saved` is its index, bit 31 the sign of x - w.
+// A warp owns one row of the result and takes the flows 32 at a time in order, equal indices summed lane by lane: no
+// atomics, the same bits every time. The row is gathered in shared memory where it fits, in the result itself where not.
+#include "common.cuh"
+
+// stride_row, stride_item: of `saved`, y and grad along the rows of the result and along the items of one row.
+extern "C" __global__ void
+scatter(const float* __restrict__ grad, const float* __restrict__ y, const int* __restrict__ saved,
+        float* __restrict__ result, int rows, int items, int features, i64 stride_row, i64 stride_item, float sign,
+        int shared_rows) {
+  extern __shared__ float space[];
+  int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  i64 row = (i64)blockIdx.x * (blockDim.x >> 5) + warp;
+  if (row >= rows) return;
+  float* line = result + row * features;
+  float* bins = shared_rows ? space + (i64)warp * features : line;
+  for (int k = lane; k < features; k += 32) bins[k] = 0.0f;
+  __syncwarp();
+
+  for (int base = 0; base < items; base += 32) {
+    int item = base + lane;
+    int index = -1 - lane;  // lanes beyond the end match nobody
+    float flow = 0.0f;
+    if (item < items) {
+      i64 at = row * stride_row + item * stride_item;
+      int code = saved[at];
+      float distance = y[at];
+      index = code & 0x7fffffff;
+      flow = distance == 0.0f ? 0.0f : code < 0 ? -grad[at] : grad[at];
+      if (distance != distance) flow = distance;
+    }
+    u32 group = __match_any_sync(FULL, index);
+    bool leader = (group & ((1u << lane) - 1)) == 0;
+    u32 rest = leader ? group & ~(1u << lane) : 0;
+    float sum = flow;
+    while (__any_sync(FULL, rest)) {
+      int source = rest ? __ffs(rest) - 1 : lane;
+      float other = __shfl_sync(FULL, flow, source);
+      if (rest) {
+        sum += other;
+        rest &= rest - 1;
+      }
+    }
+    if (leader && index >= 0) bins[index] += sign * sum;
+    __syncwarp();
+  }
+  if (shared_rows)
+    for (int k = lane; k < features; k += 32) line[k] = bins[k];
+}
