@@ -4,7 +4,9 @@ from linfnet.ops import cpu as cpu
 from linfnet.ops.api import check_p as check_p
 from linfnet.ops.api import linf_distance_bounds as linf_distance_bounds
 from linfnet.ops.api import lp_distance as lp_distance
+from linfnet.ops.chains import snapped_p as snapped_p
 from linfnet.ops.cpu import Cpu as Cpu
+from linfnet.ops.cuda import Cuda as Cuda
 from linfnet.ops.implementations import Implementation as Implementation
 from linfnet.ops.implementations import choose as choose
 from linfnet.ops.implementations import default_implementation as default_implementation
@@ -16,3 +18,4 @@ from linfnet.ops.reference import Reference as Reference
 register(Reference())
 if cpu.available():
     register(Cpu())
+register(Cuda())

@@ -3,6 +3,25 @@
 // atomics, the same bits every time. The row is gathered in shared memory where it fits, in the result itself where not.
 #include "common.cuh"
 
+#define AHEAD 8
+
+static __device__ __forceinline__ void add_in_order(float* bins, int index, float flow, float sign, int lane) {
+  u32 group = __match_any_sync(FULL, index);
+  bool leader = (group & ((1u << lane) - 1)) == 0;
+  u32 rest = leader ? group & ~(1u << lane) : 0;
+  float sum = flow;
+  while (__any_sync(FULL, rest)) {
+    int source = rest ? __ffs(rest) - 1 : lane;
+    float other = __shfl_sync(FULL, flow, source);
+    if (rest) {
+      sum += other;
+      rest &= rest - 1;
+    }
+  }
+  if (leader && index >= 0) bins[index] += sign * sum;
+  __syncwarp();
+}
+
 // stride_row, stride_item: of `saved`, y and grad along the rows of the result and along the items of one row.
 extern "C" __global__ void
 scatter(const float* __restrict__ grad, const float* __restrict__ y, const int* __restrict__ saved,
@@ -17,32 +36,27 @@ scatter(const float* __restrict__ grad, const float* __restrict__ y, const int* 
   for (int k = lane; k < features; k += 32) bins[k] = 0.0f;
   __syncwarp();
 
-  for (int base = 0; base < items; base += 32) {
-    int item = base + lane;
-    int index = -1 - lane;  // lanes beyond the end match nobody
-    float flow = 0.0f;
-    if (item < items) {
-      i64 at = row * stride_row + item * stride_item;
-      int code = saved[at];
-      float distance = y[at];
-      index = code & 0x7fffffff;
-      flow = distance == 0.0f ? 0.0f : code < 0 ? -grad[at] : grad[at];
-      if (distance != distance) flow = distance;
-    }
-    u32 group = __match_any_sync(FULL, index);
-    bool leader = (group & ((1u << lane) - 1)) == 0;
-    u32 rest = leader ? group & ~(1u << lane) : 0;
-    float sum = flow;
-    while (__any_sync(FULL, rest)) {
-      int source = rest ? __ffs(rest) - 1 : lane;
-      float other = __shfl_sync(FULL, flow, source);
-      if (rest) {
-        sum += other;
-        rest &= rest - 1;
+  for (int base = 0; base < items; base += 32 * AHEAD) {
+    // All loads of a batch before its first use: few warps run, and each would wait for every single one.
+    int indices[AHEAD];
+    float flows[AHEAD];
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a) {
+      int item = base + a * 32 + lane;
+      indices[a] = -1 - lane;  // lanes beyond the end match nobody
+      flows[a] = 0.0f;
+      if (item < items) {
+        i64 at = row * stride_row + item * stride_item;
+        int code = saved[at];
+        float distance = y[at], g = grad[at];
+        indices[a] = code & 0x7fffffff;
+        flows[a] = distance != distance ? distance : distance == 0.0f ? 0.0f : code < 0 ? -g : g;
       }
     }
-    if (leader && index >= 0) bins[index] += sign * sum;
-    __syncwarp();
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a) {
+      if (base + a * 32 < items) add_in_order(bins, indices[a], flows[a], sign, lane);
+    }
   }
   if (shared_rows)
     for (int k = lane; k < features; k += 32) line[k] = bins[k];

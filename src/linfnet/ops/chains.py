@@ -1,0 +1,94 @@
+"""Short chains of multiplications for integer powers, and the exponents that have them.
+
+d^p by repeated multiplication costs as many products as an addition chain for p is long: 8 = 1 + 1, 2 + 2, 4 + 4 takes
+three. Distances need d^p, their gradients d^(p - 1): p is cheap where both chains are short.
+"""
+
+import functools
+import math
+
+# Beyond this the few terms that matter are evaluated one by one and the length of a chain no longer counts.
+LARGEST_CHAINED = 64
+
+
+@functools.cache
+def _power_tree(limit: int) -> dict[int, tuple[int, ...]]:
+    """Knuth's power tree: for each n up to `limit` a chain (1, 2, ..., n); the shortest there is for every n < 77."""
+    chains: dict[int, tuple[int, ...]] = {1: (1,)}
+    level = [1]
+    while any(n not in chains for n in range(1, limit + 1)):
+        following: list[int] = []
+        for n in level:
+            for step in chains[n]:
+                if n + step not in chains:
+                    chains[n + step] = (*chains[n], n + step)
+                    following.append(n + step)
+        level = following
+    return chains
+
+
+def addition_chain(n: int) -> tuple[int, ...]:
+    """A short addition chain for n >= 1: it starts with 1, ends with n, and each number is the sum of two before it.
+
+    >>> addition_chain(8), addition_chain(15)
+    ((1, 2, 4, 8), (1, 2, 3, 5, 10, 15))
+    """
+    return _power_tree(max(128, n))[n]
+
+
+def multiplications(n: int) -> int:
+    """Products needed for d^n by its chain.
+
+    >>> [multiplications(n) for n in (0, 1, 7, 8, 12, 27)]
+    [0, 0, 4, 3, 4, 6]
+    """
+    return len(addition_chain(n)) - 1 if n > 1 else 0
+
+
+def is_short(p: int) -> bool:
+    """Whether p and p - 1 both have short chains: together at most 2 floor(log2 p) + 3 products."""
+    return multiplications(p) + multiplications(p - 1) <= 2 * (p.bit_length() - 1) + 3
+
+
+def snapped_p(p: float) -> float:
+    """The nearest p that kernels evaluate cheaply: an integer, up to 64 one with short chains; infinity stays.
+
+    Of two equally near the larger is taken, so that the result never falls while p grows.
+
+    >>> [snapped_p(p) for p in (8.0, 11.3, 27.6, 62.9, 200.3, math.inf)]
+    [8.0, 11.0, 25.0, 64.0, 200.0, inf]
+    """
+    if math.isinf(p):
+        return p
+    if p >= LARGEST_CHAINED:
+        return float(math.floor(p + 0.5))
+    short = (n for n in range(1, LARGEST_CHAINED + 1) if is_short(n))
+    return float(min(short, key=lambda n: (abs(n - p), -n)))
+
+
+def power_source(name: str, n: int, *, signed: bool) -> str:
+    """CUDA source of a function d -> |d|^n, times the sign of d if `signed`.
+
+    >>> print(power_source("slope", 3, signed=True))
+    static __device__ __forceinline__ float slope(float d) {
+      float d2 = d * d;
+      float d3 = d2 * d;
+      return d3;
+    }
+    """
+    lines = [f"static __device__ __forceinline__ float {name}(float d) {{"]
+    if n == 0:
+        result = "(d > 0.0f ? 1.0f : d < 0.0f ? -1.0f : d)" if signed else "1.0f"
+    else:
+        chain = addition_chain(n)
+        for place, value in enumerate(chain[1:], 1):
+            before = chain[:place]
+            first = max(a for a in before if value - a in before)
+            terms = ["d" if a == 1 else f"d{a}" for a in (first, value - first)]
+            lines.append(f"  float d{value} = {terms[0]} * {terms[1]};")
+        result = "d" if n == 1 else f"d{n}"
+        if signed and n % 2 == 0:
+            result = f"copysignf({result}, d)"
+        elif not signed and n % 2:
+            result = f"fabsf({result})"
+    return "\n".join([*lines, f"  return {result};", "}"])

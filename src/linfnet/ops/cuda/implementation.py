@@ -1,0 +1,298 @@
+"""`lp_distance` by CUDA kernels: which kernels run for which p, with which buffers.
+
+Nothing here waits for the device, and no shape depends on values: the calls can be captured in a CUDA graph.
+"""
+
+import math
+import warnings
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from linfnet.ops.chains import LARGEST_CHAINED, power_source
+from linfnet.ops.cuda import loader
+from linfnet.ops.cuda.loader import Kernel, Launcher, Long, NoKernelsError
+from linfnet.ops.cuda.plans import backward_plan, forward_plan
+
+MAX, MAX_RUN, SUM, SUM_GENERAL = range(4)
+_ABSOLUTE_MAX = Kernel("scale.cu", "absolute_max")
+_FINISH_SUM = Kernel("finish.cu", "finish_sum")
+_FINISH_MAX = Kernel("finish.cu", "finish_max")
+_FINISH_INDEX = Kernel("finish.cu", "finish_index")
+_COEFFICIENTS = Kernel("gradients.cu", "coefficients")
+_ADD_PARTS = Kernel("gradients.cu", "add_parts")
+_REPAIR = Kernel("gradients.cu", "repair")
+_SCATTER = Kernel("sparse.cu", "scatter")
+# Dynamic shared memory that one block of `scatter` may take, on every GPU served.
+_MOST_SHARED = 160 * 1024
+
+
+@cache
+def chained(p: float) -> int | None:
+    """p as an integer if its power is taken by multiplication, None if by special functions."""
+    return int(p) if p == int(p) and p <= LARGEST_CHAINED else None
+
+
+@cache
+def forward_kernel(mode: int, p: int | None = None) -> Kernel:
+    """The kernel of one pass over the features (modes: see forward.cu)."""
+    before = power_source("power", p, signed=False) if p is not None else ""
+    return Kernel("forward.cu", "distance", (("MODE", mode),), before)
+
+
+@cache
+def backward_kernel(p: int | None, need_x: bool, need_w: bool) -> Kernel:
+    """The dense backward for p by multiplication, or for any p by special functions (None)."""
+    before = power_source("slope", p - 1, signed=True) if p is not None else ""
+    flags = (("GENERAL", int(p is None)), ("NEED_X", int(need_x)), ("NEED_W", int(need_w)))
+    return Kernel("backward.cu", "slopes", flags, before)
+
+
+@cache
+def bounds_kernel(index: bool) -> Kernel:
+    """Interval bounds, with or without the runs that attain them."""
+    return Kernel("bounds.cu", "bounds", (("INDEX", int(index)),))
+
+
+def decoded_index(saved: Tensor) -> Tensor:
+    """The winning coordinate from what the forward at infinity saved: its lower 31 bits."""
+    return saved & 0x7FFFFFFF
+
+
+def _lift(budget: float, exponent: float) -> int:
+    """To which power of two the largest number is scaled, so that its power stays below 2^budget."""
+    return min(30, math.floor(budget / exponent)) if exponent > 0 else 0
+
+
+def _vector(features: int, *tensors: Tensor) -> int:
+    return int(features % 4 == 0 and all(tensor.data_ptr() % 16 == 0 for tensor in tensors))
+
+
+def _line(count: int, threads: int = 256) -> tuple[int, int, int]:
+    return (-(-count // threads), 1, 1)
+
+
+@cache
+def _trouble() -> str | None:
+    """Why the kernels cannot run here, or None; compiles a first kernel."""
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    try:
+        device = torch.device("cuda", torch.cuda.current_device())
+        probe = torch.ones(1, device=device)
+        Cuda().largest(probe)
+    except (NoKernelsError, OSError) as error:
+        return str(error)
+    return None
+
+
+@cache
+def _warn_once(trouble: str) -> None:
+    warnings.warn(f"linfnet's CUDA kernels cannot run; the slow reference serves instead: {trouble}", stacklevel=4)
+
+
+def status() -> str:
+    """One line about the CUDA kernels on this machine."""
+    if trouble := _trouble():
+        return f"cuda kernels: not available ({trouble.splitlines()[0]})"
+    major, minor = loader.nvrtc_version()
+    return f"cuda kernels: {torch.cuda.get_device_name()}, NVRTC {major}.{minor}, cache {loader.cache_folder()}"
+
+
+class Cuda:
+    """NVRTC kernels; implements `linfnet.ops.implementations.Implementation` for float32 on CUDA devices."""
+
+    name = "cuda"
+
+    def __init__(self, launcher: Launcher | None = None) -> None:
+        self._launcher = launcher or Launcher()
+
+    def serves(self, device_type: str, dtype: torch.dtype) -> bool:
+        if device_type != "cuda" or dtype != torch.float32:
+            return False
+        trouble = _trouble()
+        if trouble and torch.cuda.is_available():
+            _warn_once(trouble)
+        return trouble is None
+
+    def forward(self, x: Tensor, w: Tensor, p: float) -> Tensor:
+        if 0 in (x.shape[0], *w.shape):
+            return x.new_zeros(x.shape[0], w.shape[0])
+        if math.isinf(p):
+            return self._largest_difference(x, w)
+        return self._distance(x, w, p)
+
+    def forward_saving(self, x: Tensor, w: Tensor, p: float) -> tuple[Tensor, Tensor]:
+        if not math.isinf(p) or 0 in (x.shape[0], *w.shape):
+            return self.forward(x, w, p), self.saved_like(x, w, p).zero_()
+        n, out, features = x.shape[0], *w.shape
+        part, run, parts = self._pass(x, w, MAX_RUN)
+        y, index = x.new_empty(n, out), self.saved_like(x, w, p)
+        sizes = (n, out, features, 0, 1)
+        self._run(_FINISH_INDEX, x, _line(n * out), 256, part, run, parts, x, None, w, y, index, *sizes)
+        return y, index
+
+    def saved_like(self, x: Tensor, w: Tensor, p: float) -> Tensor:
+        shape = (x.shape[0], w.shape[0]) if math.isinf(p) else (0,)
+        return x.new_empty(shape, dtype=torch.int32)
+
+    def backward(
+        self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, need_x: bool, need_w: bool
+    ) -> tuple[Tensor, Tensor]:
+        if grad.numel() == 0 or x.shape[1] == 0 or not (need_x or need_w):
+            return (
+                torch.zeros_like(x) if need_x else x.new_empty(0),
+                torch.zeros_like(w) if need_w else w.new_empty(0),
+            )
+        if math.isinf(p):
+            return (
+                self._scatter(grad, y, saved, x, transposed=False) if need_x else x.new_empty(0),
+                self._scatter(grad, y, saved, w, transposed=True) if need_w else w.new_empty(0),
+            )
+        return self._dense_backward(grad, x, w, y, p, need_x, need_w)
+
+    def bounds(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        n, out = lower.shape[0], w.shape[0]
+        if 0 in (n, *w.shape):
+            return lower.new_zeros(n, out), lower.new_zeros(n, out)
+        smallest, largest, _, _, parts = self._bounds_pass(lower, upper, w, index=False)
+        if parts == 1:
+            return smallest[0], largest[0]
+        return self._finish_max(smallest), self._finish_max(largest)
+
+    def bounds_saving(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        n, out, features = lower.shape[0], *w.shape
+        results = [lower.new_zeros(n, out) for _ in range(2)]
+        indices = [lower.new_zeros(n, out, dtype=torch.int32) for _ in range(2)]
+        if 0 not in (n, out, features):
+            smallest, largest, near, far, parts = self._bounds_pass(lower, upper, w, index=True)
+            for place, (part, run) in enumerate(((smallest, near), (largest, far))):
+                made = (results[place], indices[place], n, out, features, place + 1, 0)
+                self._run(_FINISH_INDEX, lower, _line(n * out), 256, part, run, parts, lower, upper, w, *made)
+        return results[0], results[1], indices[0], indices[1]
+
+    def largest(self, *tensors: Tensor) -> Tensor:
+        """The largest |a| of each tensor, as the bits of a float: int32 [number of tensors]."""
+        tops = torch.zeros(len(tensors), dtype=torch.int32, device=tensors[0].device)
+        for place, tensor in enumerate(tensors):
+            blocks = min(4 * self._launcher.multiprocessors(tensor.device), -(-tensor.numel() // 1024))
+            self._run(_ABSOLUTE_MAX, tensor, (blocks, 1, 1), 256, tensor, Long(tensor.numel()), tops[place:])
+        return tops
+
+    def _run(
+        self,
+        kernel: Kernel,
+        like: Tensor,
+        grid: tuple[int, int, int],
+        threads: int,
+        *arguments: loader.Argument,
+        shared: int = 0,
+    ) -> None:
+        self._launcher.launch(kernel, like.device, grid, threads, *arguments, shared=shared)
+
+    def _pass(
+        self,
+        x: Tensor,
+        w: Tensor,
+        mode: int,
+        p: float = math.inf,
+        peak: Tensor | None = None,
+        tops: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None, int]:
+        """One pass over the features: partial results [parts, n, out], the runs of 32 that won, and parts."""
+        n, out, features = x.shape[0], *w.shape
+        plan = forward_plan(n, out, features, self._launcher.multiprocessors(x.device))
+        part = x.new_empty(plan.parts, n, out)
+        run = x.new_empty(plan.parts, n, out, dtype=torch.int32) if mode == MAX_RUN else None
+        kernel = forward_kernel(mode, chained(p) if mode == SUM else None)
+        sizes = (n, out, features, plan.span, _vector(features, x, w))
+        exponent = (p if mode >= SUM else 0.0, _lift(100, p) if mode == SUM else 0)
+        self._run(kernel, x, plan.grid, 128, x, w, part, run, peak, tops, *sizes, *exponent)
+        return part, run, plan.parts
+
+    def _finish_max(self, part: Tensor) -> Tensor:
+        y = torch.empty_like(part[0])
+        self._run(_FINISH_MAX, y, _line(y.numel()), 256, part, part.shape[0], y, Long(y.numel()))
+        return y
+
+    def _largest_difference(self, x: Tensor, w: Tensor) -> Tensor:
+        part, _, parts = self._pass(x, w, MAX)
+        return part[0] if parts == 1 else self._finish_max(part)
+
+    def _distance(self, x: Tensor, w: Tensor, p: float) -> Tensor:
+        n, out, features = x.shape[0], *w.shape
+        if chained(p) is not None:
+            peak, tops, lift = None, self.largest(x, w), _lift(100, p)
+            part, _, parts = self._pass(x, w, SUM, p, tops=tops)
+        else:
+            peak = self._largest_difference(x, w)
+            tops, lift = self.largest(peak), 0
+            part, _, parts = self._pass(x, w, SUM_GENERAL, p, peak, tops)
+        y = x.new_empty(n, out)
+        self._run(_FINISH_SUM, x, _line(n * out), 256, part, parts, x, w, peak, tops, y, n, out, features, p, lift)
+        return y
+
+    def _scatter(self, grad: Tensor, y: Tensor, saved: Tensor, like: Tensor, *, transposed: bool) -> Tensor:
+        """The gradient of x, or of w (transposed), at infinity: each pair's flow to its winning coordinate."""
+        result = torch.empty_like(like)
+        (rows, features), items = like.shape, grad.shape[0 if transposed else 1]
+        # Eight neighbouring columns of `saved` share their memory sectors; rows are read whole by one warp.
+        warps = min(8 if transposed else 1, _MOST_SHARED // (4 * features))
+        shared = 4 * features * warps
+        strides = (Long(1), Long(grad.shape[1])) if transposed else (Long(grad.shape[1]), Long(1))
+        sizes = (rows, items, features, *strides, -1.0 if transposed else 1.0, int(warps > 0))
+        warps = max(1, warps)
+        self._run(_SCATTER, grad, _line(rows, warps), 32 * warps, grad, y, saved, result, *sizes, shared=shared)
+        return result
+
+    def _dense_backward(
+        self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, p: float, need_x: bool, need_w: bool
+    ) -> tuple[Tensor, Tensor]:
+        n, out, features = x.shape[0], *w.shape
+        whole, exponent = chained(p), p - 1
+        general, lift = int(whole is None), 0 if whole is None else _lift(48, exponent)
+        tops = self.largest(y)
+        coefficient = torch.empty_like(y)
+        offset = torch.empty_like(y) if general else None
+        flags = torch.zeros(n + out, dtype=torch.int32, device=x.device)
+        made = (coefficient, offset, flags, n, out, exponent, lift, general)
+        self._run(_COEFFICIENTS, x, _line(n * out), 256, grad, y, tops, *made)
+
+        plan = backward_plan(n, out, features, self._launcher.multiprocessors(x.device))
+        part_x = x.new_empty(plan.grid[1], n, features) if need_x else None
+        part_w = x.new_empty(plan.grid[2], out, features) if need_w else None
+        sizes = (n, out, features, plan.stage_rows, plan.out_span, plan.row_span, _vector(out, coefficient))
+        shared = plan.stage_rows * 32 * 4 if need_x else 0
+        kernel = backward_kernel(whole, need_x, need_w)
+        inputs = (x, w, coefficient, offset, tops, part_x, part_w)
+        self._run(kernel, x, plan.grid, 256, *inputs, *sizes, exponent, lift, shared=shared)
+
+        results = [x.new_empty(0), w.new_empty(0)]
+        for place, part in enumerate((part_x, part_w)):
+            if part is None:
+                continue
+            result = results[place] = self._added(part)
+            sizes = (n, out, features, exponent, lift, general, int(place == 0))
+            self._run(_REPAIR, x, (result.shape[0], 1, 1), 256, grad, x, w, y, tops, flags, result, *sizes)
+        return results[0], results[1]
+
+    def _added(self, part: Tensor) -> Tensor:
+        if part.shape[0] == 1:
+            return part[0]
+        result = torch.empty_like(part[0])
+        blocks = min(8 * self._launcher.multiprocessors(part.device), -(-result.numel() // 256))
+        self._run(_ADD_PARTS, part, (blocks, 1, 1), 256, part, part.shape[0], result, Long(result.numel()))
+        return result
+
+    def _bounds_pass(
+        self, lower: Tensor, upper: Tensor, w: Tensor, *, index: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, int]:
+        n, out, features = lower.shape[0], *w.shape
+        plan = forward_plan(n, out, features, self._launcher.multiprocessors(lower.device))
+        smallest, largest = (lower.new_empty(plan.parts, n, out) for _ in range(2))
+        near, far = (torch.empty_like(smallest, dtype=torch.int32) if index else None for _ in range(2))
+        sizes = (n, out, features, plan.span, _vector(features, lower, upper, w))
+        made = (smallest, largest, near, far)
+        self._run(bounds_kernel(index), lower, plan.grid, 128, lower, upper, w, *made, *sizes)
+        return smallest, largest, near, far, plan.parts

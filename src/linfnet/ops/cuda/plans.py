@@ -1,0 +1,84 @@
+"""How the work of a layer is cut into blocks: pure arithmetic, the same for the same shapes and device."""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+TILE = 64
+RUN = 32
+BLOCK_OUTS = 128
+ROWS_AT_ONCE = 8
+# Bytes that partial results of one gradient may take.
+MOST_PARTIAL_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Forward:
+    """`parts` blocks share the features of one tile, `span` features each (a multiple of 32)."""
+
+    grid: tuple[int, int, int]
+    parts: int
+    span: int
+
+
+@cache
+def forward_plan(n: int, out: int, features: int, multiprocessors: int) -> Forward:
+    """Few tiles (a 10-class head has 8): the features are split as well, until every multiprocessor has work.
+
+    >>> forward_plan(512, 5120, 5120, 132), forward_plan(512, 10, 5120, 132).parts
+    (Forward(grid=(8, 80, 1), parts=1, span=5120), 40)
+    """
+    rows, columns = math.ceil(n / TILE), math.ceil(out / TILE)
+    wanted = max(1, 3 * multiprocessors // (rows * columns)) if rows * columns < multiprocessors else 1
+    runs = math.ceil(features / RUN)
+    span = math.ceil(runs / min(wanted, runs)) * RUN
+    parts = math.ceil(features / span)
+    return Forward((rows, columns, parts), parts, span)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A block takes 32 features, `out_span` outputs and `row_span` rows, `stage_rows` rows at a time."""
+
+    grid: tuple[int, int, int]
+    stage_rows: int
+    out_span: int
+    row_span: int
+
+
+def _shares(total: int) -> list[int]:
+    """The sensible numbers of equal shares: those in which no share stays empty."""
+    return sorted({math.ceil(total / math.ceil(total / parts)) for parts in range(1, min(total, 64) + 1)})
+
+
+@cache
+def backward_plan(n: int, out: int, features: int, multiprocessors: int) -> Backward:
+    """The cut with the least estimated time: whole waves of blocks, little traffic for partial results.
+
+    >>> backward_plan(512, 5120, 5120, 132)
+    Backward(grid=(160, 8, 1), stage_rows=512, out_span=640, row_span=512)
+    """
+    columns, tiles = math.ceil(features / 32), math.ceil(out / BLOCK_OUTS)
+    best: tuple[float, Backward] | None = None
+    for stage_rows in (512, 256, 128, 64):
+        if stage_rows > 64 and stage_rows // 2 >= n:
+            continue
+        stages = math.ceil(n / stage_rows)
+        step = math.ceil(min(n, stage_rows) / ROWS_AT_ONCE) * 1000 + 2000
+        for out_parts in _shares(tiles):
+            for row_parts in _shares(stages):
+                traffic = 8 * features * (out_parts * n * (out_parts > 1) + row_parts * out * (row_parts > 1))
+                partial = 4 * features * max(out_parts * n, row_parts * out)
+                if partial > MOST_PARTIAL_BYTES and out_parts * row_parts > 1:
+                    continue
+                waves = math.ceil(columns * out_parts * row_parts / (2 * multiprocessors))
+                tile_share, stage_share = math.ceil(tiles / out_parts), math.ceil(stages / row_parts)
+                # Cycles: two blocks side by side issue half as fast each; 1500 bytes move per cycle.
+                time = waves * tile_share * stage_share * step * 4 + traffic / 1500
+                plan = Backward(
+                    (columns, out_parts, row_parts), stage_rows, tile_share * BLOCK_OUTS, stage_share * stage_rows
+                )
+                if best is None or time < best[0]:
+                    best = time, plan
+    assert best is not None
+    return best[1]

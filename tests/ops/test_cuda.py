@@ -1,0 +1,186 @@
+"""The CUDA kernels against the reference in float64, on a GPU. Tolerance: twice the error of the float32 reference."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from linfnet.ops import Reference, default_implementation, linf_distance_bounds, lp_distance
+from linfnet.ops.cuda.implementation import Cuda, decoded_index
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+REFERENCE, KERNELS = Reference(), Cuda()
+ROUNDING = 2.0**-23
+FINITE = [1.0, 2.0, 3.0, 8.0, 12.0, 28.0, 64.0, 1.5, 30.5, 200.3, 1000.0]
+SHAPES = [(1, 1, 1), (3, 5, 7), (64, 64, 64), (65, 130, 33), (513, 129, 260), (96, 10, 1500), (1100, 70, 40)]
+
+
+@pytest.fixture(autouse=True)
+def poisoned() -> object:
+    """Every tensor from torch.empty starts as NaN (or the largest integer): what is not written shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch.use_deterministic_algorithms(False)
+
+
+def draw(shape: tuple[int, int, int], seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    n, out, features = shape
+    torch.manual_seed(seed)
+    x, w, grad = torch.randn(n, features), torch.randn(out, features), torch.randn(n, out)
+    return x.cuda(), w.cuda(), grad.cuda()
+
+
+def error(value: Tensor, exact: Tensor) -> float:
+    """The largest deviation relative to the largest exact number."""
+    assert torch.isfinite(value).all()
+    return ((value.double() - exact).abs().max() / exact.abs().max().clamp_min(1e-300)).item()
+
+
+def check_against_reference(x: Tensor, w: Tensor, grad: Tensor, p: float) -> None:
+    doubles = x.double(), w.double()
+    exact_y = REFERENCE.forward(*doubles, p)
+    exact = (exact_y, *REFERENCE.backward(grad.double(), *doubles, exact_y, grad, p, True, True))
+    plain_y = REFERENCE.forward(x, w, p)
+    plain = (plain_y, *REFERENCE.backward(grad, x, w, plain_y, grad, p, True, True))
+    y, saved = KERNELS.forward_saving(x, w, p)
+    made = (y, *KERNELS.backward(grad, x, w, y, saved, p, True, True))
+    for name, ours, theirs, truth in zip(("y", "grad_x", "grad_w"), made, plain, exact, strict=True):
+        bound = 2 * error(theirs, truth) + ROUNDING
+        assert error(ours, truth) <= bound, (name, error(ours, truth), bound)
+    assert torch.equal(KERNELS.forward(x, w, p), y)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("p", FINITE)
+def test_distances_and_gradients(p: float, shape: tuple[int, int, int]) -> None:
+    check_against_reference(*draw(shape), p)
+
+
+@pytest.mark.parametrize("p", FINITE)
+def test_pairs_out_of_range_are_computed_exactly(p: float) -> None:
+    x, w, grad = draw((40, 70, 90))
+    w[7] = x[3]
+    w[9] = x[4] + 1e-4 * x[5]
+    x[11] *= 50
+    w[20] *= 1e-3
+    x[20] *= 1e-3
+    check_against_reference(x, w, grad, p)
+    y = KERNELS.forward(x, w, p).double()
+    exact = REFERENCE.forward(x.double(), w.double(), p)
+    assert y[3, 7] == 0
+    assert ((y - exact).abs() <= 8 * ROUNDING * exact).all(), "relative to each pair, not only to the largest"
+
+
+@pytest.mark.parametrize("p", [8.0, 30.5])
+def test_extreme_magnitudes(p: float) -> None:
+    for factor in (1e-20, 1e20):
+        x, w, grad = draw((20, 30, 50))
+        check_against_reference(x * factor, w * factor, grad, p)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_infinity_is_bit_identical(shape: tuple[int, int, int]) -> None:
+    x, w, grad = draw(shape)
+    x = (x * 4).round() / 4  # many ties: the first must win
+    w = (w * 4).round() / 4
+    y, saved = KERNELS.forward_saving(x, w, math.inf)
+    wanted_y, wanted_index = REFERENCE.forward_saving(x.cpu(), w.cpu(), math.inf)
+    assert torch.equal(y.cpu(), wanted_y)
+    assert torch.equal(KERNELS.forward(x, w, math.inf).cpu(), wanted_y)
+    assert torch.equal(decoded_index(saved).cpu(), wanted_index)
+    made = KERNELS.backward(grad, x, w, y, saved, math.inf, True, True)
+    doubles = x.double().cpu(), w.double().cpu()
+    exact = REFERENCE.backward(grad.double().cpu(), *doubles, wanted_y, wanted_index, math.inf, True, True)
+    plain = REFERENCE.backward(grad.cpu(), x.cpu(), w.cpu(), wanted_y, wanted_index, math.inf, True, True)
+    for ours, theirs, truth in zip(made, plain, exact, strict=True):
+        assert error(ours.cpu(), truth) <= 2 * error(theirs, truth) + ROUNDING
+
+
+def test_long_rows_scatter_without_shared_memory() -> None:
+    x, w, grad = draw((5, 6, 50_000))
+    y, saved = KERNELS.forward_saving(x, w, math.inf)
+    made = KERNELS.backward(grad, x, w, y, saved, math.inf, True, True)
+    wanted = REFERENCE.backward(grad, x, w, y, decoded_index(saved), math.inf, True, True)
+    assert all(torch.allclose(a, b) for a, b in zip(made, wanted, strict=True))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bounds_are_bit_identical(shape: tuple[int, int, int]) -> None:
+    x, w, _ = draw(shape)
+    lower, upper = ((x + shift) * 4 for shift in (-0.1, 0.1))
+    lower, upper, w = lower.round() / 4, upper.round() / 4, (w * 4).round() / 4
+    wanted = REFERENCE.bounds_saving(lower.cpu(), upper.cpu(), w.cpu())
+    for ours, theirs in zip(KERNELS.bounds_saving(lower, upper, w), wanted, strict=True):
+        assert torch.equal(ours.cpu(), theirs)
+    for ours, theirs in zip(KERNELS.bounds(lower, upper, w), wanted[:2], strict=True):
+        assert torch.equal(ours.cpu(), theirs)
+
+
+@pytest.mark.parametrize("p", [8.0, 30.5, math.inf])
+def test_nan_and_infinity_reach_the_output(p: float) -> None:
+    x, w, _ = draw((70, 70, 50))
+    x[2, 3], x[5, 7] = math.nan, math.inf
+    y = KERNELS.forward(x, w, p)
+    assert y[2].isnan().all()
+    assert y[5].isposinf().all()
+    assert torch.isfinite(y[6:]).all()
+    if math.isinf(p):
+        assert (decoded_index(KERNELS.forward_saving(x, w, p)[1])[2] == 3).all()
+
+
+@pytest.mark.parametrize("p", [8.0, 30.5, 64.0, math.inf])
+def test_two_runs_give_the_same_bits(p: float) -> None:
+    x, w, grad = draw((300, 200, 700))
+    runs: list[tuple[Tensor, ...]] = []
+    for _ in range(2):
+        y, saved = KERNELS.forward_saving(x, w, p)
+        runs.append((y, *KERNELS.backward(grad, x, w, y, saved, p, True, True)))
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize("p", [8.0, math.inf])
+def test_unaligned_rows(p: float) -> None:
+    whole, w, grad = draw((30, 40, 64))
+    shifted = torch.empty(whole.numel() + 1, device="cuda")[1:].view_as(whole).copy_(whole)
+    assert shifted.data_ptr() % 16
+    assert torch.equal(KERNELS.forward(shifted, w, p), KERNELS.forward(whole, w, p))
+
+
+@pytest.mark.parametrize("p", [8.0, 30.5, math.inf])
+def test_a_graph_replays_the_step(p: float) -> None:
+    x, w, grad = draw((64, 80, 96))
+
+    def step() -> tuple[Tensor, ...]:
+        y, saved = KERNELS.forward_saving(x, w, p)
+        return (y, *KERNELS.backward(grad, x, w, y, saved, p, True, True))
+
+    wanted = step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(captured, wanted, strict=True))
+
+
+def test_autograd_uses_the_kernels() -> None:
+    x, w, grad = draw((9, 11, 13))
+    x.requires_grad_()
+    w.requires_grad_()
+    lp_distance(x, w, 8.0).backward(grad)
+    ours = x.grad, w.grad
+    x.grad = w.grad = None
+    with default_implementation("reference"):
+        lp_distance(x, w, 8.0).backward(grad)
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(ours, (x.grad, w.grad), strict=True))
+    smallest, largest = linf_distance_bounds(x - 0.1, x + 0.1, w, impl="cuda")
+    assert (smallest <= largest).all()

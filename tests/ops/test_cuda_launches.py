@@ -1,0 +1,128 @@
+"""What the CUDA implementation launches, seen without a GPU: arguments fit the kernels, sources compile."""
+
+import math
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from linfnet.ops.cuda.implementation import Cuda, backward_kernel, bounds_kernel, forward_kernel
+from linfnet.ops.cuda.loader import KERNELS, Argument, Kernel, Launcher, Long
+from linfnet.ops.cuda.plans import backward_plan, forward_plan
+
+KINDS = {"float*": torch.Tensor, "int*": torch.Tensor, "u32*": torch.Tensor, "i64": Long, "int": int, "float": float}
+
+
+def parameters(kernel: Kernel) -> list[str]:
+    """The types of a kernel's parameters, read from its source."""
+    found = re.search(rf"\b{kernel.function}\(([^)]*)\)\s*{{", kernel.source())
+    assert found, kernel.function
+    words = [parameter.replace("const", "").replace("__restrict__", "").split() for parameter in found[1].split(",")]
+    return ["".join(word[:-1]) for word in words]
+
+
+class Recorder(Launcher):
+    """Checks every launch against the kernel's signature instead of running it."""
+
+    def __init__(self) -> None:
+        self.functions: list[str] = []
+
+    def multiprocessors(self, device: torch.device) -> int:
+        return 132
+
+    def launch(
+        self,
+        kernel: Kernel,
+        device: torch.device,
+        grid: tuple[int, int, int],
+        threads: int,
+        *arguments: Argument,
+        shared: int = 0,
+    ) -> None:
+        wanted = parameters(kernel)
+        assert len(arguments) == len(wanted), kernel.function
+        for kind, argument in zip(wanted, arguments, strict=True):
+            if kind.endswith("*") and argument is None:
+                continue
+            assert type(argument) is KINDS[kind], (kernel.function, kind, argument)
+            if kind.endswith("*"):
+                assert isinstance(argument, torch.Tensor)
+                assert argument.is_contiguous()
+                assert argument.dtype == (torch.float32 if kind == "float*" else torch.int32)
+        assert all(1 <= blocks <= limit for blocks, limit in zip(grid, (2**31 - 1, 65535, 65535), strict=True))
+        assert 32 <= threads <= 1024
+        assert 0 <= shared <= 200 * 1024
+        self.functions.append(kernel.function)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 8.0, 30.5, 64.0, 1000.0, math.inf])
+@pytest.mark.parametrize("shape", [(512, 10, 320), (3, 5, 7), (1030, 130, 33)], ids=str)
+def test_launches_fit_the_kernels(p: float, shape: tuple[int, int, int]) -> None:
+    n, out, features = shape
+    x, w, grad = torch.randn(n, features), torch.randn(out, features), torch.randn(n, out)
+    recorder = Recorder()
+    kernels = Cuda(recorder)
+    assert kernels.forward(x, w, p).shape == (n, out)
+    y, saved = kernels.forward_saving(x, w, p)
+    assert (saved.shape, saved.dtype) == (kernels.saved_like(x, w, p).shape, kernels.saved_like(x, w, p).dtype)
+    for need_x, need_w in ((True, True), (True, False), (False, True)):
+        grad_x, grad_w = kernels.backward(grad, x, w, y, saved, p, need_x, need_w)
+        assert grad_x.shape == (x.shape if need_x else (0,))
+        assert grad_w.shape == (w.shape if need_w else (0,))
+    used = set(recorder.functions)
+    assert {"distance", "scatter" if math.isinf(p) else "slopes"} <= used
+    assert kernels.bounds(x, x, w)[0].shape == (n, out)
+    assert kernels.bounds_saving(x, x, w)[3].shape == (n, out)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0)], ids=str)
+@pytest.mark.parametrize("p", [8.0, 2.5, math.inf])
+def test_nothing_is_launched_for_nothing(p: float, shape: tuple[int, int, int]) -> None:
+    n, out, features = shape
+    x, w, grad = torch.randn(n, features), torch.randn(out, features), torch.randn(n, out)
+    recorder = Recorder()
+    kernels = Cuda(recorder)
+    y, saved = kernels.forward_saving(x, w, p)
+    grads = kernels.backward(grad, x, w, y, saved, p, True, True)
+    kernels.bounds_saving(x, x, w)
+    assert recorder.functions == []
+    assert all(not tensor.any() for tensor in (y, *grads))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (512, 10, 5120), (512, 5120, 3072), (100_000, 64, 27), (7, 9000, 33)])
+def test_plans_cover_everything_once(shape: tuple[int, int, int]) -> None:
+    n, out, features = shape
+    there = forward_plan(n, out, features, 132)
+    assert there.span % 32 == 0
+    assert (there.parts - 1) * there.span < features <= there.parts * there.span
+    back = backward_plan(n, out, features, 132)
+    assert back.stage_rows % 8 == 0
+    assert back.out_span % 128 == 0
+    assert (back.grid[1] - 1) * back.out_span < out <= back.grid[1] * back.out_span
+    assert (back.grid[2] - 1) * back.row_span < n <= back.grid[2] * back.row_span
+
+
+def test_importing_does_not_touch_cuda() -> None:
+    code = "import torch, linfnet.ops; assert not torch.cuda.is_initialized(); print(linfnet.ops.names())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "cuda" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_sources_compile(architecture: str, tmp_path: Path) -> None:
+    kernels = [
+        *(forward_kernel(mode, 8 if mode == 2 else None) for mode in range(4)),
+        *(backward_kernel(p, True, True) for p in (7, None)),
+        bounds_kernel(True),
+        *(Kernel(file, "") for file in ("finish.cu", "gradients.cu", "scale.cu", "sparse.cu")),
+    ]
+    assert {kernel.file for kernel in kernels} == {file.name for file in KERNELS.glob("*.cu")}
+    for place, kernel in enumerate(kernels):
+        source = tmp_path / f"{place}-{kernel.file}"
+        source.write_text(kernel.source())
+        subprocess.run(["nvcc", f"-arch={architecture}", "-cubin", "-o", "/dev/null", source], check=True)
