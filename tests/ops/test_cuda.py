@@ -148,7 +148,7 @@ def test_two_runs_give_the_same_bits(p: float) -> None:
 
 @pytest.mark.parametrize("p", [8.0, math.inf])
 def test_unaligned_rows(p: float) -> None:
-    whole, w, grad = draw((30, 40, 64))
+    whole, w, _ = draw((30, 40, 64))
     shifted = torch.empty(whole.numel() + 1, device="cuda")[1:].view_as(whole).copy_(whole)
     assert shifted.data_ptr() % 16
     assert torch.equal(KERNELS.forward(shifted, w, p), KERNELS.forward(whole, w, p))
