@@ -1,4 +1,8 @@
-"""The CUDA kernels against the reference in float64, on a GPU. Tolerance: twice the error of the float32 reference."""
+"""The CUDA kernels against the reference in float64, on a GPU.
+
+Tolerance: twice the error of the float32 reference, and what the way of computing adds where the reference happens to be
+exact (|d| / y = 1): p roundings of a chain of multiplications, or p times the error 2^-22 of the special functions' log2.
+"""
 
 import math
 import warnings
@@ -8,6 +12,7 @@ import torch
 from torch import Tensor
 
 from linfnet.ops import Reference, default_implementation, linf_distance_bounds, lp_distance
+from linfnet.ops.chains import LARGEST_CHAINED
 from linfnet.ops.cuda.implementation import Cuda, decoded_index
 
 pytestmark = [
@@ -44,6 +49,12 @@ def error(value: Tensor, exact: Tensor) -> float:
     return ((value.double() - exact).abs().max() / exact.abs().max().clamp_min(1e-300)).item()
 
 
+def slack(name: str, p: float) -> float:
+    if name == "y":
+        return ROUNDING
+    return ROUNDING + p * 2.0 ** (-24 if p <= LARGEST_CHAINED else -22)
+
+
 def check_against_reference(x: Tensor, w: Tensor, grad: Tensor, p: float) -> None:
     doubles = x.double(), w.double()
     exact_y = REFERENCE.forward(*doubles, p)
@@ -53,7 +64,7 @@ def check_against_reference(x: Tensor, w: Tensor, grad: Tensor, p: float) -> Non
     y, saved = KERNELS.forward_saving(x, w, p)
     made = (y, *KERNELS.backward(grad, x, w, y, saved, p, True, True))
     for name, ours, theirs, truth in zip(("y", "grad_x", "grad_w"), made, plain, exact, strict=True):
-        bound = 2 * error(theirs, truth) + ROUNDING
+        bound = 2 * error(theirs, truth) + slack(name, p)
         assert error(ours, truth) <= bound, (name, error(ours, truth), bound)
     assert torch.equal(KERNELS.forward(x, w, p), y)
 

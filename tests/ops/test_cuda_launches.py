@@ -100,7 +100,7 @@ def test_plans_cover_everything_once(shape: tuple[int, int, int]) -> None:
     assert there.span % 32 == 0
     assert (there.parts - 1) * there.span < features <= there.parts * there.span
     back = backward_plan(n, out, features, 132)
-    assert back.stage_rows % 8 == 0
+    assert back.row_span % 8 == 0
     assert back.out_span % 128 == 0
     assert (back.grid[1] - 1) * back.out_span < out <= back.grid[1] * back.out_span
     assert (back.grid[2] - 1) * back.row_span < n <= back.grid[2] * back.row_span
@@ -116,8 +116,8 @@ def test_importing_does_not_touch_cuda() -> None:
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_sources_compile(architecture: str, tmp_path: Path) -> None:
     kernels = [
-        *(forward_kernel(mode, 8 if mode == 2 else None) for mode in range(4)),
-        *(backward_kernel(p, True, True) for p in (7, None)),
+        *(forward_kernel(mode, 8.0 if mode == 2 else math.inf) for mode in range(4)),
+        *(backward_kernel(p, True, True) for p in (7.5, None)),
         bounds_kernel(True),
         *(Kernel(file, "") for file in ("finish.cu", "gradients.cu", "scale.cu", "sparse.cu")),
     ]

@@ -66,17 +66,17 @@ def snapped_p(p: float) -> float:
     return float(min(short, key=lambda n: (abs(n - p), -n)))
 
 
-def power_source(name: str, n: int, *, signed: bool) -> str:
-    """CUDA source of a function d -> |d|^n, times the sign of d if `signed`.
+def power_source(name: str, n: int, *, signed: bool, fraction: bool = False) -> str:
+    """CUDA source of a function d -> |d|^n, times the sign of d if `signed`, times |d|^fraction if asked for.
 
     >>> print(power_source("slope", 3, signed=True))
-    static __device__ __forceinline__ float slope(float d) {
+    static __device__ __forceinline__ float slope(float d, float fraction) {
       float d2 = d * d;
       float d3 = d2 * d;
       return d3;
     }
     """
-    lines = [f"static __device__ __forceinline__ float {name}(float d) {{"]
+    lines = [f"static __device__ __forceinline__ float {name}(float d, float fraction) {{"]
     if n == 0:
         result = "(d > 0.0f ? 1.0f : d < 0.0f ? -1.0f : d)" if signed else "1.0f"
     else:
@@ -91,4 +91,6 @@ def power_source(name: str, n: int, *, signed: bool) -> str:
             result = f"copysignf({result}, d)"
         elif not signed and n % 2:
             result = f"fabsf({result})"
+    if fraction:
+        result += " * exp2_fast(fraction * log2_fast(fabsf(d)))"
     return "\n".join([*lines, f"  return {result};", "}"])

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from linfnet.ops.chains import LARGEST_CHAINED, power_source
+from linfnet.ops.chains import LARGEST_CHAINED, multiplications, power_source
 from linfnet.ops.cuda import loader
 from linfnet.ops.cuda.loader import Kernel, Launcher, Long, NoKernelsError
 from linfnet.ops.cuda.plans import backward_plan, forward_plan
@@ -26,27 +26,38 @@ _REPAIR = Kernel("gradients.cu", "repair")
 _SCATTER = Kernel("sparse.cu", "scatter")
 # Dynamic shared memory that one block of `scatter` may take, on every GPU served.
 _MOST_SHARED = 160 * 1024
+# Dynamic shared memory of the dense backward: the shares of 8 warps in 8 rows of 64 features, twice.
+_SHARES = 2 * 8 * 8 * 64 * 4
 
 
 @cache
 def chained(p: float) -> int | None:
-    """p as an integer if its power is taken by multiplication, None if by special functions."""
-    return int(p) if p == int(p) and p <= LARGEST_CHAINED else None
+    """The whole part of p if that power is taken by multiplication (what is left of p, by special functions), or None.
+
+    The error of the special functions is then multiplied by the fraction alone, not by p.
+    """
+    return math.floor(p) if p <= LARGEST_CHAINED else None
 
 
 @cache
-def forward_kernel(mode: int, p: int | None = None) -> Kernel:
+def forward_kernel(mode: int, p: float = math.inf) -> Kernel:
     """The kernel of one pass over the features (modes: see forward.cu)."""
-    before = power_source("power", p, signed=False) if p is not None else ""
-    return Kernel("forward.cu", "distance", (("MODE", mode),), before)
+    if mode != SUM:
+        return Kernel("forward.cu", "distance", (("MODE", mode), ("UNROLL", 2 if mode == SUM_GENERAL else 8)))
+    whole = math.floor(p)
+    before = power_source("power", whole, signed=False, fraction=p != whole)
+    unroll = 4 if multiplications(whole) <= 3 and p == whole else 2
+    return Kernel("forward.cu", "distance", (("MODE", mode), ("UNROLL", unroll)), before)
 
 
 @cache
-def backward_kernel(p: int | None, need_x: bool, need_w: bool) -> Kernel:
+def backward_kernel(p: float | None, need_x: bool, need_w: bool) -> Kernel:
     """The dense backward for p by multiplication, or for any p by special functions (None)."""
-    before = power_source("slope", p - 1, signed=True) if p is not None else ""
-    flags = (("GENERAL", int(p is None)), ("NEED_X", int(need_x)), ("NEED_W", int(need_w)))
-    return Kernel("backward.cu", "slopes", flags, before)
+    flags = (("GENERAL", int(p is None)), ("NEED_X", int(need_x)), ("NEED_W", int(need_w)), ("UNROLL", 2))
+    if p is None:
+        return Kernel("backward.cu", "slopes", flags)
+    whole = math.floor(p - 1)
+    return Kernel("backward.cu", "slopes", flags, power_source("slope", whole, signed=True, fraction=p - 1 != whole))
 
 
 @cache
@@ -124,8 +135,11 @@ class Cuda:
         return self._distance(x, w, p)
 
     def forward_saving(self, x: Tensor, w: Tensor, p: float) -> tuple[Tensor, Tensor]:
-        if not math.isinf(p) or 0 in (x.shape[0], *w.shape):
+        if 0 in (x.shape[0], *w.shape):
             return self.forward(x, w, p), self.saved_like(x, w, p).zero_()
+        if not math.isinf(p):
+            rest = self.saved_like(x, w, p)
+            return self._distance(x, w, p, rest), rest
         n, out, features = x.shape[0], *w.shape
         part, run, parts = self._pass(x, w, MAX_RUN)
         y, index = x.new_empty(n, out), self.saved_like(x, w, p)
@@ -134,8 +148,8 @@ class Cuda:
         return y, index
 
     def saved_like(self, x: Tensor, w: Tensor, p: float) -> Tensor:
-        shape = (x.shape[0], w.shape[0]) if math.isinf(p) else (0,)
-        return x.new_empty(shape, dtype=torch.int32)
+        # At infinity the winning coordinate and its sign; else what y lost when it was rounded.
+        return x.new_empty(x.shape[0], w.shape[0], dtype=torch.int32 if math.isinf(p) else x.dtype)
 
     def backward(
         self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, need_x: bool, need_w: bool
@@ -150,7 +164,7 @@ class Cuda:
                 self._scatter(grad, y, saved, x, transposed=False) if need_x else x.new_empty(0),
                 self._scatter(grad, y, saved, w, transposed=True) if need_w else w.new_empty(0),
             )
-        return self._dense_backward(grad, x, w, y, p, need_x, need_w)
+        return self._dense_backward(grad, x, w, y, saved, p, need_x, need_w)
 
     def bounds(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         n, out = lower.shape[0], w.shape[0]
@@ -205,7 +219,7 @@ class Cuda:
         plan = forward_plan(n, out, features, self._launcher.multiprocessors(x.device))
         part = x.new_empty(plan.parts, n, out)
         run = x.new_empty(plan.parts, n, out, dtype=torch.int32) if mode == MAX_RUN else None
-        kernel = forward_kernel(mode, chained(p) if mode == SUM else None)
+        kernel = forward_kernel(mode, p if mode == SUM else math.inf)
         sizes = (n, out, features, plan.span, _vector(features, x, w))
         exponent = (p if mode >= SUM else 0.0, _lift(100, p) if mode == SUM else 0)
         self._run(kernel, x, plan.grid, 128, x, w, part, run, peak, tops, *sizes, *exponent)
@@ -220,7 +234,7 @@ class Cuda:
         part, _, parts = self._pass(x, w, MAX)
         return part[0] if parts == 1 else self._finish_max(part)
 
-    def _distance(self, x: Tensor, w: Tensor, p: float) -> Tensor:
+    def _distance(self, x: Tensor, w: Tensor, p: float, rest: Tensor | None = None) -> Tensor:
         n, out, features = x.shape[0], *w.shape
         if chained(p) is not None:
             peak, tops, lift = None, self.largest(x, w), _lift(100, p)
@@ -230,41 +244,44 @@ class Cuda:
             tops, lift = self.largest(peak), 0
             part, _, parts = self._pass(x, w, SUM_GENERAL, p, peak, tops)
         y = x.new_empty(n, out)
-        self._run(_FINISH_SUM, x, _line(n * out), 256, part, parts, x, w, peak, tops, y, n, out, features, p, lift)
+        self._run(
+            _FINISH_SUM, x, _line(n * out), 256, part, parts, x, w, peak, tops, y, rest, n, out, features, p, lift
+        )
         return y
 
     def _scatter(self, grad: Tensor, y: Tensor, saved: Tensor, like: Tensor, *, transposed: bool) -> Tensor:
         """The gradient of x, or of w (transposed), at infinity: each pair's flow to its winning coordinate."""
         result = torch.empty_like(like)
         (rows, features), items = like.shape, grad.shape[0 if transposed else 1]
-        # Eight neighbouring columns of `saved` share their memory sectors; rows are read whole by one warp.
-        warps = min(8 if transposed else 1, _MOST_SHARED // (4 * features))
-        shared = 4 * features * warps
+        # Rows of x are few and long: four warps share one. Eight neighbouring columns of `saved` lie in one sector.
+        most = _MOST_SHARED // (4 * features)
+        share = 1 if transposed or most < 4 else 4
+        warps = min(8, most) if transposed else min(share, most)
         strides = (Long(1), Long(grad.shape[1])) if transposed else (Long(grad.shape[1]), Long(1))
-        sizes = (rows, items, features, *strides, -1.0 if transposed else 1.0, int(warps > 0))
-        warps = max(1, warps)
-        self._run(_SCATTER, grad, _line(rows, warps), 32 * warps, grad, y, saved, result, *sizes, shared=shared)
+        sizes = (rows, items, features, *strides, -1.0 if transposed else 1.0, share, int(warps > 0))
+        grid, threads = _line(rows, max(1, warps) // share), 32 * max(1, warps)
+        self._run(_SCATTER, grad, grid, threads, grad, y, saved, result, *sizes, shared=4 * features * warps)
         return result
 
     def _dense_backward(
-        self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, p: float, need_x: bool, need_w: bool
+        self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, rest: Tensor, p: float, need_x: bool, need_w: bool
     ) -> tuple[Tensor, Tensor]:
         n, out, features = x.shape[0], *w.shape
-        whole, exponent = chained(p), p - 1
-        general, lift = int(whole is None), 0 if whole is None else _lift(48, exponent)
+        general, exponent = int(chained(p) is None), p - 1
+        lift = 0 if general else _lift(48, exponent)
         tops = self.largest(y)
         coefficient = torch.empty_like(y)
         offset = torch.empty_like(y) if general else None
         flags = torch.zeros(n + out, dtype=torch.int32, device=x.device)
         made = (coefficient, offset, flags, n, out, exponent, lift, general)
-        self._run(_COEFFICIENTS, x, _line(n * out), 256, grad, y, tops, *made)
+        self._run(_COEFFICIENTS, x, _line(n * out), 256, grad, y, rest, tops, *made)
 
         plan = backward_plan(n, out, features, self._launcher.multiprocessors(x.device))
         part_x = x.new_empty(plan.grid[1], n, features) if need_x else None
         part_w = x.new_empty(plan.grid[2], out, features) if need_w else None
-        sizes = (n, out, features, plan.stage_rows, plan.out_span, plan.row_span, _vector(out, coefficient))
-        shared = plan.stage_rows * 32 * 4 if need_x else 0
-        kernel = backward_kernel(whole, need_x, need_w)
+        sizes = (n, out, features, plan.out_span, plan.row_span, _vector(out, coefficient))
+        shared = _SHARES if need_x else 0
+        kernel = backward_kernel(None if general else p, need_x, need_w)
         inputs = (x, w, coefficient, offset, tops, part_x, part_w)
         self._run(kernel, x, plan.grid, 256, *inputs, *sizes, exponent, lift, shared=shared)
 

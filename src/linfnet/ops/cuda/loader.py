@@ -36,24 +36,25 @@ class NoKernelsError(LinfnetError):
 
 @dataclass(frozen=True)
 class Kernel:
-    """One function of one source file, compiled with the given definitions after the given source."""
+    """One function of one source file, compiled with the given definitions; `power` stands for `#include "power"`."""
 
     file: str
     function: str
     definitions: tuple[tuple[str, int], ...] = ()
-    before: str = ""
+    power: str = ""
 
     def source(self) -> str:
-        """The whole source as one text: definitions, what comes before, and the file with its includes in place."""
+        """The whole source as one text: definitions, and the file with its includes in place."""
         defined = "".join(f"#define {name} {value}\n" for name, value in self.definitions)
-        return defined + self.before + "\n" + _expanded(self.file)
+        return defined + _expanded(self.file).replace('#include "power"', self.power)
 
 
 @cache
 def _expanded(file: str) -> str:
     lines = (KERNELS / file).read_text(encoding="utf-8").splitlines()
     include = '#include "'
-    return "\n".join(_expanded(line[len(include) : -1]) if line.startswith(include) else line for line in lines) + "\n"
+    files = (line[len(include) : -1] if line.startswith(include) and line.endswith('.cuh"') else None for line in lines)
+    return "\n".join(_expanded(name) if name else line for name, line in zip(files, lines, strict=True)) + "\n"
 
 
 def cache_folder() -> Path:

@@ -7,7 +7,8 @@ from functools import cache
 TILE = 64
 RUN = 32
 BLOCK_OUTS = 128
-ROWS_AT_ONCE = 8
+BLOCK_FEATURES = 64
+ROW_UNIT = 64
 # Bytes that partial results of one gradient may take.
 MOST_PARTIAL_BYTES = 1 << 30
 
@@ -38,10 +39,9 @@ def forward_plan(n: int, out: int, features: int, multiprocessors: int) -> Forwa
 
 @dataclass(frozen=True)
 class Backward:
-    """A block takes 32 features, `out_span` outputs and `row_span` rows, `stage_rows` rows at a time."""
+    """A block takes 64 features, `out_span` outputs and `row_span` rows."""
 
     grid: tuple[int, int, int]
-    stage_rows: int
     out_span: int
     row_span: int
 
@@ -56,29 +56,23 @@ def backward_plan(n: int, out: int, features: int, multiprocessors: int) -> Back
     """The cut with the least estimated time: whole waves of blocks, little traffic for partial results.
 
     >>> backward_plan(512, 5120, 5120, 132)
-    Backward(grid=(160, 8, 1), stage_rows=512, out_span=640, row_span=512)
+    Backward(grid=(80, 8, 2), out_span=640, row_span=256)
     """
-    columns, tiles = math.ceil(features / 32), math.ceil(out / BLOCK_OUTS)
+    columns, tiles, stages = math.ceil(features / BLOCK_FEATURES), math.ceil(out / BLOCK_OUTS), math.ceil(n / ROW_UNIT)
     best: tuple[float, Backward] | None = None
-    for stage_rows in (512, 256, 128, 64):
-        if stage_rows > 64 and stage_rows // 2 >= n:
-            continue
-        stages = math.ceil(n / stage_rows)
-        step = math.ceil(min(n, stage_rows) / ROWS_AT_ONCE) * 1000 + 2000
-        for out_parts in _shares(tiles):
-            for row_parts in _shares(stages):
-                traffic = 8 * features * (out_parts * n * (out_parts > 1) + row_parts * out * (row_parts > 1))
-                partial = 4 * features * max(out_parts * n, row_parts * out)
-                if partial > MOST_PARTIAL_BYTES and out_parts * row_parts > 1:
-                    continue
-                waves = math.ceil(columns * out_parts * row_parts / (2 * multiprocessors))
-                tile_share, stage_share = math.ceil(tiles / out_parts), math.ceil(stages / row_parts)
-                # Cycles: two blocks side by side issue half as fast each; 1500 bytes move per cycle.
-                time = waves * tile_share * stage_share * step * 4 + traffic / 1500
-                plan = Backward(
-                    (columns, out_parts, row_parts), stage_rows, tile_share * BLOCK_OUTS, stage_share * stage_rows
-                )
-                if best is None or time < best[0]:
-                    best = time, plan
+    for out_parts in _shares(tiles):
+        for row_parts in _shares(stages):
+            partial = 4 * features * max(out_parts * n, row_parts * out)
+            if partial > MOST_PARTIAL_BYTES and out_parts * row_parts > 1:
+                continue
+            traffic = 8 * features * (out_parts * n * (out_parts > 1) + row_parts * out * (row_parts > 1))
+            waves = math.ceil(columns * out_parts * row_parts / (2 * multiprocessors))
+            tile_share, row_share = math.ceil(tiles / out_parts), math.ceil(stages / row_parts)
+            # Cycles: 2000 instructions for 8 rows, 4 warps of a scheduler take turns; 1500 bytes move per cycle.
+            block = tile_share * (math.ceil(min(n, row_share * ROW_UNIT) / 8) * 2000 + 3000) * 4
+            time = waves * block + traffic / 1500
+            if best is None or time < best[0]:
+                plan = Backward((columns, out_parts, row_parts), tile_share * BLOCK_OUTS, row_share * ROW_UNIT)
+                best = time, plan
     assert best is not None
     return best[1]

@@ -1,145 +1,172 @@
 // Both gradients of dense distances from one power per (row, output, feature):
 //   grad_x[b, i] = sum_o c[b, o] slope(s (x[b, i] - w[o, i])),   grad_w[o, i] = -sum_b the same,   c = g (s y)^(1 - p).
-// A lane owns one feature, a warp 16 outputs in registers, a block 128 outputs and up to 512 rows at a time; grad_w is
-// summed in registers over the rows, grad_x over the warps in a fixed order and over the outputs in shared memory.
+// A lane owns two features, a warp 16 outputs in registers, a block 128 outputs at a time. grad_w is summed in registers
+// over the rows; grad_x over the warps in a fixed order, then over the block's outputs in the partial result itself.
 //   GENERAL 0: slope() is a chain of multiplications;  1: g 2^((p - 1) log2 (s |d|) + offset) by special functions.
 #include "common.cuh"
+#include "power"
 
 #define WARPS 8
 #define OUTS 16
 #define BLOCK_OUTS (WARPS * OUTS)
+// Loops longer than about 700 instructions no longer fit the nearest instruction cache.
+static constexpr int rows_unrolled = UNROLL;
 
-static __device__ __forceinline__ float4 fetch4(const float* __restrict__ row, i64 at, i64 stop, bool vector) {
-  if (vector && at + 3 < stop) return *reinterpret_cast<const float4*>(row + at);
-  return make_float4(at < stop ? row[at] : 0.0f, at + 1 < stop ? row[at + 1] : 0.0f, at + 2 < stop ? row[at + 2] : 0.0f,
-                     at + 3 < stop ? row[at + 3] : 0.0f);
+static __device__ __forceinline__ float4 fetch4(const float* __restrict__ at, i64 left, bool whole) {
+  if (whole) return *reinterpret_cast<const float4*>(at);
+  return make_float4(left > 0 ? at[0] : 0.0f, left > 1 ? at[1] : 0.0f, left > 2 ? at[2] : 0.0f, left > 3 ? at[3] : 0.0f);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)
 slopes(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ coefficient,
        const float* __restrict__ offset, const u32* __restrict__ tops, float* __restrict__ part_x,
-       float* __restrict__ part_w, int n, int out, int features, int stage_rows, int out_span, int row_span, int vector,
+       float* __restrict__ part_w, int n, int out, int features, int out_span, int row_span, int vector,
        float exponent, int lift) {
-  extern __shared__ float sum_x[];  // [stage_rows][32]
   __shared__ __align__(16) float cs[2][WARPS][BLOCK_OUTS];
 #if GENERAL
   __shared__ __align__(16) float fs[2][WARPS][BLOCK_OUTS];
 #endif
-  __shared__ float xs[2][WARPS][32];
+  __shared__ float2 xs[2][WARPS][32];
 #if NEED_X
-  __shared__ float shares[2][WARPS][WARPS][32];
+  extern __shared__ __align__(16) float2 shares[];  // [2][WARPS][WARPS][32]
 #endif
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  i64 feature = (i64)blockIdx.x * 32 + lane;
-  bool here = feature < features;
-  i64 column = here ? feature : features - 1;
+  i64 feature = (i64)blockIdx.x * 64 + lane;
+  bool here[2] = {feature < features, feature + 32 < features};
+  // Beyond the end the last feature stands in: its results are not written.
+  i64 column[2] = {here[0] ? feature : features - 1, here[1] ? feature + 32 : features - 1};
   i64 first_out = (i64)blockIdx.y * out_span, stop_out = min(first_out + out_span, (i64)out);
   i64 first_row = (i64)blockIdx.z * row_span, stop_row = min(first_row + row_span, (i64)n);
   float scale = scale_for(__uint_as_float(tops[0]), lift);
-
-  for (i64 stage = first_row; stage < stop_row; stage += stage_rows) {
-    int rows = (int)min((i64)stage_rows, stop_row - stage);
-#if NEED_X
-    for (int r = warp; r < stage_rows; r += WARPS) sum_x[r * 32 + lane] = 0.0f;
+#if !GENERAL
+  float fraction = exponent - floorf(exponent);
 #endif
-    for (i64 tile = first_out; tile < stop_out; tile += BLOCK_OUTS) {
-      float wv[OUTS], sum_w[OUTS];
+
+  int rows = (int)(stop_row - first_row);
+
+  for (i64 tile = first_out; tile < stop_out; tile += BLOCK_OUTS) {
+    float wv[OUTS][2], sum_w[OUTS][2];
 #pragma unroll
-      for (int j = 0; j < OUTS; ++j) {
-        // Beyond the end the last row stands in with coefficient 0: its differences stay in range.
-        i64 o = min(tile + warp * OUTS + j, (i64)out - 1);
-        wv[j] = w[o * features + column] * scale;
-        sum_w[j] = 0.0f;
+    for (int j = 0; j < OUTS; ++j) {
+      // Beyond the end the last output stands in with coefficient 0: its differences stay in range.
+      const float* from = w + min(tile + warp * OUTS + j, (i64)out - 1) * features;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        wv[j][h] = from[column[h]] * scale;
+        sum_w[j][h] = 0.0f;
       }
-      i64 row = stage + warp, place = tile + lane * 4;
-      bool live = row < stop_row;
-      float4 next_c = fetch4(coefficient + min(row, stop_row - 1) * out, place, live ? stop_out : 0, vector);
+    }
+    i64 row = min(first_row + warp, stop_row - 1), place = tile + lane * 4;
+    i64 left = stop_out - place;
+    bool whole = vector && left > 3;
+    const float* c_from = coefficient + row * out + place;
+    const float* x_from = x + row * features;
+    float4 next_c = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (warp < rows) next_c = fetch4(c_from, left, whole);
 #if GENERAL
-      float4 next_f = fetch4(offset + min(row, stop_row - 1) * out, place, live ? stop_out : 0, vector);
+    const float* f_from = offset + row * out + place;
+    float4 next_f = fetch4(f_from, left, whole);
 #endif
-      float next_x = x[min(row, stop_row - 1) * features + column] * scale;
-      __syncthreads();
-      *reinterpret_cast<float4*>(&cs[0][warp][lane * 4]) = next_c;
+    float2 next_x = make_float2(x_from[column[0]], x_from[column[1]]);
+    __syncthreads();
+    *reinterpret_cast<float4*>(&cs[0][warp][lane * 4]) = next_c;
 #if GENERAL
-      *reinterpret_cast<float4*>(&fs[0][warp][lane * 4]) = next_f;
+    *reinterpret_cast<float4*>(&fs[0][warp][lane * 4]) = next_f;
 #endif
-      xs[0][warp][lane] = next_x;
-      __syncthreads();
+    xs[0][warp][lane] = make_float2(next_x.x * scale, next_x.y * scale);
+    __syncthreads();
 
-      int buffer = 0;
-      for (int r = 0; r < rows; r += WARPS, buffer ^= 1) {
-        if (r + WARPS < rows) {
-          row = stage + r + WARPS + warp;
-          live = row < stop_row;
-          next_c = fetch4(coefficient + min(row, stop_row - 1) * out, place, live ? stop_out : 0, vector);
-#if GENERAL
-          next_f = fetch4(offset + min(row, stop_row - 1) * out, place, live ? stop_out : 0, vector);
-#endif
-          next_x = x[min(row, stop_row - 1) * features + column] * scale;
-        }
-#pragma unroll
-        for (int b = 0; b < WARPS; ++b) {
-          float xv = xs[buffer][b][lane];
 #if NEED_X
-          float share[2] = {0.0f, 0.0f};  // two, so that sums wait less for each other
+    float* sum_x = part_x + ((i64)blockIdx.y * n + first_row + warp) * features + feature;
 #endif
-#pragma unroll
-          for (int q = 0; q < OUTS; q += 4) {
-            float c[4];
-            *reinterpret_cast<float4*>(c) = *reinterpret_cast<const float4*>(&cs[buffer][b][warp * OUTS + q]);
+    int buffer = 0;
+    for (int r = 0; r < rows; r += WARPS, buffer ^= 1) {
+#if NEED_X
+      bool mine = r + warp < rows;
+      float2 before = make_float2(0.0f, 0.0f);
+      if (mine && tile > first_out) before = make_float2(here[0] ? sum_x[0] : 0.0f, here[1] ? sum_x[32] : 0.0f);
+#endif
+      // Rows beyond the end keep the row before with coefficient 0.
+      bool live = r + WARPS + warp < rows;
+      if (live) {
+        c_from += (i64)WARPS * out;
+        x_from += (i64)WARPS * features;
+        next_c = fetch4(c_from, left, whole);
 #if GENERAL
-            float f[4];
-            *reinterpret_cast<float4*>(f) = *reinterpret_cast<const float4*>(&fs[buffer][b][warp * OUTS + q]);
+        f_from += (i64)WARPS * out;
+        next_f = fetch4(f_from, left, whole);
+#endif
+        next_x = make_float2(x_from[column[0]], x_from[column[1]]);
+      } else {
+        next_c = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      }
+#pragma unroll rows_unrolled
+      for (int b = 0; b < WARPS; ++b) {
+        float2 pair = xs[buffer][b][lane];
+        float xv[2] = {pair.x, pair.y};
+#if NEED_X
+        float share[2] = {0.0f, 0.0f};
 #endif
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-              float d = xv - wv[q + j];
+        for (int q = 0; q < OUTS; q += 4) {
+          float c[4];
+          *reinterpret_cast<float4*>(c) = *reinterpret_cast<const float4*>(&cs[buffer][b][warp * OUTS + q]);
+#if GENERAL
+          float f[4];
+          *reinterpret_cast<float4*>(f) = *reinterpret_cast<const float4*>(&fs[buffer][b][warp * OUTS + q]);
+#endif
+#pragma unroll
+          for (int j = 0; j < 4; ++j)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+              float d = xv[h] - wv[q + j][h];
 #if GENERAL
               float t = copysignf(exp2_fast(fmaf(exponent, log2_fast(fabsf(d)), f[j])), d);
 #else
-              float t = slope(d);
+              float t = slope(d, fraction);
 #endif
 #if NEED_X
-              share[j & 1] = fmaf(c[j], t, share[j & 1]);
+              share[h] = fmaf(c[j], t, share[h]);
 #endif
 #if NEED_W
-              sum_w[q + j] = fmaf(c[j], t, sum_w[q + j]);
+              sum_w[q + j][h] = fmaf(c[j], t, sum_w[q + j][h]);
 #endif
             }
-          }
-#if NEED_X
-          shares[buffer][warp][b][lane] = share[0] + share[1];
-#endif
         }
-        if (r + WARPS < rows) {
-          *reinterpret_cast<float4*>(&cs[buffer ^ 1][warp][lane * 4]) = next_c;
+#if NEED_X
+        shares[((buffer * WARPS + warp) * WARPS + b) * 32 + lane] = make_float2(share[0], share[1]);
+#endif
+      }
+      *reinterpret_cast<float4*>(&cs[buffer ^ 1][warp][lane * 4]) = next_c;
 #if GENERAL
-          *reinterpret_cast<float4*>(&fs[buffer ^ 1][warp][lane * 4]) = next_f;
+      *reinterpret_cast<float4*>(&fs[buffer ^ 1][warp][lane * 4]) = next_f;
 #endif
-          xs[buffer ^ 1][warp][lane] = next_x;
-        }
-        __syncthreads();
+      xs[buffer ^ 1][warp][lane] = make_float2(next_x.x * scale, next_x.y * scale);
+      __syncthreads();
 #if NEED_X
-        float sum = 0.0f;
+      if (mine) {
 #pragma unroll
-        for (int v = 0; v < WARPS; ++v) sum += shares[buffer][v][warp][lane];
-        sum_x[(r + warp) * 32 + lane] += sum;
-#endif
-      }
-#if NEED_W
-#pragma unroll
-      for (int j = 0; j < OUTS; ++j) {
-        i64 o = tile + warp * OUTS + j;
-        if (here && o < stop_out) {
-          float* target = part_w + ((i64)blockIdx.z * out + o) * features + feature;
-          *target = stage == first_row ? -sum_w[j] : *target - sum_w[j];
+        for (int v = 0; v < WARPS; ++v) {
+          float2 share = shares[((buffer * WARPS + v) * WARPS + warp) * 32 + lane];
+          before.x += share.x;
+          before.y += share.y;
         }
+        if (here[0]) sum_x[0] = before.x;
+        if (here[1]) sum_x[32] = before.y;
       }
+      sum_x += (i64)WARPS * features;
 #endif
     }
-#if NEED_X
-    for (int r = warp; r < rows; r += WARPS)
-      if (here) part_x[((i64)blockIdx.y * n + stage + r) * features + feature] = sum_x[r * 32 + lane];
+#if NEED_W
+#pragma unroll
+    for (int j = 0; j < OUTS; ++j) {
+      i64 o = tile + warp * OUTS + j;
+      if (o >= stop_out) continue;
+      float* target = part_w + ((i64)blockIdx.z * out + o) * features + feature;
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        if (here[h]) target[32 * h] = -sum_w[j][h];
+    }
 #endif
   }
 }

@@ -1,4 +1,5 @@
-// What the kernels share: maxima that keep NaN, scales that are powers of two, the root of a sum of powers.
+// What the kernels share: maxima that keep NaN, scales that are powers of two.
+#pragma nv_diag_suppress 177  // not every kernel uses every function
 typedef unsigned int u32;
 typedef long long i64;
 
@@ -32,15 +33,6 @@ static __device__ __forceinline__ float scale_for(float top, int lift) {
   if (!(top > 0.0f && top < INFINITE)) return 1.0f;
   int e = lift - 1 - ilogbf(top);
   return two_to(e < -100 ? -100 : e > 100 ? 100 : e);
-}
-
-// sum^(1/p): exponent and mantissa apart, so that the logarithm's error is not multiplied by a large exponent.
-static __device__ __forceinline__ float root(float sum, float p) {
-  int e = ilogbf(sum);
-  float m = scalbnf(sum, -e);
-  float whole = rintf((float)e / p);
-  float part = fmaf(-whole, p, (float)e) / p;
-  return scalbnf(exp2f(part + log2f(m) / p), (int)whole);
 }
 
 // How far the scaled sums and slopes may lie from 1 before a pair is recomputed exactly.

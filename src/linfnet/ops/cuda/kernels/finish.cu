@@ -2,7 +2,7 @@
 #include "common.cuh"
 
 // The exact way, by a whole warp: the maximum first, then powers of numbers in [0, 1].
-static __device__ float exact_distance(const float* __restrict__ x, const float* __restrict__ w, int features, float p) {
+static __device__ double exact_distance(const float* __restrict__ x, const float* __restrict__ w, int features, float p) {
   int lane = threadIdx.x & 31;
   u32 most = 0;
   for (int k = lane; k < features; k += 32) most = max(most, __float_as_uint(fabsf(x[k] - w[k])));
@@ -11,18 +11,19 @@ static __device__ float exact_distance(const float* __restrict__ x, const float*
   float sum = 0.0f;
   for (int k = lane; k < features; k += 32) sum += powf(fabsf(x[k] - w[k]) / top, p);
   for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(FULL, sum, step);
-  return top * powf(sum, 1.0f / p);
+  return top * pow((double)sum, 1.0 / p);
 }
 
 // Sums of scaled powers to distances; pairs whose sum left the safe range are computed again, exactly.
-// `peak`: null, or the pair's maximum by which each term was divided (then y = peak * root(sum)).
+// `peak`: null, or the pair's maximum by which each term was divided. `rest`: null, or what rounding y to float32 drops:
+// the slope takes the (p - 1)-th power of y and would multiply that error by p - 1.
 extern "C" __global__ void __launch_bounds__(256)
 finish_sum(const float* __restrict__ part, int parts, const float* __restrict__ x, const float* __restrict__ w,
-           const float* __restrict__ peak, const u32* __restrict__ tops, float* __restrict__ y, int n, int out, int features,
-           float p, int lift) {
+           const float* __restrict__ peak, const u32* __restrict__ tops, float* __restrict__ y, float* __restrict__ rest, int n,
+           int out, int features, float p, int lift) {
   i64 pairs = (i64)n * out, at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   bool here = at < pairs, exact = false;
-  float result = 0.0f;
+  double result = 0.0;
   if (here) {
     float sum = 0.0f;
     for (int s = 0; s < parts; ++s) sum += part[s * pairs + at];
@@ -30,11 +31,11 @@ finish_sum(const float* __restrict__ part, int parts, const float* __restrict__ 
       float scale = scale_for(__uint_as_float(tops[0]), 0), m = peak[at] * scale;
       exact = !(m >= SAFE_RATIO && m < INFINITE);
       // The terms carried the rounded offset -p log2 m: it is taken back with the same rounding.
-      result = exp2f((log2f(sum) - (-p * log2f(m))) / p) / scale;
+      result = exp2((log2((double)sum) - (double)(-p * log2f(m))) / p) / scale;
     } else {
       float scale = scale_for(__uint_as_float(tops[0]) + __uint_as_float(tops[1]), lift);
       exact = !(sum >= SAFE_SUM && sum < INFINITE);
-      result = exact ? 0.0f : root(sum, p) / scale;
+      result = exact ? 0.0 : exp2(log2((double)sum) / p) / scale;
     }
   }
   u32 left = __ballot_sync(FULL, here && exact);
@@ -43,10 +44,13 @@ finish_sum(const float* __restrict__ part, int parts, const float* __restrict__ 
     left &= left - 1;
     i64 pair = __shfl_sync(FULL, at, lane);
     i64 b = pair / out, o = pair - b * out;
-    float value = exact_distance(x + b * features, w + o * features, features, p);
+    double value = exact_distance(x + b * features, w + o * features, features, p);
     if ((threadIdx.x & 31) == lane) result = value;
   }
-  if (here) y[at] = result;
+  if (!here) return;
+  float rounded = (float)result;
+  y[at] = rounded;
+  if (rest) rest[at] = rounded < INFINITE ? (float)(result - rounded) : 0.0f;
 }
 
 extern "C" __global__ void __launch_bounds__(256)

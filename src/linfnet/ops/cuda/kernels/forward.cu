@@ -1,7 +1,11 @@
 // Distances of 64 rows of x to 64 rows of w per block, 8 x 4 pairs per thread, one pass over a part of the features.
 //   MODE 0  max |x - w|                     MODE 1  the same, and in which run of 32 features it was first attained
 //   MODE 2  sum power(s (x - w))            MODE 3  sum (s |x - w| / peak)^p by special functions, peak per pair
+//   UNROLL  features per turn of the inner loop: longer than about 700 instructions, it no longer fits the nearest cache
 #include "tile.cuh"
+#include "power"
+
+static constexpr int features_unrolled = UNROLL;
 
 extern "C" __global__ void __launch_bounds__(128, MODE == 3 ? 4 : 5)
 distance(const float* __restrict__ x, const float* __restrict__ w, float* __restrict__ result, int* __restrict__ run,
@@ -20,6 +24,7 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
   float scale = 1.0f;
 #if MODE == 2
   scale = scale_for(__uint_as_float(tops[0]) + __uint_as_float(tops[1]), lift);
+  float fraction = p - floorf(p);
 #elif MODE == 3
   scale = scale_for(__uint_as_float(tops[0]), 0);
   float offset[8][4];
@@ -60,7 +65,7 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
       xn = fetch(x_row, next + quad * 4, stop, vector);
       wn = fetch(w_row, next + quad * 4, stop, vector);
     }
-#pragma unroll
+#pragma unroll features_unrolled
     for (int c = 0; c < DEPTH; ++c) {
       float a[8], e[4];
       *reinterpret_cast<float4*>(a) = *reinterpret_cast<const float4*>(&xs[buffer][c][row]);
@@ -76,7 +81,7 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
 #elif MODE == 1
           part[i][j] = larger(part[i][j], fabsf(d));
 #elif MODE == 2
-          part[i][j] += power(d);
+          part[i][j] += power(d, fraction);
 #else
           part[i][j] += exp2_fast(fmaf(p, log2_fast(fabsf(d)), offset[i][j]));
 #endif

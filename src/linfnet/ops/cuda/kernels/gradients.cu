@@ -9,19 +9,20 @@ static __device__ __forceinline__ bool served(float scaled, float exponent, int 
 
 // c[b, o] = g (s y)^(1 - p), or (g, (1 - p) log2 (s y)) for the special functions; pairs out of range get 0 and a flag.
 extern "C" __global__ void __launch_bounds__(256)
-coefficients(const float* __restrict__ grad, const float* __restrict__ y, const u32* __restrict__ tops,
+coefficients(const float* __restrict__ grad, const float* __restrict__ y, const float* __restrict__ rest, const u32* __restrict__ tops,
              float* __restrict__ coefficient, float* __restrict__ offset, int* __restrict__ flags, int n, int out,
              float exponent, int lift, int general) {
   i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (at >= (i64)n * out) return;
-  float scaled = y[at] * scale_for(__uint_as_float(tops[0]), lift), c = 0.0f, f = 0.0f;
+  float scale = scale_for(__uint_as_float(tops[0]), lift), scaled = y[at] * scale, c = 0.0f, f = 0.0f;
   if (!served(scaled, exponent, general)) {
     i64 b = at / out;
     flags[b] = 1;
     flags[n + (at - b * out)] = 1;
   } else if (scaled != 0.0f) {
-    c = general ? grad[at] : grad[at] * powf(scaled, -exponent);
-    f = -exponent * log2f(scaled);
+    double precise = ((double)y[at] + rest[at]) * scale;
+    c = general ? grad[at] : (float)(grad[at] * pow(precise, -(double)exponent));
+    f = (float)(-exponent * log2(precise));
   }
   coefficient[at] = c;
   if (general) offset[at] = f;

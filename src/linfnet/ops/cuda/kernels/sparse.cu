@@ -23,41 +23,50 @@ static __device__ __forceinline__ void add_in_order(float* bins, int index, floa
 }
 
 // stride_row, stride_item: of `saved`, y and grad along the rows of the result and along the items of one row.
+// `share` warps of a block work on one row, each on its part of the items, and their sums are added in order.
 extern "C" __global__ void
 scatter(const float* __restrict__ grad, const float* __restrict__ y, const int* __restrict__ saved,
         float* __restrict__ result, int rows, int items, int features, i64 stride_row, i64 stride_item, float sign,
-        int shared_rows) {
+        int share, int shared_rows) {
   extern __shared__ float space[];
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  i64 row = (i64)blockIdx.x * (blockDim.x >> 5) + warp;
-  if (row >= rows) return;
+  i64 row = (i64)blockIdx.x * ((blockDim.x >> 5) / share) + warp / share;
+  bool here = row < rows;
   float* line = result + row * features;
   float* bins = shared_rows ? space + (i64)warp * features : line;
-  for (int k = lane; k < features; k += 32) bins[k] = 0.0f;
-  __syncwarp();
-
-  for (int base = 0; base < items; base += 32 * AHEAD) {
-    // All loads of a batch before its first use: few warps run, and each would wait for every single one.
-    int indices[AHEAD];
-    float flows[AHEAD];
+  int part = (items + 32 * share - 1) / (32 * share) * 32, first = warp % share * part, stop = min(items, first + part);
+  if (here) {
+    for (int k = lane; k < features; k += 32) bins[k] = 0.0f;
+    __syncwarp();
+    for (int base = first; base < stop; base += 32 * AHEAD) {
+      // All loads of a batch before its first use: few warps run, and each would wait for every single one.
+      int indices[AHEAD];
+      float flows[AHEAD];
 #pragma unroll
-    for (int a = 0; a < AHEAD; ++a) {
-      int item = base + a * 32 + lane;
-      indices[a] = -1 - lane;  // lanes beyond the end match nobody
-      flows[a] = 0.0f;
-      if (item < items) {
-        i64 at = row * stride_row + item * stride_item;
-        int code = saved[at];
-        float distance = y[at], g = grad[at];
-        indices[a] = code & 0x7fffffff;
-        flows[a] = distance != distance ? distance : distance == 0.0f ? 0.0f : code < 0 ? -g : g;
+      for (int a = 0; a < AHEAD; ++a) {
+        int item = base + a * 32 + lane;
+        indices[a] = -1 - lane;  // lanes beyond the end match nobody
+        flows[a] = 0.0f;
+        if (item < stop) {
+          i64 at = row * stride_row + item * stride_item;
+          int code = saved[at];
+          float distance = y[at], g = grad[at];
+          indices[a] = code & 0x7fffffff;
+          flows[a] = distance != distance ? distance : distance == 0.0f ? 0.0f : code < 0 ? -g : g;
+        }
       }
-    }
 #pragma unroll
-    for (int a = 0; a < AHEAD; ++a) {
-      if (base + a * 32 < items) add_in_order(bins, indices[a], flows[a], sign, lane);
+      for (int a = 0; a < AHEAD; ++a)
+        if (base + a * 32 < stop) add_in_order(bins, indices[a], flows[a], sign, lane);
     }
   }
-  if (shared_rows)
-    for (int k = lane; k < features; k += 32) line[k] = bins[k];
+  if (!shared_rows) return;
+  __syncthreads();
+  if (!here) return;
+  bins = space + (i64)(warp - warp % share) * features;
+  for (int k = warp % share * 32 + lane; k < features; k += 32 * share) {
+    float sum = bins[k];
+    for (int s = 1; s < share; ++s) sum += bins[(i64)s * features + k];
+    line[k] = sum;
+  }
 }
