@@ -53,7 +53,8 @@ def forward_kernel(mode: int, p: float = math.inf) -> Kernel:
 @cache
 def backward_kernel(p: float | None, need_x: bool, need_w: bool) -> Kernel:
     """The dense backward for p by multiplication, or for any p by special functions (None)."""
-    flags = (("GENERAL", int(p is None)), ("NEED_X", int(need_x)), ("NEED_W", int(need_w)), ("UNROLL", 2))
+    unroll = 4 if p is not None and multiplications(math.floor(p - 1)) <= 4 else 2
+    flags = (("GENERAL", int(p is None)), ("NEED_X", int(need_x)), ("NEED_W", int(need_w)), ("UNROLL", unroll))
     if p is None:
         return Kernel("backward.cu", "slopes", flags)
     whole = math.floor(p - 1)

@@ -6,6 +6,7 @@
 #include "power"
 
 static constexpr int features_unrolled = UNROLL;
+#define FOLD (MODE == 1 ? 32 : 64)
 
 extern "C" __global__ void __launch_bounds__(128, MODE == 3 ? 4 : 5)
 distance(const float* __restrict__ x, const float* __restrict__ w, float* __restrict__ result, int* __restrict__ run,
@@ -38,18 +39,24 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
     }
 #endif
 
-  float total[8][4], part[8][4];
+  // The long sums, or the maxima so far with the run they came from, wait in shared memory: registers are short.
 #if MODE == 1
-  // Written seldom once the maxima have settled: shared memory serves, registers are short.
-  __shared__ int where[32][128];
+  __shared__ unsigned short where[32][128];
 #endif
+#if MODE != 0
+  __shared__ float total[32][128];
+#endif
+  float part[8][4];
 #pragma unroll
   for (int i = 0; i < 8; ++i)
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      total[i][j] = part[i][j] = 0.0f;
+      part[i][j] = 0.0f;
 #if MODE == 1
       where[i * 4 + j][threadIdx.x] = first >> 5;
+#endif
+#if MODE != 0
+      total[i * 4 + j][threadIdx.x] = 0.0f;
 #endif
     }
 
@@ -76,9 +83,7 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           float d = a[i] - e[j];
-#if MODE == 0
-          total[i][j] = larger(total[i][j], fabsf(d));
-#elif MODE == 1
+#if MODE <= 1
           part[i][j] = larger(part[i][j], fabsf(d));
 #elif MODE == 2
           part[i][j] += power(d, fraction);
@@ -88,19 +93,19 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
         }
     }
 #if MODE != 0
-    // Every 32 features: a short sum is added to the long one, or the run that raised the maximum is noted.
-    if (((k - first) & DEPTH) || next >= stop) {
+    // A run ends: its sum is added to the long one, or it is noted as the one that raised the maximum.
+    if ((next - first) % FOLD == 0 || next >= stop) {
 #pragma unroll
       for (int i = 0; i < 8; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
 #if MODE == 1
-          if (__float_as_uint(part[i][j]) > __float_as_uint(total[i][j])) {
-            total[i][j] = part[i][j];
+          if (__float_as_int(part[i][j]) > __float_as_int(total[i * 4 + j][threadIdx.x])) {
+            total[i * 4 + j][threadIdx.x] = part[i][j];
             where[i * 4 + j][threadIdx.x] = k >> 5;
           }
 #else
-          total[i][j] += part[i][j];
+          total[i * 4 + j][threadIdx.x] += part[i][j];
 #endif
           part[i][j] = 0.0f;
         }
@@ -121,7 +126,11 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
       i64 b = top + row + i, o = left + column + j;
       if (b >= n || o >= out) continue;
       i64 at = ((i64)blockIdx.z * n + b) * out + o;
-      result[at] = total[i][j];
+#if MODE == 0
+      result[at] = part[i][j];
+#else
+      result[at] = total[i * 4 + j][threadIdx.x];
+#endif
 #if MODE == 1
       run[at] = where[i * 4 + j][threadIdx.x];
 #endif

@@ -20,9 +20,10 @@ coefficients(const float* __restrict__ grad, const float* __restrict__ y, const 
     flags[b] = 1;
     flags[n + (at - b * out)] = 1;
   } else if (scaled != 0.0f) {
-    double precise = ((double)y[at] + rest[at]) * scale;
-    c = general ? grad[at] : (float)(grad[at] * pow(precise, -(double)exponent));
-    f = (float)(-exponent * log2(precise));
+    // y + rest to the power of -exponent, to first order in the rest.
+    float back = -exponent * (rest[at] / y[at]);
+    c = general ? grad[at] : grad[at] * fmaf(powf(scaled, -exponent), back, powf(scaled, -exponent));
+    f = fmaf(-exponent, log2f(scaled), 1.4426950408889634f * back);
   }
   coefficient[at] = c;
   if (general) offset[at] = f;
