@@ -10,10 +10,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from linfnet.ops.chains import LARGEST_CHAINED, multiplications, power_source
+from linfnet.ops.chains import LARGEST_CHAINED, power_source
 from linfnet.ops.cuda import loader
 from linfnet.ops.cuda.loader import Kernel, Launcher, Long, NoKernelsError
-from linfnet.ops.cuda.plans import backward_plan, forward_plan
+from linfnet.ops.cuda.plans import RUN, backward_plan, forward_plan
 
 MAX, MAX_RUN, SUM, SUM_GENERAL = range(4)
 _ABSOLUTE_MAX = Kernel("scale.cu", "absolute_max")
@@ -26,8 +26,9 @@ _REPAIR = Kernel("gradients.cu", "repair")
 _SCATTER = Kernel("sparse.cu", "scatter")
 # Dynamic shared memory that one block of `scatter` may take, on every GPU served.
 _MOST_SHARED = 160 * 1024
-# Dynamic shared memory of the dense backward: the shares of 8 warps in 8 rows of 64 features, twice.
-_SHARES = 2 * 8 * 8 * 64 * 4
+# Rows that the dense backward takes at a time, and its dynamic shared memory: the shares of 8 warps in them, twice.
+ROWS = 16
+_SHARES = 2 * 8 * ROWS * 64 * 4
 
 
 @cache
@@ -46,15 +47,19 @@ def forward_kernel(mode: int, p: float = math.inf) -> Kernel:
         return Kernel("forward.cu", "distance", (("MODE", mode), ("UNROLL", 2 if mode == SUM_GENERAL else 8)))
     whole = math.floor(p)
     before = power_source("power", whole, signed=False, fraction=p != whole)
-    unroll = 4 if multiplications(whole) <= 3 and p == whole else 2
-    return Kernel("forward.cu", "distance", (("MODE", mode), ("UNROLL", unroll)), before)
+    return Kernel("forward.cu", "distance", (("MODE", mode), ("UNROLL", 4)), before)
 
 
 @cache
 def backward_kernel(p: float | None, need_x: bool, need_w: bool) -> Kernel:
     """The dense backward for p by multiplication, or for any p by special functions (None)."""
-    unroll = 4 if p is not None and multiplications(math.floor(p - 1)) <= 4 else 2
-    flags = (("GENERAL", int(p is None)), ("NEED_X", int(need_x)), ("NEED_W", int(need_w)), ("UNROLL", unroll))
+    flags = (
+        ("GENERAL", int(p is None)),
+        ("NEED_X", int(need_x)),
+        ("NEED_W", int(need_w)),
+        ("ROWS", ROWS),
+        ("UNROLL", 4),
+    )
     if p is None:
         return Kernel("backward.cu", "slopes", flags)
     whole = math.floor(p - 1)
@@ -144,7 +149,7 @@ class Cuda:
         n, out, features = x.shape[0], *w.shape
         part, run, parts = self._pass(x, w, MAX_RUN)
         y, index = x.new_empty(n, out), self.saved_like(x, w, p)
-        sizes = (n, out, features, 0, 1)
+        sizes = (n, out, features, 2 * RUN, 0, 1)
         self._run(_FINISH_INDEX, x, _line(n * out), 256, part, run, parts, x, None, w, y, index, *sizes)
         return y, index
 
@@ -183,7 +188,7 @@ class Cuda:
         if 0 not in (n, out, features):
             smallest, largest, near, far, parts = self._bounds_pass(lower, upper, w, index=True)
             for place, (part, run) in enumerate(((smallest, near), (largest, far))):
-                made = (results[place], indices[place], n, out, features, place + 1, 0)
+                made = (results[place], indices[place], n, out, features, RUN, place + 1, 0)
                 self._run(_FINISH_INDEX, lower, _line(n * out), 256, part, run, parts, lower, upper, w, *made)
         return results[0], results[1], indices[0], indices[1]
 
@@ -215,7 +220,7 @@ class Cuda:
         peak: Tensor | None = None,
         tops: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, int]:
-        """One pass over the features: partial results [parts, n, out], the runs of 32 that won, and parts."""
+        """One pass over the features: partial results [parts, n, out], the runs of 64 that won, and parts."""
         n, out, features = x.shape[0], *w.shape
         plan = forward_plan(n, out, features, self._launcher.multiprocessors(x.device))
         part = x.new_empty(plan.parts, n, out)

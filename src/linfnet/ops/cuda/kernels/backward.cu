@@ -9,6 +9,7 @@
 #define WARPS 8
 #define OUTS 16
 #define BLOCK_OUTS (WARPS * OUTS)
+#define EACH (ROWS / WARPS)  // rows that a warp brings to shared memory, and whose shares it adds up
 // Loops longer than about 700 instructions no longer fit the nearest instruction cache.
 static constexpr int rows_unrolled = UNROLL;
 
@@ -22,13 +23,13 @@ slopes(const float* __restrict__ x, const float* __restrict__ w, const float* __
        const float* __restrict__ offset, const u32* __restrict__ tops, float* __restrict__ part_x,
        float* __restrict__ part_w, int n, int out, int features, int out_span, int row_span, int vector,
        float exponent, int lift) {
-  __shared__ __align__(16) float cs[2][WARPS][BLOCK_OUTS];
+  __shared__ __align__(16) float cs[2][ROWS][BLOCK_OUTS];
 #if GENERAL
-  __shared__ __align__(16) float fs[2][WARPS][BLOCK_OUTS];
+  __shared__ __align__(16) float fs[2][ROWS][BLOCK_OUTS];
 #endif
-  __shared__ float2 xs[2][WARPS][32];
+  __shared__ float2 xs[2][ROWS][32];
 #if NEED_X
-  extern __shared__ __align__(16) float2 shares[];  // [2][WARPS][WARPS][32]
+  extern __shared__ __align__(16) float2 shares[];  // [2][WARPS][ROWS][32]
 #endif
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   i64 feature = (i64)blockIdx.x * 64 + lane;
@@ -56,105 +57,124 @@ slopes(const float* __restrict__ x, const float* __restrict__ w, const float* __
         sum_w[j][h] = 0.0f;
       }
     }
-    i64 row = min(first_row + warp, stop_row - 1), place = tile + lane * 4;
-    i64 left = stop_out - place;
+    i64 place = tile + lane * 4, left = stop_out - place;
     bool whole = vector && left > 3;
-    const float* c_from = coefficient + row * out + place;
-    const float* x_from = x + row * features;
-    float4 next_c = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (warp < rows) next_c = fetch4(c_from, left, whole);
+    float4 next_c[EACH];
 #if GENERAL
-    const float* f_from = offset + row * out + place;
-    float4 next_f = fetch4(f_from, left, whole);
+    float4 next_f[EACH];
 #endif
-    float2 next_x = make_float2(x_from[column[0]], x_from[column[1]]);
-    __syncthreads();
-    *reinterpret_cast<float4*>(&cs[0][warp][lane * 4]) = next_c;
+    float2 next_x[EACH];
+    const float* c_from = coefficient + (first_row + warp) * out + place;
 #if GENERAL
-    *reinterpret_cast<float4*>(&fs[0][warp][lane * 4]) = next_f;
+    const float* f_from = offset + (first_row + warp) * out + place;
 #endif
-    xs[0][warp][lane] = make_float2(next_x.x * scale, next_x.y * scale);
-    __syncthreads();
-
+    const float* x_from = x + (first_row + warp) * features + column[0];
+    int apart = (int)(column[1] - column[0]);
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+      // Rows beyond the end keep values from before, at first those of row 0, and have coefficient 0.
+      next_x[e] = make_float2(x[first_row * features + column[0]], x[first_row * features + column[1]]);
+#if GENERAL
+      next_f[e] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#endif
+    }
 #if NEED_X
     float* sum_x = part_x + ((i64)blockIdx.y * n + first_row + warp) * features + feature;
 #endif
-    int buffer = 0;
-    for (int r = 0; r < rows; r += WARPS, buffer ^= 1) {
+
+    // Turn -1 only brings the first rows.
+    for (int r = -ROWS, buffer = 1; r < rows; r += ROWS, buffer ^= 1) {
 #if NEED_X
-      bool mine = r + warp < rows;
-      float2 before = make_float2(0.0f, 0.0f);
-      if (mine && tile > first_out) before = make_float2(here[0] ? sum_x[0] : 0.0f, here[1] ? sum_x[32] : 0.0f);
-#endif
-      // Rows beyond the end keep the row before with coefficient 0.
-      bool live = r + WARPS + warp < rows;
-      if (live) {
-        c_from += (i64)WARPS * out;
-        x_from += (i64)WARPS * features;
-        next_c = fetch4(c_from, left, whole);
-#if GENERAL
-        f_from += (i64)WARPS * out;
-        next_f = fetch4(f_from, left, whole);
-#endif
-        next_x = make_float2(x_from[column[0]], x_from[column[1]]);
-      } else {
-        next_c = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      float2 before[EACH];
+#pragma unroll
+      for (int e = 0; e < EACH; ++e) {
+        const float* from = sum_x + (i64)e * WARPS * features;
+        bool earlier = r >= 0 && r + e * WARPS + warp < rows && tile > first_out;
+        before[e] = make_float2(earlier && here[0] ? from[0] : 0.0f, earlier && here[1] ? from[32] : 0.0f);
       }
+#endif
+#pragma unroll
+      for (int e = 0; e < EACH; ++e) {
+        next_c[e] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (r + ROWS + e * WARPS + warp < rows) {
+          next_c[e] = fetch4(c_from + (i64)e * WARPS * out, left, whole);
+#if GENERAL
+          next_f[e] = fetch4(f_from + (i64)e * WARPS * out, left, whole);
+#endif
+          const float* from = x_from + (i64)e * WARPS * features;
+          next_x[e] = make_float2(from[0], from[apart]);
+        }
+      }
+      c_from += (i64)ROWS * out;
+#if GENERAL
+      f_from += (i64)ROWS * out;
+#endif
+      x_from += (i64)ROWS * features;
+      if (r >= 0) {
 #pragma unroll rows_unrolled
-      for (int b = 0; b < WARPS; ++b) {
-        float2 pair = xs[buffer][b][lane];
-        float xv[2] = {pair.x, pair.y};
+        for (int b = 0; b < ROWS; ++b) {
+          float2 pair = xs[buffer][b][lane];
+          float xv[2] = {pair.x, pair.y};
 #if NEED_X
-        float share[2] = {0.0f, 0.0f};
+          float share[2] = {0.0f, 0.0f};
 #endif
 #pragma unroll
-        for (int q = 0; q < OUTS; q += 4) {
-          float c[4];
-          *reinterpret_cast<float4*>(c) = *reinterpret_cast<const float4*>(&cs[buffer][b][warp * OUTS + q]);
+          for (int q = 0; q < OUTS; q += 4) {
+            float c[4];
+            *reinterpret_cast<float4*>(c) = *reinterpret_cast<const float4*>(&cs[buffer][b][warp * OUTS + q]);
 #if GENERAL
-          float f[4];
-          *reinterpret_cast<float4*>(f) = *reinterpret_cast<const float4*>(&fs[buffer][b][warp * OUTS + q]);
+            float f[4];
+            *reinterpret_cast<float4*>(f) = *reinterpret_cast<const float4*>(&fs[buffer][b][warp * OUTS + q]);
 #endif
 #pragma unroll
-          for (int j = 0; j < 4; ++j)
+            for (int j = 0; j < 4; ++j)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-              float d = xv[h] - wv[q + j][h];
+              for (int h = 0; h < 2; ++h) {
+                float d = xv[h] - wv[q + j][h];
 #if GENERAL
-              float t = copysignf(exp2_fast(fmaf(exponent, log2_fast(fabsf(d)), f[j])), d);
+                float t = copysignf(exp2_fast(fmaf(exponent, log2_fast(fabsf(d)), f[j])), d);
 #else
-              float t = slope(d, fraction);
+                float t = slope(d, fraction);
 #endif
 #if NEED_X
-              share[h] = fmaf(c[j], t, share[h]);
+                share[h] = fmaf(c[j], t, share[h]);
 #endif
 #if NEED_W
-              sum_w[q + j][h] = fmaf(c[j], t, sum_w[q + j][h]);
+                sum_w[q + j][h] = fmaf(c[j], t, sum_w[q + j][h]);
 #endif
-            }
-        }
+              }
+          }
 #if NEED_X
-        shares[((buffer * WARPS + warp) * WARPS + b) * 32 + lane] = make_float2(share[0], share[1]);
+          shares[((buffer * WARPS + warp) * ROWS + b) * 32 + lane] = make_float2(share[0], share[1]);
 #endif
+        }
       }
-      *reinterpret_cast<float4*>(&cs[buffer ^ 1][warp][lane * 4]) = next_c;
+#pragma unroll
+      for (int e = 0; e < EACH; ++e) {
+        int at = e * WARPS + warp;
+        *reinterpret_cast<float4*>(&cs[buffer ^ 1][at][lane * 4]) = next_c[e];
 #if GENERAL
-      *reinterpret_cast<float4*>(&fs[buffer ^ 1][warp][lane * 4]) = next_f;
+        *reinterpret_cast<float4*>(&fs[buffer ^ 1][at][lane * 4]) = next_f[e];
 #endif
-      xs[buffer ^ 1][warp][lane] = make_float2(next_x.x * scale, next_x.y * scale);
+        xs[buffer ^ 1][at][lane] = make_float2(next_x[e].x * scale, next_x[e].y * scale);
+      }
       __syncthreads();
 #if NEED_X
-      if (mine) {
+      if (r < 0) continue;
+#pragma unroll
+      for (int e = 0; e < EACH; ++e) {
+        if (r + e * WARPS + warp >= rows) break;
 #pragma unroll
         for (int v = 0; v < WARPS; ++v) {
-          float2 share = shares[((buffer * WARPS + v) * WARPS + warp) * 32 + lane];
-          before.x += share.x;
-          before.y += share.y;
+          float2 share = shares[((buffer * WARPS + v) * ROWS + e * WARPS + warp) * 32 + lane];
+          before[e].x += share.x;
+          before[e].y += share.y;
         }
-        if (here[0]) sum_x[0] = before.x;
-        if (here[1]) sum_x[32] = before.y;
+        float* to = sum_x + (i64)e * WARPS * features;
+        if (here[0]) to[0] = before[e].x;
+        if (here[1]) to[32] = before[e].y;
       }
-      sum_x += (i64)WARPS * features;
+      sum_x += (i64)ROWS * features;
 #endif
     }
 #if NEED_W

@@ -29,13 +29,23 @@ coefficients(const float* __restrict__ grad, const float* __restrict__ y, const 
   if (general) offset[at] = f;
 }
 
-// The sum of partial results in their order.
+// The sum of partial results in their order, four at a time (size and addresses allowing).
 extern "C" __global__ void __launch_bounds__(256)
 add_parts(const float* __restrict__ part, int parts, float* __restrict__ sum, i64 size) {
-  i64 step = (i64)gridDim.x * blockDim.x;
-  for (i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x; at < size; at += step) {
-    float total = 0.0f;
+  i64 step = (i64)gridDim.x * blockDim.x, first = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  i64 quads = size % 4 == 0 && (((size_t)part | (size_t)sum) & 15) == 0 ? size / 4 : 0;
+  for (i64 at = first; at < quads; at += step) {
+    float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 4
+    for (int s = 0; s < parts; ++s) {
+      float4 v = reinterpret_cast<const float4*>(part)[s * quads + at];
+      total = make_float4(total.x + v.x, total.y + v.y, total.z + v.z, total.w + v.w);
+    }
+    reinterpret_cast<float4*>(sum)[at] = total;
+  }
+  if (quads > 0) return;
+  for (i64 at = first; at < size; at += step) {
+    float total = 0.0f;
     for (int s = 0; s < parts; ++s) total += part[s * size + at];
     sum[at] = total;
   }
