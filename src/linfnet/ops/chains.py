@@ -46,8 +46,11 @@ def multiplications(n: int) -> int:
 
 
 def is_short(p: int) -> bool:
-    """Whether p and p - 1 both have short chains: together at most 2 floor(log2 p) + 3 products."""
-    return multiplications(p) + multiplications(p - 1) <= 2 * (p.bit_length() - 1) + 3
+    """Whether p and p - 1 both have short chains: together at most 2 floor(log2 p) + 4 products.
+
+    An odd p costs two more: |d|^p needs the absolute value, and the even power d^(p - 1) the sign of d.
+    """
+    return multiplications(p) + multiplications(p - 1) + 2 * (p % 2) <= 2 * (p.bit_length() - 1) + 4
 
 
 def snapped_p(p: float) -> float:
@@ -56,7 +59,7 @@ def snapped_p(p: float) -> float:
     Of two equally near the larger is taken, so that the result never falls while p grows.
 
     >>> [snapped_p(p) for p in (8.0, 11.3, 27.6, 62.9, 200.3, math.inf)]
-    [8.0, 11.0, 25.0, 64.0, 200.0, inf]
+    [8.0, 12.0, 28.0, 64.0, 200.0, inf]
     """
     if math.isinf(p):
         return p

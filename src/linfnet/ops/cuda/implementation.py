@@ -13,7 +13,7 @@ from torch import Tensor
 from linfnet.ops.chains import LARGEST_CHAINED, power_source
 from linfnet.ops.cuda import loader
 from linfnet.ops.cuda.loader import Kernel, Launcher, Long, NoKernelsError
-from linfnet.ops.cuda.plans import RUN, backward_plan, forward_plan
+from linfnet.ops.cuda.plans import backward_plan, forward_plan
 
 MAX, MAX_RUN, SUM, SUM_GENERAL = range(4)
 _ABSOLUTE_MAX = Kernel("scale.cu", "absolute_max")
@@ -149,7 +149,7 @@ class Cuda:
         n, out, features = x.shape[0], *w.shape
         part, run, parts = self._pass(x, w, MAX_RUN)
         y, index = x.new_empty(n, out), self.saved_like(x, w, p)
-        sizes = (n, out, features, 2 * RUN, 0, 1)
+        sizes = (n, out, features, 0, 1)
         self._run(_FINISH_INDEX, x, _line(n * out), 256, part, run, parts, x, None, w, y, index, *sizes)
         return y, index
 
@@ -188,7 +188,7 @@ class Cuda:
         if 0 not in (n, out, features):
             smallest, largest, near, far, parts = self._bounds_pass(lower, upper, w, index=True)
             for place, (part, run) in enumerate(((smallest, near), (largest, far))):
-                made = (results[place], indices[place], n, out, features, RUN, place + 1, 0)
+                made = (results[place], indices[place], n, out, features, place + 1, 0)
                 self._run(_FINISH_INDEX, lower, _line(n * out), 256, part, run, parts, lower, upper, w, *made)
         return results[0], results[1], indices[0], indices[1]
 
@@ -220,7 +220,7 @@ class Cuda:
         peak: Tensor | None = None,
         tops: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, int]:
-        """One pass over the features: partial results [parts, n, out], the runs of 64 that won, and parts."""
+        """One pass over the features: partial results [parts, n, out], the runs of 32 that won, and parts."""
         n, out, features = x.shape[0], *w.shape
         plan = forward_plan(n, out, features, self._launcher.multiprocessors(x.device))
         part = x.new_empty(plan.parts, n, out)

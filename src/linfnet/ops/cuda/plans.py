@@ -15,7 +15,7 @@ MOST_PARTIAL_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Forward:
-    """`parts` blocks share the features of one tile, `span` features each (a multiple of 64)."""
+    """`parts` blocks share the features of one tile, `span` features each (a multiple of 32)."""
 
     grid: tuple[int, int, int]
     parts: int
@@ -31,8 +31,8 @@ def forward_plan(n: int, out: int, features: int, multiprocessors: int) -> Forwa
     """
     rows, columns = math.ceil(n / TILE), math.ceil(out / TILE)
     wanted = max(1, 3 * multiprocessors // (rows * columns)) if rows * columns < multiprocessors else 1
-    runs = math.ceil(features / (2 * RUN))
-    span = math.ceil(runs / min(wanted, runs)) * 2 * RUN
+    runs = math.ceil(features / RUN)
+    span = math.ceil(runs / min(wanted, runs)) * RUN
     parts = math.ceil(features / span)
     return Forward((rows, columns, parts), parts, span)
 

@@ -69,12 +69,12 @@ static __device__ __forceinline__ float measured(int measure, float lower, float
   return larger(fabsf(lower - w), fabsf(upper - w));
 }
 
-// The first largest feature, from the first run of `width` (32 or 64) that holds it: a warp looks at 32 pairs in turn.
+// The first largest feature, from the first run of 32 that holds it: a warp looks at the runs of 32 pairs in turn.
 // `index` may be the array the runs are in. With `sign`, bit 31 says that x - w is negative there.
 extern "C" __global__ void __launch_bounds__(256)
 finish_index(const float* __restrict__ part, const int* run, int parts, const float* __restrict__ lower,
              const float* __restrict__ upper, const float* __restrict__ w, float* y, int* index, int n, int out,
-             int features, int width, int measure, int sign) {
+             int features, int measure, int sign) {
   int lane = threadIdx.x & 31;
   i64 pairs = (i64)n * out, at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   u32 best = 0;
@@ -101,24 +101,19 @@ finish_index(const float* __restrict__ part, const int* run, int parts, const fl
       ++b;
     }
     u32 wanted = __shfl_sync(FULL, best, j);
-    int run_start = __shfl_sync(FULL, where, j) * width, winner = 0, winner_sign = 0;
-    // The later half first: an earlier hit replaces it.
-    for (int half = width - 32; half >= 0; half -= 32) {
-      int k = run_start + half + lane;
-      bool hit = false, negative = false;
-      if (k < features) {
-        float low = lower[b * features + k], anchor = w[o * features + k];
-        float value = measured(measure, low, measure ? upper[b * features + k] : 0.0f, anchor);
-        hit = wanted > 0x7f800000u ? value != value : __float_as_uint(value) == wanted;
-        negative = low < anchor;
-      }
-      u32 hits = __ballot_sync(FULL, hit), negatives = __ballot_sync(FULL, negative);
-      if (hits) {
-        winner = run_start + half + __ffs(hits) - 1;
-        winner_sign = sign && (negatives >> (__ffs(hits) - 1) & 1) ? 0x80000000 : 0;
-      }
+    int k = __shfl_sync(FULL, where, j) * 32 + lane;
+    bool hit = false, negative = false;
+    if (k < features) {
+      float low = lower[b * features + k], anchor = w[o * features + k];
+      float value = measured(measure, low, measure ? upper[b * features + k] : 0.0f, anchor);
+      hit = wanted > 0x7f800000u ? value != value : __float_as_uint(value) == wanted;
+      negative = low < anchor;
     }
-    if (lane == j) found = winner | winner_sign;
+    u32 hits = __ballot_sync(FULL, hit), negatives = __ballot_sync(FULL, negative);
+    int winner = hits ? __ffs(hits) - 1 : 0;
+    int value = k - lane + winner;
+    if (sign && (negatives >> winner & 1)) value |= 0x80000000;
+    if (lane == j) found = value;
   }
   if (at < pairs) {
     y[at] = __uint_as_float(best);

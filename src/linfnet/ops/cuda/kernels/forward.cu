@@ -1,12 +1,12 @@
 // Distances of 64 rows of x to 64 rows of w per block, 8 x 4 pairs per thread, one pass over a part of the features.
-//   MODE 0  max |x - w|                     MODE 1  the same, and in which run of 64 features it was first attained
+//   MODE 0  max |x - w|                     MODE 1  the same, and in which run of 32 features it was first attained
 //   MODE 2  sum power(s (x - w))            MODE 3  sum (s |x - w| / peak)^p by special functions, peak per pair
 //   UNROLL  features per turn of the inner loop: longer than about 700 instructions, it no longer fits the nearest cache
 #include "tile.cuh"
 #include "power"
 
 static constexpr int features_unrolled = UNROLL;
-#define FOLD 64
+#define FOLD (MODE == 1 ? 32 : 64)
 
 extern "C" __global__ void __launch_bounds__(128, MODE == 3 ? 4 : 5)
 distance(const float* __restrict__ x, const float* __restrict__ w, float* __restrict__ result, int* __restrict__ run,
@@ -53,7 +53,7 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
     for (int j = 0; j < 4; ++j) {
       part[i][j] = 0.0f;
 #if MODE == 1
-      where[i * 4 + j][threadIdx.x] = first >> 6;
+      where[i * 4 + j][threadIdx.x] = first >> 5;
 #endif
 #if MODE != 0
       total[i * 4 + j][threadIdx.x] = 0.0f;
@@ -102,7 +102,7 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
 #if MODE == 1
           if (__float_as_int(part[i][j]) > __float_as_int(total[i * 4 + j][threadIdx.x])) {
             total[i * 4 + j][threadIdx.x] = part[i][j];
-            where[i * 4 + j][threadIdx.x] = k >> 6;
+            where[i * 4 + j][threadIdx.x] = k >> 5;
           }
 #else
           total[i * 4 + j][threadIdx.x] += part[i][j];
