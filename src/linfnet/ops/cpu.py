@@ -8,6 +8,7 @@ multiplication, others by log2 and exp2; where few terms of a sum matter only th
 """
 
 import contextlib
+import importlib
 import math
 from collections.abc import Generator
 from typing import Any, cast
@@ -19,9 +20,7 @@ from linfnet.errors import ArgumentError
 
 _kernels: Any
 try:
-    from linfnet.ops import _cpu as _kernels  # pyright: ignore[reportAttributeAccessIssue]
-
-    _absence = ""
+    _kernels, _absence = importlib.import_module("linfnet.ops._cpu"), ""
 except ImportError as error:
     _kernels, _absence = None, str(error)
 

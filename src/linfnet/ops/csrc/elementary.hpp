@@ -76,6 +76,29 @@ struct Root {
     LINFNET_INLINE F operator()(F a) const { return times(set1(1.0f), a); }
 };
 
+// a[i] = a[i]^exponent * 2^offset in lockstep: one number's chain of dependent steps is too long to keep a core busy.
+template <int N> LINFNET_INLINE void powers(F* a, F exponent, F offset) {
+    constexpr float LOG[] = {0.12583533f,  -0.20726892f, 0.21571586f,  -0.23894496f, 0.28791624f,
+                             -0.36070368f, 0.48091063f,  -0.72134733f, LOG2_E};
+    constexpr float EXP[] = {0.00015345808f, 0.0013399931f, 0.009618489f, 0.055503286f, 0.24022646f, 0.6931472f, 1.0f};
+    F f[N], q[N];
+    I whole[N];
+    for (int i = 0; i < N; ++i) whole[i] = shift_right<23>(subi(as_int(a[i]), set1i(0x3f3504f3)));
+    for (int i = 0; i < N; ++i) f[i] = sub(as_float(subi(as_int(a[i]), shift_left<23>(whole[i]))), set1(1.0f));
+    for (int i = 0; i < N; ++i) q[i] = set1(LOG[0]);
+    for (int k = 1; k < 9; ++k)
+        for (int i = 0; i < N; ++i) q[i] = fma(q[i], f[i], set1(LOG[k]));
+    for (int i = 0; i < N; ++i) a[i] = fma(exponent, fma(q[i], f[i], to_float(whole[i])), offset);
+    for (int i = 0; i < N; ++i) a[i] = max_or_second(set1(-126.0f), a[i]);
+    for (int i = 0; i < N; ++i) q[i] = round(a[i]);
+    for (int i = 0; i < N; ++i) f[i] = sub(a[i], q[i]);
+    for (int i = 0; i < N; ++i) whole[i] = shift_left<23>(to_int(q[i]));
+    for (int i = 0; i < N; ++i) q[i] = set1(EXP[0]);
+    for (int k = 1; k < 7; ++k)
+        for (int i = 0; i < N; ++i) q[i] = fma(q[i], f[i], set1(EXP[k]));
+    for (int i = 0; i < N; ++i) a[i] = as_float(addi(as_int(q[i]), whole[i]));
+}
+
 // log2(a * b) for a * b in [0, 1]: near 1 also what rounding took from the product counts.
 LINFNET_INLINE F log2_of_product(F a, F b) {
     const F product = mul(a, b);

@@ -43,28 +43,33 @@ struct Term {
     }
 };
 
-// The same where the shift is 1, and among so many terms that the rounding of each ratio evens out.
-struct PlainTerm {
-    F inverse, p, offset;
-    explicit LINFNET_INLINE PlainTerm(const Term& t) : inverse(t.inverse), p(t.p), offset(t.offset) {}
-    LINFNET_INLINE F operator()(F size) const { return exp2_of(fma(p, log2_of(mul(size, inverse)), offset)); }
-};
-
-template <class Power> float sum_of_powers(const float* x, const float* w, long count, const Power& power) {
+// The sum over all features; the rounding of each ratio evens out among them unless they are few.
+inline float sum_of_powers(const float* x, const float* w, long count, const Term& term) {
     F total = set1(0.0f);
-    for (long begin = 0; begin < count; begin += BLOCK_FEATURES) {
-        const long end = min_of(count, begin + BLOCK_FEATURES);
-        F part = set1(0.0f);
-        for (long k = begin; k < end; k += LANES)
-            part = add(part, power(distance_of(x + k, w + k, int(min_of(LANES, end - k)))));
-        total = add(total, part);
-    }
+    for (long k = 0; k < count; k += LANES)
+        total = add(total, term(distance_of(x + k, w + k, int(min_of(LANES, count - k)))));
     return sum_of(total);
 }
 
 inline float dense_sum(const float* x, const float* w, long count, const Reciprocal& r, float p) {
     const Term term(r, p);
-    return r.shift == 1.0f ? sum_of_powers(x, w, count, PlainTerm(term)) : sum_of_powers(x, w, count, term);
+    if (r.shift != 1.0f || count < BLOCK_FEATURES / 2) return sum_of_powers(x, w, count, term);
+    constexpr int N = LOCKSTEP;
+    F total = set1(0.0f), part = set1(0.0f);
+    long k = 0;
+    for (; k + N * LANES <= count; k += N * LANES) {
+        F a[N];
+        for (int i = 0; i < N; ++i)
+            a[i] = mul(abs(sub(load(x + k + i * LANES), load(w + k + i * LANES))), term.inverse);
+        powers<N>(a, term.p, term.offset);
+        for (int i = 1; i < N; ++i) a[0] = add(a[0], a[i]);
+        part = add(part, a[0]);
+        if (k / BLOCK_FEATURES != (k + N * LANES) / BLOCK_FEATURES) {
+            total = add(total, part);
+            part = set1(0.0f);
+        }
+    }
+    return sum_of(add(total, part)) + (k < count ? sum_of_powers(x + k, w + k, count - k, term) : 0.0f);
 }
 
 // y from the maximum and the sum; where the maximum is 0, infinite or NaN, it is the distance.
@@ -181,7 +186,9 @@ void general_power(const float* x, const float* w, float* y, double exact_p, Sha
             }
             terms.settle(p);
             float* target = y + (row + r) * shape.outs + out;
-            by_vectors(outs, [&](long o, int n) { store_part(target + o, finish(load(largest + o), load(sums + o), root), n); });
+            by_vectors(outs, [&](long o, int n) {
+                store_part(target + o, finish(load(largest + o), load(sums + o), root), n);
+            });
         }
     });
 }

@@ -37,10 +37,12 @@ __attribute__((noinline)) void dense(const Piece& piece, const Coefficients<ROWS
             }
             for (int r = 0; r < ROWS; ++r) {
                 const Form form(c, r, o);
+                F d[GRAD_VECTORS], slope[GRAD_VECTORS];
+                for (int v = 0; v < GRAD_VECTORS; ++v) d[v] = sub(x[r][v], w[v]);
+                slopes_of<Form, GRAD_VECTORS>(form, d, slope);
                 for (int v = 0; v < GRAD_VECTORS; ++v) {
-                    const F slope = form(sub(x[r][v], w[v]));
-                    grad_x[r][v] = fma(form.weight, slope, grad_x[r][v]);
-                    grad_w[v] = fma(form.weight, slope, grad_w[v]);
+                    grad_x[r][v] = fma(form.weight, slope[v], grad_x[r][v]);
+                    grad_w[v] = fma(form.weight, slope[v], grad_w[v]);
                 }
             }
             for (int v = 0; v < GRAD_VECTORS; ++v) {
@@ -207,7 +209,8 @@ void all_gradients(const float* grad, const float* x, const float* w, const floa
         Hits hits;
         for (long block = 0; block < gradients.blocks; ++block) {
             long row = 0;
-            for (; row + GRAD_ROWS <= rows; row += GRAD_ROWS) gradients.template strip<GRAD_ROWS>(piece, row, block, hits);
+            for (; row + GRAD_ROWS <= rows; row += GRAD_ROWS)
+                gradients.template strip<GRAD_ROWS>(piece, row, block, hits);
             for (; row < rows; ++row) gradients.template strip<1>(piece, row, block, hits);
         }
         unpack_rows(piece.grad_x, grad_x ? grad_x + begin : nullptr, rows, in, count, width);
@@ -215,8 +218,8 @@ void all_gradients(const float* grad, const float* x, const float* w, const floa
     });
 }
 
-void gradients(const float* grad, const float* x, const float* w, const float* y, float* grad_x, float* grad_w, double p,
-               Shape shape) {
+void gradients(const float* grad, const float* x, const float* w, const float* y, float* grad_x, float* grad_w,
+               double p, Shape shape) {
 #define LINFNET_CHAIN(P) \
     if (p == P) return all_gradients<P>(grad, x, w, y, grad_x, grad_w, p, shape);
     LINFNET_CHAINS(LINFNET_CHAIN)

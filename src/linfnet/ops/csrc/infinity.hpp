@@ -1,4 +1,4 @@
-// p = infinity: subtraction, absolute value and maximum are exact or correctly rounded, so every level gives the same bits.
+// p = infinity: subtraction, absolute value and maximum are exact or correctly rounded: all levels give the same bits.
 //
 // The maximum is taken over bit patterns as integers: the order of numbers >= 0 is kept and NaN, the largest, wins.
 #pragma once
@@ -82,19 +82,22 @@ void infinity(const float* x, const float* w, float* y, int* index, Shape shape)
             return;
         }
         alignas(64) int where[BLOCK_PAIRS] = {};
-        run_block<StepMax, INDEX_STRETCH>(&top, left, rows, outs, in, [&](long k, const float* p) { keep_largest(p, best, where, k); });
+        run_block<StepMax, INDEX_STRETCH>(&top, left, rows, outs, in,
+                                          [&](long k, const float* p) { keep_largest(p, best, where, k); });
         for (long r = 0; r < rows; ++r)
             for (long o = 0; o < outs; ++o) {
                 int& found = where[r * BLOCK_OUTS + o];
-                found = first_at(best[r * BLOCK_OUTS + o], found, in, [&](long k, int n) { return distance_of(top + r * in + k, left + o * in + k, n); });
+                const float *a = top + r * in, *b = left + o * in;
+                found = first_at(best[r * BLOCK_OUTS + o], found, in,
+                                 [&](long k, int n) { return distance_of(a + k, b + k, n); });
             }
         copy_rows(best, y + row * shape.outs + out, rows, outs, shape.outs);
         copy_rows(where, index + row * shape.outs + out, rows, outs, shape.outs);
     });
 }
 
-void bounds(const float* lower, const float* upper, const float* w, float* smallest, float* largest, int* near, int* far,
-            Shape shape) {
+void bounds(const float* lower, const float* upper, const float* w, float* smallest, float* largest, int* near,
+            int* far, Shape shape) {
     const long in = shape.features;
     for_blocks(shape, [&](long row, long rows, long out, long outs) {
         const float* box[2] = {lower + row * in, upper + row * in};
@@ -111,8 +114,8 @@ void bounds(const float* lower, const float* upper, const float* w, float* small
                 const float *a = box[0] + r * in, *b = box[1] + r * in, *c = left + o * in;
                 const auto gap = [&](long k, int n) {
                     const F anchor = load_part(c + k, n);
-                    const I below = as_int(sub(load_part(a + k, n), anchor)), above = as_int(sub(anchor, load_part(b + k, n)));
-                    return as_float(maxi(set1i(0), maxi(below, above)));
+                    const F below = sub(load_part(a + k, n), anchor), above = sub(anchor, load_part(b + k, n));
+                    return as_float(maxi(set1i(0), maxi(as_int(below), as_int(above))));
                 };
                 const auto reach = [&](long k, int n) {
                     const F below = distance_of(a + k, c + k, n), above = distance_of(b + k, c + k, n);

@@ -1,5 +1,5 @@
-// All kernels of one level. The files level_*.cpp include a vector type and then this, each compiled with its own flags;
-// everything here has internal linkage, so that no level can pick up code compiled for another.
+// All kernels of one level. The files level_*.cpp include a vector type and then this, each compiled with its own
+// flags; everything here has internal linkage, so that no level can pick up code compiled for another.
 #pragma once
 
 // Exponents whose powers take few multiplications.

@@ -21,7 +21,8 @@ int* ints(Address a) { return reinterpret_cast<int*>(a); }
 const Kernels* find(const std::string& name) {
 #ifdef LINFNET_X86
     __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("bmi") && __builtin_cpu_supports("popcnt");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
     if (avx512 && (name.empty() || name == avx512_kernels()->name)) return avx512_kernels();
@@ -58,7 +59,8 @@ template <class Work> void run(Shape shape, Work work) {
     work();
 }
 
-void forward(Address x, Address w, Address y, Address index, double p, long rows, long outs, long features, int threads) {
+void forward(Address x, Address w, Address y, Address index, double p, long rows, long outs, long features,
+             int threads) {
     const Shape shape{rows, outs, features, threads};
     run(shape, [&] {
         if (p == __builtin_inf())
@@ -83,8 +85,8 @@ void bounds(Address lower, Address upper, Address w, Address smallest, Address l
             long rows, long outs, long features, int threads) {
     const Shape shape{rows, outs, features, threads};
     run(shape, [&] {
-        current->bounds(floats(lower), floats(upper), floats(w), floats(smallest), floats(largest), ints(near), ints(far),
-                        shape);
+        current->bounds(floats(lower), floats(upper), floats(w), floats(smallest), floats(largest), ints(near),
+                        ints(far), shape);
     });
 }
 

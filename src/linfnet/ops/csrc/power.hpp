@@ -52,7 +52,8 @@ inline int sampled_shift(const float* x, const float* w, int p, const Shape& sha
     constexpr long SAMPLES = 8;
     int lowest = 1000, highest = -1000;
     for (long s = 0; s < SAMPLES; ++s) {
-        const long row = s * (shape.rows - 1) / (SAMPLES - 1), out = (SAMPLES - 1 - s) * (shape.outs - 1) / (SAMPLES - 1);
+        const long row = s * (shape.rows - 1) / (SAMPLES - 1);
+        const long out = (SAMPLES - 1 - s) * (shape.outs - 1) / (SAMPLES - 1);
         const float largest = max_of(x + row * shape.features, w + out * shape.features, shape.features);
         if (!(largest > 0 && largest < __builtin_inff())) continue;
         const int exponent = __builtin_ilogbf(largest);

@@ -9,6 +9,7 @@ typedef __m256i I;
 typedef __m256 Mask;
 constexpr int LANES = 8;
 constexpr int TILE_ROWS = 2, TILE_OUTS = 4;  // 8 accumulators, 2 rows of x, temporaries: 16 registers
+constexpr int LOCKSTEP = 2;  // vectors raised to a power at a time
 // Terms are collected while at most one in so many is large: in the forward, and in the backward.
 constexpr long PACK_SHARE = 6, SCATTER_SHARE = 10;
 constexpr int GRAD_ROWS = 2, GRAD_VECTORS = 2;

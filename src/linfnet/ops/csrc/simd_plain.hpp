@@ -11,6 +11,7 @@ typedef unsigned U __attribute__((vector_size(16)));  // wraps around where int 
 typedef I Mask;
 constexpr int LANES = 4;
 constexpr int TILE_ROWS = 2, TILE_OUTS = 4;
+constexpr int LOCKSTEP = 2;  // vectors raised to a power at a time
 // Terms are collected while at most one in so many is large: in the forward, and in the backward.
 constexpr long PACK_SHARE = 6, SCATTER_SHARE = 12;
 constexpr int GRAD_ROWS = 2, GRAD_VECTORS = 2;

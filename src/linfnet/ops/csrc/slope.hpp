@@ -70,10 +70,20 @@ struct PlainForm {
     LINFNET_INLINE PlainForm(const Coefficients<ROWS>& c, int r, long o)
         : weight(set1(c.weight[r][o])), inverse(set1(c.inverse[r][o])), exponent(set1(c.exponent)) {}
 
-    LINFNET_INLINE F operator()(F d) const {
-        return zero_at_zero(with_sign(exp2_of(mul(exponent, log2_of(abs(mul(d, inverse))))), d), d);
+    template <int N> LINFNET_INLINE void all(const F* d, F* slopes) const {
+        for (int i = 0; i < N; ++i) slopes[i] = abs(mul(d[i], inverse));
+        powers<N>(slopes, exponent, set1(0.0f));
+        for (int i = 0; i < N; ++i) slopes[i] = zero_at_zero(with_sign(slopes[i], d[i]), d[i]);
     }
 };
+
+// The slopes of several vectors of one pair.
+template <class Form, int N> LINFNET_INLINE void slopes_of(const Form& form, const F* d, F* slopes) {
+    for (int i = 0; i < N; ++i) slopes[i] = form(d[i]);
+}
+template <class Form, int N> LINFNET_INLINE void slopes_of(const PlainForm& form, const F* d, F* slopes) {
+    form.all<N>(d, slopes);
+}
 
 // d^(p - 1) with its sign.
 template <int P> LINFNET_INLINE F signed_chain(F d) {
@@ -121,7 +131,8 @@ template <int P> bool fold(const float* grad, const float* y, float* folded, lon
         for (int n = P - 1; n; n >>= 1, square *= square)
             if (n & 1) power *= square;
         folded[o] = float(grad[o] / power);
-        safe &= int(power >= 0x1p-60) & int(power <= 0x1p60) & int(size <= 0x1p40) & int((size >= 0x1p-40) | (size == 0));
+        safe &= int(power >= 0x1p-60) & int(power <= 0x1p60);
+        safe &= int(size <= 0x1p40) & int((size >= 0x1p-40) | (size == 0));
     }
     return safe;
 }

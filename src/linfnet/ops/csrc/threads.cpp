@@ -18,7 +18,7 @@ namespace {
 
 typedef void (*Fork)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
 
-Fork find_fork() {
+Fork find_runtime() {
 #if defined(__unix__) || defined(__APPLE__)
     return reinterpret_cast<Fork>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
 #else
@@ -26,8 +26,8 @@ Fork find_fork() {
 #endif
 }
 
-Fork fork() {
-    static const Fork found = find_fork();
+Fork fork_join() {
+    static const Fork found = find_runtime();
     return found;
 }
 
@@ -61,8 +61,8 @@ void parallel(long count, int threads, void (*piece)(void*, long), void* data) {
     job.count = count;
     job.piece = piece;
     job.data = data;
-    if (fork()) {
-        fork()(work, &job, unsigned(threads), 0);
+    if (fork_join()) {
+        fork_join()(work, &job, unsigned(threads), 0);
         return;
     }
     std::vector<std::thread> others;
@@ -71,7 +71,7 @@ void parallel(long count, int threads, void (*piece)(void*, long), void* data) {
     for (std::thread& other : others) other.join();
 }
 
-const char* thread_runtime() { return fork() ? "the OpenMP runtime of torch" : "its own threads"; }
+const char* thread_runtime() { return fork_join() ? "the OpenMP runtime of torch" : "its own threads"; }
 
 void* allocate(unsigned long bytes) {
     void* memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
