@@ -21,7 +21,7 @@ from linfnet.recipes import load_recipe, recipe_to_toml
 from linfnet.theory import nearest_neighbour_net
 from linfnet.train import accuracy, environment, predict
 
-CHANGES = ("model.depth=4", "model.width=256", "schedule.epochs=[3, 18, 4]", "run.test_every=5")
+CHANGES = ("model.depth=4", "model.width=256", "schedule.epochs=[3, 18, 4]", "schedule.snap_p=true", "run.test_every=5")
 NEIGHBOURS = 5000
 
 

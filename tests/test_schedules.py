@@ -46,6 +46,15 @@ def test_the_text_of_the_paper_drops_the_cross_entropy_at_infinity():
     assert step_values(recipe, 1250 * STEPS, STEPS).mixing == 0.0
 
 
+def test_snapping_takes_integers_near_by_and_leaves_the_ends():
+    exact, snapped = load_recipe("cifar10-8"), load_recipe("cifar10-8", ["snap_p=true"])
+    assert step_values(snapped, 0, STEPS).p == 8.0
+    assert math.isinf(step_values(snapped, 1250 * STEPS, STEPS).p)
+    pairs = [[step_values(recipe, epoch * STEPS, STEPS).p for recipe in (exact, snapped)] for epoch in range(101, 1250)]
+    assert all(after == int(after) and abs(after / before - 1) < 0.2 for before, after in pairs)
+    assert len({after for _, after in pairs}) > 500
+
+
 def test_pure_functions():
     assert relaxation_p(0.5, start=2.0, end=8.0) == pytest.approx(4.0)
     assert mixing_coefficient(1.0, start=0.1, end=5e-4) == pytest.approx(5e-4)

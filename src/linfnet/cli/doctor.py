@@ -35,6 +35,9 @@ class Doctor:
             versions.add_row(package, _version(package))
         console.print(versions)
         console.print(self._operations())
+        console.print(ops.cpu.status())
+        if torch.cuda.is_available():
+            console.print(ops.cuda.status())
         console.print(self._data())
         return 0
 

@@ -64,6 +64,8 @@ class Schedule:
     epochs: tuple[int, int, int] = (100, 1150, 50)
     p_start: float = 8.0
     p_end: float = 1000.0
+    # Round p to the nearest exponent that kernels raise to by multiplication: several times faster where p is small.
+    snap_p: bool = False
 
     def __post_init__(self) -> None:
         self.phases()

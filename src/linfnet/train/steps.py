@@ -10,6 +10,7 @@ from linfnet.data import SetInfo
 from linfnet.errors import LinfnetError
 from linfnet.losses import margin_shares
 from linfnet.nn import LinfNet
+from linfnet.ops import snapped_p
 from linfnet.recipes import Recipe
 from linfnet.schedules import cosine_learning_rate, mixing_coefficient, relaxation_p
 
@@ -31,8 +32,9 @@ def step_values(recipe: Recipe, step: int, steps_per_epoch: int) -> StepValues:
     mixing = mixing_coefficient(relaxed, start=loss.mixing_start, end=loss.mixing_end)
     if relaxed >= 1 and loss.mixing_zero_at_infinity:
         mixing = 0.0
+    p = relaxation_p(relaxed, start=schedule.p_start, end=schedule.p_end)
     return StepValues(
-        p=relaxation_p(relaxed, start=schedule.p_start, end=schedule.p_end),
+        p=snapped_p(p) if schedule.snap_p else p,
         mixing=mixing,
         lr=cosine_learning_rate(step / (phases.total * steps_per_epoch), peak=recipe.optimizer.lr),
     )
