@@ -11,6 +11,7 @@ from linfnet import ops
 from linfnet.cli.console import console
 from linfnet.data import cache_folder, known_sets, present, verify
 from linfnet.errors import LinfnetError
+from linfnet.ops import cuda
 from linfnet.train import environment
 from linfnet.version import __version__
 
@@ -37,7 +38,7 @@ class Doctor:
         console.print(self._operations())
         console.print(ops.cpu.status())
         if torch.cuda.is_available():
-            console.print(ops.cuda.status())
+            console.print(cuda.status())
         console.print(self._data())
         return 0
 
