@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -36,9 +37,13 @@ def read_image(path: Path, shape: tuple[int, int, int]) -> Tensor:
 
 def _read_array(path: Path) -> np.ndarray:
     try:
-        return np.load(path, allow_pickle=False)
+        array = np.load(path, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        raise LinfnetError(f"image {path} is not a NumPy array: {error}") from None
+        raise LinfnetError(f"image {path} is not a NumPy array: {str(error).splitlines()[0]}") from None
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise LinfnetError(f"image {path} is not a NumPy array but an archive")
+    return array
 
 
 def _read_picture(path: Path, channels: int) -> np.ndarray:
@@ -52,6 +57,14 @@ def _read_picture(path: Path, channels: int) -> np.ndarray:
     except (OSError, ValueError) as error:
         raise LinfnetError(f"image {path} cannot be read: {error}") from None
     return array if channels == 1 else array.transpose(2, 0, 1)
+
+
+def class_names(model: Path, classes: int) -> list[str]:
+    """The names of the classes in a model's config.json; their numbers if it has none."""
+    names: Any = read_json(model / "config.json").get("class_names") or [str(k) for k in range(classes)]
+    if not isinstance(names, list) or len(cast(list[Any], names)) != classes:
+        raise LinfnetError(f"{model / 'config.json'}: class_names is not a list of {classes} names")
+    return [str(name) for name in cast(list[Any], names)]
 
 
 @dataclass(frozen=True)
@@ -68,8 +81,7 @@ class Predict:
         if not self.images:
             raise ArgumentError("no image given")
         net = LinfNet.load(self.model)
-        names: list[str] = read_json(self.model / "config.json").get("class_names") or []
-        names = names if len(names) == net.classes else [str(k) for k in range(net.classes)]
+        names = class_names(self.model, net.classes)
         pixels = torch.stack([read_image(path, net.image_shape) for path in self.images])
         with net.at_infinity(), torch.no_grad():
             logits = net(pixels)
