@@ -130,6 +130,16 @@ def test_two_runs_give_the_same_bits(draw: object) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+def test_many_rows_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w, _ = sparse((100, 64, 320))
+    whole = KERNELS.forward(x, w, 80.0)
+    monkeypatch.setattr(large, "MOST_PAIRS", 40 * 64)
+    exact = REFERENCE.forward(x.double(), w.double(), 80.0)
+    parts = KERNELS.forward(x, w, 80.0)
+    assert torch.equal(parts[:80], whole[:80])
+    assert ((parts.double() - exact).abs() <= 4 * ROUNDING * exact).all()
+
+
 def test_unaligned_rows() -> None:
     whole, w, _ = sparse((40, 40, 512))
     shifted = torch.empty(whole.numel() + 1, device="cuda")[1:].view_as(whole).copy_(whole)

@@ -140,6 +140,9 @@ class Cuda:
             return x.new_zeros(x.shape[0], w.shape[0])
         if math.isinf(p):
             return self._largest_difference(x, w)
+        rows = max(1, large.MOST_PAIRS // w.shape[0])
+        if x.shape[0] > rows and self._is_large(x[:rows], w, p):
+            return torch.cat([self.forward(part, w, p) for part in x.split(rows)])
         return self._sparse_distance(x, w, p) if self._is_large(x, w, p) else self._distance(x, w, p)
 
     def forward_saving(self, x: Tensor, w: Tensor, p: float) -> tuple[Tensor, Tensor]:

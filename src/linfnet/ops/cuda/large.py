@@ -19,6 +19,8 @@ SMALLEST_P = 48.0
 PATCH, RANGE, WIDTH = 32, 64, 128
 PAIRS = PATCH * PATCH
 PAGE, TABLE = 1024, 512
+# More pairs at once would take gigabytes.
+MOST_PAIRS = 1 << 22
 # Of every SAMPLE chunks of 16 features, one gives the first thresholds.
 SAMPLE = 16
 _WIDEST = Kernel("terms_find.cu", "widest", (("VECTOR", 1),))
@@ -42,7 +44,8 @@ def gather_kernel(of_x: bool) -> Kernel:
 
 def serves(n: int, out: int, features: int, p: float) -> bool:
     """Whether the search for terms pays: enough pairs for whole patches, enough features for few of them to count."""
-    return math.isfinite(p) and p >= SMALLEST_P and n >= PATCH and out >= PATCH and features >= 256
+    many = n >= PATCH and out >= PATCH and n * out <= MOST_PAIRS
+    return math.isfinite(p) and p >= SMALLEST_P and many and features >= 256
 
 
 @dataclass(frozen=True)
@@ -112,11 +115,9 @@ def forward(launcher: Launcher, x: Tensor, w: Tensor, p: float, saved: Tensor | 
     n, out, features = x.shape[0], *w.shape
     sizes = lists(n, out, features, p)
     control = torch.zeros(4, dtype=torch.int32, device=x.device) if saved is None else saved[:4].zero_()
-    whole = {"dtype": torch.int32, "device": x.device}
     peaks, values = x.new_empty(sizes.patches * PAIRS), x.new_empty(sizes.found * PAGE)
-    codes, table = torch.empty(sizes.found * PAGE // 2, **whole), torch.empty(sizes.patches * TABLE, **whole)
-    offsets = torch.empty(sizes.patches * (sizes.ranges + 1), **whole)
-    wide = [torch.empty(rows, **whole) for rows in (n, out)]
+    lengths = (sizes.found * PAGE // 2, sizes.patches * (sizes.ranges + 1), sizes.patches * TABLE, n, out)
+    codes, offsets, table, *wide = (x.new_empty(length, dtype=torch.int32) for length in lengths)
     for matrix, index in zip((x, w), wide, strict=True):
         grid = (-(-matrix.shape[0] // 8), 1, 1)
         launcher.launch(_WIDEST, x.device, grid, 256, matrix, index, matrix.shape[0], features)
