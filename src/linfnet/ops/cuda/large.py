@@ -87,8 +87,8 @@ def lists(n: int, out: int, features: int, p: float) -> Lists:
     kept = min(features, 128, max(16, int(12000 / p)))
     found = min(features, kept + kept // 2)
     # One page more for each patch: its last is not full.
-    pages = [rows * columns * (share + 1) for share in (found, kept)]
-    return Lists(rows, columns, math.ceil(features / RANGE), *pages, n * out)
+    found, kept = (rows * columns * (share + 1) for share in (found, kept))
+    return Lists(rows, columns, math.ceil(features / RANGE), found, kept, n * out)
 
 
 def cut(p: float) -> float:
