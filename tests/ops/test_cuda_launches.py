@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from linfnet.ops.cuda.implementation import Cuda, backward_kernel, bounds_kernel, forward_kernel
+from linfnet.ops.cuda import large
 from linfnet.ops.cuda.large import find_kernel, gather_kernel
 from linfnet.ops.cuda.loader import KERNELS, Argument, Kernel, Launcher, Long
 from linfnet.ops.cuda.plans import backward_plan, forward_plan
@@ -77,6 +78,7 @@ def test_launches_fit_the_kernels(p: float, shape: tuple[int, int, int]) -> None
         assert grad_w.shape == (w.shape if need_w else (0,))
     used = set(recorder.functions)
     assert {"distance", "scatter" if math.isinf(p) else "slopes"} <= used
+    assert ({"find", "evaluate", "gather"} <= used) == large.serves(n, out, features, p)
     assert kernels.bounds(x, x, w)[0].shape == (n, out)
     assert kernels.bounds_saving(x, x, w)[3].shape == (n, out)
 

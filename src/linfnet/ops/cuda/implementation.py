@@ -268,7 +268,7 @@ class Cuda:
         return y
 
     def _is_large(self, x: Tensor, w: Tensor, p: float) -> bool:
-        return large.serves(x.shape[0], *w.shape, p)
+        return large.serves(x.shape[0], w.shape[0], w.shape[1], p)
 
     def _sparse_distance(self, x: Tensor, w: Tensor, p: float, saved: Tensor | None = None) -> Tensor:
         """Distances from the terms that count; behind a gate, the dense kernels for a layer with too many of them."""
