@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from linfnet.ops.cuda.implementation import Cuda, backward_kernel, bounds_kernel, forward_kernel
 from linfnet.ops.cuda import large
+from linfnet.ops.cuda.implementation import Cuda, backward_kernel, bounds_kernel, forward_kernel
 from linfnet.ops.cuda.large import find_kernel, gather_kernel
 from linfnet.ops.cuda.loader import KERNELS, Argument, Kernel, Launcher, Long
 from linfnet.ops.cuda.plans import backward_plan, forward_plan
