@@ -11,5 +11,5 @@ from linfnet.theory.lipschitz import net_bounds as net_bounds
 from linfnet.theory.separation import ClosePair as ClosePair
 from linfnet.theory.separation import Separation as Separation
 from linfnet.theory.separation import pairs_to_compare as pairs_to_compare
-from linfnet.theory.separation import separation as separation
+from linfnet.theory.separation import point_separation as point_separation
 from linfnet.theory.separation import set_separation as set_separation

@@ -58,7 +58,7 @@ def layer_bounds(widths: tuple[int, ...], p: float) -> tuple[float, ...]:
 
     >>> bounds = layer_bounds((3072, 5120, 5120, 5120, 5120, 5120), 8.0)
     >>> round(math.prod(bounds), 2)
-    568.46
+    567.83
     >>> layer_bounds((3072, 5120), math.inf)
     (1.0, 1.0)
     """

@@ -48,7 +48,7 @@ class Separation:
         return self.distance / 2
 
 
-def separation(
+def point_separation(
     points: Tensor,
     labels: Tensor,
     against: tuple[Tensor, Tensor] | None = None,
@@ -65,7 +65,7 @@ def separation(
         count: how many pairs to find; of those at one distance, the first found stay.
         advance: is told how many pairs are done; `pairs_to_compare` says how many there are.
 
-    >>> result = separation(torch.tensor([[0.0, 0.0], [0.5, 1.0], [0.75, 1.0]]), torch.tensor([0, 1, 1]))
+    >>> result = point_separation(torch.tensor([[0.0, 0.0], [0.5, 1.0], [0.75, 2.0]]), torch.tensor([0, 1, 1]))
     >>> result.radius, result.pairs[0].first, result.pairs[0].second
     (Fraction(1, 2), 0, 1)
     """
@@ -93,14 +93,14 @@ def set_separation(
     count: int = 1,
     advance: Callable[[int], None] = lambda pairs: None,
 ) -> Separation:
-    """`separation` of splits of a data set, in pixel units and exact.
+    """`point_separation` of splits of a data set, in pixel units and exact.
 
     >>> from linfnet.data import load
     >>> set_separation(load("digits", "train")).distance
     Fraction(7, 16)
     """
     other = None if against is None else (against.images, against.labels)
-    found = separation(images.images, images.labels, other, count=count, advance=advance)
+    found = point_separation(images.images, images.labels, other, count=count, advance=advance)
     white = images.info.white
     return Separation(tuple(ClosePair(pair.distance / white, pair.first, pair.second) for pair in found.pairs))
 
