@@ -12,6 +12,8 @@ from linfnet.data import load
 from linfnet.errors import ArgumentError
 from linfnet.theory import pairs_to_compare, point_separation, set_separation
 
+SMALL = {"FIRST": 2, "SECOND": 3, "ROWS": 20, "COLUMNS": 30, "HOPEFUL": 8, "SAMPLE": 8, "ELEMENTS": 1000}
+
 
 def all_distances(x: Tensor, labels: Tensor, other: tuple[Tensor, Tensor] | None = None) -> list[float]:
     """Every pair of different classes, in plain float64, sorted."""
@@ -27,7 +29,7 @@ def all_distances(x: Tensor, labels: Tensor, other: tuple[Tensor, Tensor] | None
 def _small_steps() -> Iterator[None]:
     """Steps and blocks so small that a few samples pass through all of them."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"FIRST": 2, "SECOND": 3, "ROWS": 100, "COLUMNS": 90, "ELEMENTS": 1000}.items():
+        for name, value in SMALL.items():
             patch.setattr(module, name, value)
         yield
 

@@ -19,6 +19,8 @@ from linfnet.ops import lp_distance
 
 FIRST, SECOND = 128, 512  # coordinates of the first two steps
 ROWS, COLUMNS = 1024, 8192  # pairs in a block of the first step
+HOPEFUL = 1024  # pairs of a block that are finished before the others, where many are left
+SAMPLE = 4096  # pairs by which the first coordinates are chosen
 ELEMENTS = 1 << 22  # of the largest intermediate tensor in the later ones
 
 
@@ -185,12 +187,10 @@ class _Search:
         """Search a block of pairs."""
         bound = lp_distance(self.first[0][rows], self.first[1][columns])
         below = (bound < self.limit).nonzero()
-        if len(below) > 4096:
+        if len(below) > 4 * HOPEFUL:
             # The pairs that look closest first: they lower the limit for the others.
-            hopeful = bound.flatten().topk(1024, largest=False).indices
+            hopeful = bound.flatten().topk(HOPEFUL, largest=False).indices
             self._finish(rows.start + hopeful // bound.shape[1], columns.start + hopeful % bound.shape[1])
-            # What was found is not to be found again.
-            bound.view(-1)[hopeful] = math.inf
             below = (bound < self.limit).nonzero()
         self._finish(rows.start + below[:, 0], columns.start + below[:, 1])
 
@@ -235,7 +235,7 @@ class _Search:
         """Some pairs of different classes, spread over the set, always the same."""
         generator = torch.Generator().manual_seed(0)
         ends = [
-            torch.randint(size, (4096,), generator=generator) for size in (len(self.labels), len(self.other_labels))
+            torch.randint(size, (SAMPLE,), generator=generator) for size in (len(self.labels), len(self.other_labels))
         ]
         i, j = (end.to(self.labels.device) for end in ends)
         apart = self.labels[i] != self.other_labels[j]
