@@ -50,7 +50,9 @@ def test_the_cascade_finds_the_closest_pairs(sets: tuple[Tensor, Tensor, Tensor,
     x, labels, y, other = sets
     for against in (None, (y, other)):
         found = point_separation(x, labels, against, count=count)
-        wanted = all_distances(x, labels, against)[:count]
+        everything = all_distances(x, labels, against)
+        assert len(everything) == pairs_to_compare(labels, None if against is None else other)
+        wanted = everything[:count]
         # float32 differences of float32 numbers in [0, 1] are off by at most 2^-25.
         tolerance = 0 if x.dtype == torch.uint8 else 2.0**-25
         assert [float(pair.distance) for pair in found.pairs] == pytest.approx(wanted, abs=tolerance, rel=0)

@@ -114,8 +114,7 @@ def pairs_to_compare(labels: Tensor, against: Tensor | None = None) -> int:
     (2, 2)
     """
     other = labels if against is None else against
-    size = int(max(labels.max(), other.max())) + 1 if len(labels) and len(other) else 1
-    same = int((labels.bincount(minlength=size) * other.bincount(minlength=size)).sum())
+    same = sum(int((labels == label).sum()) * int((other == label).sum()) for label in labels.unique())
     pairs = len(labels) * len(other) - same
     return pairs // 2 if against is None else pairs
 
