@@ -14,7 +14,9 @@ from linfnet.cli.data import Fetch, List, Verify
 from linfnet.cli.demo import Demo
 from linfnet.cli.doctor import Doctor
 from linfnet.cli.evaluate import Evaluate
+from linfnet.cli.lipschitz import Lipschitz
 from linfnet.cli.predict import Predict
+from linfnet.cli.theory import Construct, Separate
 from linfnet.cli.train import Recipes, Train
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.train import StoppedError
@@ -42,6 +44,9 @@ Command = OmitSubcommandPrefixes[
     | Annotated[Predict, subcommand("predict")]
     | Annotated[Recipes, subcommand("recipes")]
     | Annotated[Data, subcommand("data")]
+    | Annotated[Separate, subcommand("separation")]
+    | Annotated[Construct, subcommand("construct")]
+    | Annotated[Lipschitz, subcommand("lipschitz")]
     | Annotated[Doctor, subcommand("doctor")]
     | Annotated[Demo, subcommand("demo")]
 ]
