@@ -33,7 +33,9 @@ def test_a_run_leaves_a_whole_folder(new_trainer: Callable[..., Trainer], watche
 
     events = trainer.folder.events()
     epochs = [event for event in events if event["event"] == "epoch"]
-    assert [event["p"] for event in epochs] == pytest.approx([8.0, *(8 * 125 ** (k / 9) for k in (2, 5, 8)), math.inf])
+    assert [float(event["p"]) for event in epochs] == pytest.approx(
+        [8.0, *(8 * 125 ** (k / 9) for k in (2, 5, 8)), math.inf]
+    )
     for event in epochs:
         assert event["above"] + event["between"] + event["below"] == pytest.approx(1)
     results = json.loads((folder / "results.json").read_text())["train"]

@@ -95,7 +95,7 @@ class RunFolder:
     def log(self, event: str, **values: Any) -> None:
         """Append one event."""
         with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"event": event, **values}) + "\n")
+            file.write(json.dumps({"event": event, **values}, allow_nan=False) + "\n")
 
     def events(self) -> list[dict[str, Any]]:
         """All events so far; a line that a crash cut short, or that is no event, is left out."""
@@ -112,7 +112,7 @@ class RunFolder:
 
     def rewind(self, step: int) -> None:
         """Drop the events after a step: training goes on from there and will log them again."""
-        kept = [json.dumps(event) for event in self.events() if event.get("step", 0) <= step]
+        kept = [json.dumps(event, allow_nan=False) for event in self.events() if event.get("step", 0) <= step]
         write_text(self.path / "events.jsonl", "".join(line + "\n" for line in kept))
 
 

@@ -120,7 +120,9 @@ class Trainer:
         self.progress.seconds = time.perf_counter() - start
         self.last_epoch = summarise(self.record, self.sizes)
         final = step_values(self.recipe, self.progress.step - 1, self.steps_per_epoch)
-        values = {"p": final.p, "lambda": final.mixing, "lr": final.lr, "scale": self.net.scale.item()}
+        # JSON has no infinity; float("inf") reads this back.
+        p = final.p if math.isfinite(final.p) else "inf"
+        values = {"p": p, "lambda": final.mixing, "lr": final.lr, "scale": self.net.scale.item()}
         self._log(watcher, "epoch", {**values, **self.last_epoch})
 
     def _batches(self, epoch: int, done: int) -> Iterator[tuple[Tensor, Tensor]]:
