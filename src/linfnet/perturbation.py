@@ -55,24 +55,30 @@ def _round_to(value: Tensor, dtype: torch.dtype, up: bool) -> Tensor:
     return torch.where(off, torch.nextafter(rounded, towards.to(dtype)), rounded)
 
 
-def _ends(images: Tensor, epsilon: Fraction, outward: bool) -> tuple[Tensor, Tensor]:
-    size = float(epsilon)
-    if (Fraction(size) < epsilon) if outward else (Fraction(size) > epsilon):
-        size = math.nextafter(size, math.inf if outward else -math.inf)
+def _ends(images: Tensor, epsilon: Fraction | Tensor, outward: bool) -> tuple[Tensor, Tensor]:
     exact = images.double()
+    if isinstance(epsilon, Tensor):
+        size = epsilon.double().view(-1, *[1] * (images.dim() - 1))
+    else:
+        size = float(epsilon)
+        if (Fraction(size) < epsilon) if outward else (Fraction(size) > epsilon):
+            size = math.nextafter(size, math.inf if outward else -math.inf)
     lower = _round_to(exact - size, images.dtype, up=not outward)
     upper = _round_to(exact + size, images.dtype, up=outward)
     return lower, upper
 
 
-def outer_box(images: Tensor, epsilon: Fraction) -> tuple[Tensor, Tensor]:
+def outer_box(images: Tensor, epsilon: Fraction | Tensor) -> tuple[Tensor, Tensor]:
     """End points, rounded outwards, of a box that holds every image in [0, 1] within epsilon of `images`.
 
-    An epsilon of 0 gives the images themselves.
+    An epsilon of 0 gives the images themselves. A tensor [N] holds one for each image, exact as the numbers it holds.
     """
-    if epsilon == 0:
+    if not isinstance(epsilon, Tensor) and epsilon == 0:
         return images, images
     lower, upper = _ends(images, epsilon, outward=True)
+    if isinstance(epsilon, Tensor):
+        still = (epsilon == 0).view(-1, *[1] * (images.dim() - 1))
+        lower, upper = torch.where(still, images, lower), torch.where(still, images, upper)
     return lower.clamp(min=0), upper.clamp(max=1)
 
 

@@ -144,7 +144,7 @@ class LinfNet(nn.Module):
 
     @staticmethod
     def _flatten(x: Tensor) -> Tensor:
-        return x.reshape(x.shape[0], -1)
+        return x.flatten(1)
 
     def config(self) -> dict[str, Any]:
         """What `from_config` needs to build the same net (without its weights)."""
