@@ -70,6 +70,39 @@ def test_predict(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert printed.count("0.") >= 3
 
 
+def test_certify(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "out"
+    assert main(["certify", str(run), "--eps", "0.02", "0.1", "--limit", "60", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    for word in ("60 images of digits test", "certified (margin)", "certified (interval)", "median radius"):
+        assert word in printed
+    with (out / "radii.csv").open(newline="") as file:
+        radii = [float(row["margin_radius"]) for row in csv.DictReader(file)]
+    assert len(radii) == 60
+    assert f"{100 * sum(radius >= 0.1 for radius in radii) / 60:.2f}" in printed
+    assert (out / "curve.png").is_file()
+    assert len((out / "curve.csv").read_text().splitlines()) == 51
+
+
+def test_certify_own_images(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    pixels = load("digits", "test").pixels(slice(0, 3))
+    np.save(tmp_path / "stack.npy", pixels.numpy())
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for index, picture in enumerate(pixels[:, 0]):
+        Image.fromarray((picture.numpy() * 255).round().astype(np.uint8)).save(folder / f"{index}.png")
+    (folder / "notes.txt").write_text("not an image")
+    capsys.readouterr()
+    assert main(["certify", str(run), "--data", str(tmp_path / "stack.npy"), "--eps", "0.01"]) == 0
+    printed = capsys.readouterr().out
+    assert "stack.npy[2]" in printed
+    assert "interval radius" in printed
+    assert main(["certify", str(run), "--data", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "2.png" in printed
+    assert "notes" not in printed
+
+
 def test_recipes_and_doctor(capsys: pytest.CaptureFixture[str]):
     assert main(["recipes"]) == 0
     assert "cifar10-16" in capsys.readouterr().out

@@ -3,55 +3,31 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import tyro
 from rich.table import Table
-from torch import Tensor
 
-from linfnet.certify import margin_radius
+from linfnet.certify import certify_images
 from linfnet.cli.console import console
-from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.cli.pictures import read_image
+from linfnet.errors import ArgumentError
 from linfnet.files import read_json
 from linfnet.nn import LinfNet
-from linfnet.perturbation import check_images
 
 
-def read_image(path: Path, shape: tuple[int, int, int]) -> Tensor:
-    """An image file as pixels [C, H, W] in [0, 1]: .npy (floats in [0, 1] or bytes), or what Pillow reads."""
-    if not path.is_file():
-        raise LinfnetError(f"image {path} does not exist")
-    array = _read_array(path) if path.suffix == ".npy" else _read_picture(path, shape[0])
-    if array.dtype == np.uint8:
-        array = (array / np.float32(255)).astype(np.float32)
-    if array.dtype.kind != "f":
-        raise LinfnetError(f"image {path} holds {array.dtype}; wanted floats in [0, 1] or bytes")
-    image = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
-    if image.dim() == 2:
-        image = image.unsqueeze(0)
-    if tuple(image.shape) != shape:
-        raise LinfnetError(f"image {path} has shape {tuple(image.shape)}; the net wants {shape}")
-    return check_images(image, f"the pixels of {path}")
+def class_names(model: Path, net: LinfNet) -> list[str]:
+    """The names of the classes as the model's config gives them, or their numbers."""
+    names: list[str] = read_json(model / "config.json").get("class_names") or []
+    return names if len(names) == net.classes else [str(k) for k in range(net.classes)]
 
 
-def _read_array(path: Path) -> np.ndarray:
-    try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise LinfnetError(f"image {path} is not a NumPy array: {error}") from None
+def format_radius(radius: float) -> str:
+    """A radius cut off, never rounded up, after five digits.
 
-
-def _read_picture(path: Path, channels: int) -> np.ndarray:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise LinfnetError("reading pictures needs Pillow: pip install 'linfnet[images]'") from None
-    try:
-        with Image.open(path) as picture:
-            array = np.asarray(picture.convert("L" if channels == 1 else "RGB"))
-    except (OSError, ValueError) as error:
-        raise LinfnetError(f"image {path} cannot be read: {error}") from None
-    return array if channels == 1 else array.transpose(2, 0, 1)
+    >>> format_radius(0.123459), format_radius(-float("inf"))
+    ('0.12345', 'none')
+    """
+    return f"{int(radius * 100_000) / 100_000:.5f}" if radius >= 0 else "none"
 
 
 @dataclass(frozen=True)
@@ -68,15 +44,14 @@ class Predict:
         if not self.images:
             raise ArgumentError("no image given")
         net = LinfNet.load(self.model)
-        names: list[str] = read_json(self.model / "config.json").get("class_names") or []
-        names = names if len(names) == net.classes else [str(k) for k in range(net.classes)]
+        names = class_names(self.model, net)
         pixels = torch.stack([read_image(path, net.image_shape) for path in self.images])
-        with net.at_infinity(), torch.no_grad():
-            logits = net(pixels)
-        best = logits.topk(2).indices
-        radii = margin_radius(logits, best[:, 0], net.lipschitz)
+        found = certify_images(net, [(pixels, None)])
         table = Table("image", "class", "certified radius", "runner-up")
-        for path, (first, second), radius in zip(self.images, best.tolist(), radii.tolist(), strict=True):
-            table.add_row(str(path), names[first], f"{radius:.5f}", names[second])
+        rows = zip(
+            self.images, found.predictions.tolist(), found.radii.tolist(), found.runners_up.tolist(), strict=True
+        )
+        for path, first, radius, second in rows:
+            table.add_row(str(path), names[first], format_radius(radius), names[second])
         console.print(table)
         return 0
