@@ -1,3 +1,8 @@
 """Attacks: searches for the perturbation that a certificate says does not exist."""
 
+from linfnet.attack.objectives import OBJECTIVES as OBJECTIVES
+from linfnet.attack.objectives import still_right as still_right
 from linfnet.attack.pgd import pgd as pgd
+from linfnet.attack.restarts import best_pgd as best_pgd
+from linfnet.attack.smoothed import smoothed_logits as smoothed_logits
+from linfnet.attack.square import square_attack as square_attack
