@@ -2,12 +2,15 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from linfnet.certify import Certification, certify_images
 from linfnet.cli.main import main
 from linfnet.data import load
 
@@ -101,6 +104,31 @@ def test_certify_own_images(run: Path, tmp_path: Path, capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     assert "2.png" in printed
     assert "notes" not in printed
+
+
+def test_attack(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    few = ["--limit", "40", "--steps", "8", "--queries", "20", "--restarts", "1", "--out", str(tmp_path)]
+    assert main(["attack", str(run), "--eps", "0.1", "8/255", *few]) == 0
+    printed = capsys.readouterr().out
+    for word in ("certified", "robust", "smoothed", "square", "clean", "holds for every sample"):
+        assert word in printed
+    assert np.load(tmp_path / "attacked-8-of-255.npy").shape == (40, 1, 8, 8)
+    with (tmp_path / "attacked.csv").open(newline="") as file:
+        assert next(csv.DictReader(file)).keys() == {"image", "label", "survived@8/255", "survived@0.1"}
+
+
+def test_a_broken_certificate_fails_loudly(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def boast(*arguments: object, **options: object) -> Certification:
+        found = certify_images(*arguments, **options)
+        return replace(found, by_interval=torch.ones_like(found.by_interval))
+
+    monkeypatch.setattr("linfnet.cli.attack.certify_images", boast)
+    assert main(["attack", str(run), "--eps", "0.3", "--limit", "40", "--attacks", "pgd", "--steps", "20"]) == 2
+    error = capsys.readouterr().err
+    assert "are certified at eps = 0.3 and yet broken" in error
+    assert "samples [" in error
 
 
 def test_recipes_and_doctor(capsys: pytest.CaptureFixture[str]):

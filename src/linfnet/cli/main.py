@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import OmitSubcommandPrefixes, subcommand
 
+from linfnet.cli.attack import Attack
 from linfnet.cli.certify import Certify
 from linfnet.cli.data import Fetch, List, Verify
 from linfnet.cli.demo import Demo
@@ -38,6 +39,7 @@ Command = OmitSubcommandPrefixes[
     Annotated[Train, subcommand("train")]
     | Annotated[Evaluate, subcommand("evaluate")]
     | Annotated[Certify, subcommand("certify")]
+    | Annotated[Attack, subcommand("attack")]
     | Annotated[Predict, subcommand("predict")]
     | Annotated[Recipes, subcommand("recipes")]
     | Annotated[Data, subcommand("data")]
