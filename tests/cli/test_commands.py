@@ -131,6 +131,21 @@ def test_a_broken_certificate_fails_loudly(
     assert "samples [" in error
 
 
+def test_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = tmp_path / "properties"
+    arguments = ["--vnnlib", str(folder), "--samples", "0", "7", "--eps", "8/255", "0.1", "--card"]
+    assert main(["export", str(run), "--onnx", str(tmp_path / "new" / "net.onnx"), *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "the same bits as the net on 16 random images" in printed
+    assert "4 properties" in printed
+    assert (tmp_path / "new" / "net.onnx").is_file()
+    names = ["0-eps-0.1.vnnlib", "0-eps-8-of-255.vnnlib", "7-eps-0.1.vnnlib", "7-eps-8-of-255.vnnlib"]
+    assert sorted(file.name for file in folder.iterdir()) == names
+    label = load("digits", "test").labels[7].item()
+    assert f"; class {label} within" in (folder / names[2]).read_text()
+    assert "train clean" in (run / "README.md").read_text()
+
+
 def test_recipes_and_doctor(capsys: pytest.CaptureFixture[str]):
     assert main(["recipes"]) == 0
     assert "cifar10-16" in capsys.readouterr().out

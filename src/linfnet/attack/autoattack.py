@@ -1,8 +1,10 @@
 """AutoAttack (Croce and Hein, 2020) through the Adversarial Robustness Toolbox, the extra `autoattack`."""
 
+import importlib
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,17 +24,16 @@ def auto_attack(net: LinfNet, images: Tensor, labels: Tensor, epsilon: Fraction,
         generator: gives the seed of the toolbox, which draws from NumPy's global generator.
     """
     try:
-        import numpy as np
-        from art.attacks.evasion import AutoAttack  # pyright: ignore[reportMissingImports]
-        from art.estimators.classification import PyTorchClassifier  # pyright: ignore[reportMissingImports]
+        evasion: Any = importlib.import_module("art.attacks.evasion")
+        classification: Any = importlib.import_module("art.estimators.classification")
     except ImportError:
         raise LinfnetError("AutoAttack needs the toolbox: pip install 'linfnet[autoattack]'") from None
     np.random.seed(generator.initial_seed() % 2**32)
     kind = "gpu" if images.device.type == "cuda" else "cpu"
-    classifier: Any = PyTorchClassifier(
+    classifier = classification.PyTorchClassifier(
         net, torch.nn.CrossEntropyLoss(), net.image_shape, net.classes, clip_values=(0.0, 1.0), device_type=kind
     )
-    attack: Any = AutoAttack(classifier, norm="inf", eps=float(epsilon), eps_step=float(epsilon) / 4, batch_size=256)
+    attack = evasion.AutoAttack(classifier, norm="inf", eps=float(epsilon), eps_step=float(epsilon) / 4, batch_size=256)
     found = attack.generate(images.cpu().numpy(), labels.cpu().numpy())
     lower, upper = inner_box(images, epsilon)
     return torch.clamp(torch.from_numpy(found).to(images), lower, upper)

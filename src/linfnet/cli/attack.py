@@ -31,7 +31,7 @@ class Attack:
     model: tyro.conf.Positional[Path]
     """A finished run, or any folder with model.safetensors and config.json."""
     data: str | None = None
-    """A data set (by default the run's own), or a folder or .npy array of images, whose predicted classes are attacked."""
+    """A data set, by default the run's own; or a folder or .npy array of images (their predictions are attacked)."""
     eps: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
     """Perturbations in pixel units, as 8/255 or 0.1; by default those of the run's recipe."""
     attacks: tuple[str, ...] = ("pgd", "best-pgd", "smoothed", "square")

@@ -14,6 +14,7 @@ from linfnet.cli.data import Fetch, List, Verify
 from linfnet.cli.demo import Demo
 from linfnet.cli.doctor import Doctor
 from linfnet.cli.evaluate import Evaluate
+from linfnet.cli.export import Export
 from linfnet.cli.predict import Predict
 from linfnet.cli.train import Recipes, Train
 from linfnet.errors import LinfnetError
@@ -41,6 +42,7 @@ Command = OmitSubcommandPrefixes[
     | Annotated[Certify, subcommand("certify")]
     | Annotated[Attack, subcommand("attack")]
     | Annotated[Predict, subcommand("predict")]
+    | Annotated[Export, subcommand("export")]
     | Annotated[Recipes, subcommand("recipes")]
     | Annotated[Data, subcommand("data")]
     | Annotated[Doctor, subcommand("doctor")]
