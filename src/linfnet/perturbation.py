@@ -68,26 +68,27 @@ def _ends(images: Tensor, epsilon: Fraction | Tensor, outward: bool) -> tuple[Te
     return lower, upper
 
 
+def _is_zero(epsilon: Fraction | Tensor, images: Tensor) -> Tensor:
+    """Where nothing may change: shaped to spread over images [N, ...]."""
+    if isinstance(epsilon, Tensor):
+        return (epsilon == 0).view(-1, *[1] * (images.dim() - 1))
+    return torch.tensor(epsilon == 0, device=images.device)
+
+
 def outer_box(images: Tensor, epsilon: Fraction | Tensor) -> tuple[Tensor, Tensor]:
     """End points, rounded outwards, of a box that holds every image in [0, 1] within epsilon of `images`.
 
     An epsilon of 0 gives the images themselves. A tensor [N] holds one for each image, exact as the numbers it holds.
     """
-    if not isinstance(epsilon, Tensor) and epsilon == 0:
-        return images, images
     lower, upper = _ends(images, epsilon, outward=True)
-    if isinstance(epsilon, Tensor):
-        still = (epsilon == 0).view(-1, *[1] * (images.dim() - 1))
-        lower, upper = torch.where(still, images, lower), torch.where(still, images, upper)
-    return lower.clamp(min=0), upper.clamp(max=1)
+    still = _is_zero(epsilon, images)
+    return torch.where(still, images, lower.clamp(min=0)), torch.where(still, images, upper.clamp(max=1))
 
 
-def inner_box(images: Tensor, epsilon: Fraction) -> tuple[Tensor, Tensor]:
+def inner_box(images: Tensor, epsilon: Fraction | Tensor) -> tuple[Tensor, Tensor]:
     """End points, rounded inwards: every floating-point image between them is in [0, 1] and within epsilon of `images`.
 
-    The images themselves are always inside.
+    The images themselves are always inside. A tensor [N] holds one epsilon for each image.
     """
-    if epsilon == 0:
-        return images, images
     lower, upper = _ends(images, epsilon, outward=False)
     return torch.minimum(lower.clamp(min=0), images), torch.maximum(upper.clamp(max=1), images)

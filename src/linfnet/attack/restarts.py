@@ -18,7 +18,7 @@ def best_pgd(
     net: LinfNet,
     images: Tensor,
     labels: Tensor,
-    epsilon: Fraction,
+    epsilon: Fraction | Tensor,
     *,
     steps: int = 100,
     restarts: int = 1,
@@ -28,14 +28,14 @@ def best_pgd(
 ) -> Tensor:
     """Images within epsilon of the given ones with the smallest margin that was met on the way.
 
-    Starts are the images themselves first, then uniform in the ball; steps shrink from 2 eps/4 to 0 along a cosine;
+    Starts are the images themselves first, then uniform in the ball; steps shrink from eps/2 to 0 along a cosine;
     samples that are broken stop. Every result is in [0, 1] and within epsilon in floating point.
 
     Args:
         net: attacked at p = inf in eval mode, whatever its present p.
         images: [N, C, H, W] in [0, 1].
         labels: [N], the true classes.
-        epsilon: exact, in pixel units.
+        epsilon: exact, in pixel units; a float64 tensor [N] gives each image its own.
         steps: steps of each start.
         restarts: number of starts.
         objective: "margin", "dlr" or "ce".
@@ -45,6 +45,8 @@ def best_pgd(
     find_objective(objective)
     check_p(p)
     lower, upper = inner_box(check_images(images), epsilon)
+    sizes = epsilon if isinstance(epsilon, Tensor) else torch.full(labels.shape, float(epsilon), device=images.device)
+    sizes = sizes.to(images).view(-1, 1, 1, 1)
     best, gap = images.clone(), torch.full(labels.shape, math.inf, device=images.device, dtype=images.dtype)
     with net.at_infinity():
         for start in range(restarts):
@@ -54,7 +56,7 @@ def best_pgd(
             low, high = lower[open_], upper[open_]
             noise = torch.rand(low.shape, generator=generator, device=low.device, dtype=low.dtype)
             first = images[open_] if start == 0 else torch.clamp(low + noise * (high - low), low, high)
-            found, least = _descend(net, first, labels[open_], low, high, float(epsilon), steps, objective, p)
+            found, least = _descend(net, first, labels[open_], low, high, sizes[open_], steps, objective, p)
             better = least < gap[open_]
             best[open_] = torch.where(better.view(-1, 1, 1, 1), found, best[open_])
             gap[open_] = torch.minimum(least, gap[open_])
@@ -62,7 +64,15 @@ def best_pgd(
 
 
 def _descend(
-    net: LinfNet, start: Tensor, labels: Tensor, low: Tensor, high: Tensor, size: float, steps: int, name: str, p: float
+    net: LinfNet,
+    start: Tensor,
+    labels: Tensor,
+    low: Tensor,
+    high: Tensor,
+    size: Tensor,
+    steps: int,
+    name: str,
+    p: float,
 ) -> tuple[Tensor, Tensor]:
     """The best iterate of one start and its margin, for every sample."""
     objective, scale = find_objective(name), net.scale.item()
@@ -79,8 +89,8 @@ def _descend(
         if step == steps or not bool(going.any()):
             break
         (slope,) = torch.autograd.grad(objective(logits, labels[active], scale).sum(), moved)
-        pace = size / 2 * 0.5 * (1 + math.cos(math.pi * step / steps))
         active = active[going]
+        pace = size[active] / 4 * (1 + math.cos(math.pi * step / steps))
         ahead = moved.detach()[going] + pace * slope[going].sign()
         moved = torch.clamp(ahead, low[active], high[active])
     return best, least

@@ -28,7 +28,7 @@ def square_attack(
     net: LinfNet,
     images: Tensor,
     labels: Tensor,
-    epsilon: Fraction,
+    epsilon: Fraction | Tensor,
     *,
     queries: int = 1000,
     share: float = 0.8,
@@ -40,7 +40,7 @@ def square_attack(
         net: attacked at p = inf in eval mode, whatever its present p.
         images: [N, C, H, W] in [0, 1].
         labels: [N], the true classes.
-        epsilon: exact, in pixel units.
+        epsilon: exact, in pixel units; a float64 tensor [N] gives each image its own.
         queries: forward passes for each sample.
         share: the share of pixels that the first squares cover.
         generator: source of the squares, on the CPU.
