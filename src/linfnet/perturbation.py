@@ -38,8 +38,10 @@ def format_epsilon(value: Fraction) -> str:
 
 def check_images(images: Tensor, name: str = "images") -> Tensor:
     """The images, or an error if a pixel lies outside [0, 1] or is NaN."""
-    if images.numel() and not bool(((images >= 0) & (images <= 1)).all()):
-        low, high = images.amin().item(), images.amax().item()
+    if not images.numel():
+        return images
+    low, high = (end.item() for end in images.aminmax())
+    if not (low >= 0 and high <= 1):
         raise ArgumentError(f"{name} hold pixels from {low:g} to {high:g}; wanted [0, 1] (and no NaN)")
     return images
 

@@ -35,8 +35,8 @@ class _Meter:
 
     def add(self, values: Tensor, times: int = 1, more: Tensor | None = None) -> None:
         """Count a step whose results are `values` [N, ...], or at most `more` larger."""
-        smallest, largest = values.flatten(1).aminmax(dim=1)
-        size = torch.maximum(smallest.neg(), largest).double()
+        rows = values.flatten(1)
+        size = torch.maximum(rows.amin(1).neg(), rows.amax(1)).double()  # `aminmax` takes 20 times as long
         if more is not None:
             size = up(size + more.double())
         self.total = up(self.total + size * times)
