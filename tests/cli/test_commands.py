@@ -146,6 +146,18 @@ def test_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "train clean" in (run / "README.md").read_text()
 
 
+def test_the_packaged_net_predicts_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    picture = np.zeros((28, 28), np.uint8)
+    picture[4:24, 13:16] = 255  # a one
+    Image.fromarray(picture).save(tmp_path / "one.png")
+    assert main(["predict", "mnist-small", str(tmp_path / "one.png")]) == 0
+    row = capsys.readouterr().out.splitlines()[-2].split("│")
+    assert row[2].strip() == "1"
+    assert float(row[3]) > 0.1
+    assert main(["certify", "mnist-small", "--data", str(tmp_path), "--eps", "0.1"]) == 0
+    assert "one.png" in capsys.readouterr().out
+
+
 def test_recipes_and_doctor(capsys: pytest.CaptureFixture[str]):
     assert main(["recipes"]) == 0
     assert "cifar10-16" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_tensors, write_tensors
 from linfnet.nn import LinfNet, means_at_infinity, reestimate_means
+from linfnet.nn.hub import PRETRAINED
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -160,6 +161,15 @@ class TestFolder:
         with pytest.raises(LinfnetError, match=r"'layers\.0\.weight' holds NaN or infinity"):
             LinfNet.load(tmp_path)
 
+    def test_the_packaged_net_is_small_and_a_folder_of_its_name_comes_first(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.chdir(tmp_path)
+        assert LinfNet.load("mnist-small").image_shape == (1, 28, 28)
+        assert (PRETRAINED / "mnist-small" / "model.safetensors").stat().st_size < 2_000_000
+        small_net().save("mnist-small")
+        assert LinfNet.load("mnist-small").image_shape == (2, 3, 3)
+
     def test_a_model_on_the_hub(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         small_net().save(tmp_path)
         hub = types.ModuleType("huggingface_hub")
@@ -174,6 +184,7 @@ class TestFolder:
         hub.errors = types.SimpleNamespace(HfHubHTTPError=KeyError)
         monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
         assert LinfNet.load("hf://me/net").hidden == (11, 13)
+        assert LinfNet.load(Path("hf://me/net")).hidden == (11, 13)
         with pytest.raises(LinfnetError, match=r"you/net cannot be fetched from the hub: no such repository$"):
             LinfNet.load("hf://you/net")
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)

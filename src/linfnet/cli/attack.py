@@ -21,6 +21,7 @@ from linfnet.cli.train import pick_device
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import replacing
 from linfnet.nn import LinfNet
+from linfnet.nn.hub import find_model
 from linfnet.perturbation import format_epsilon, parse_epsilon
 
 
@@ -29,7 +30,7 @@ class Attack:
     """Try to break a net with every attack, and hold the result against what is proven."""
 
     model: tyro.conf.Positional[Path]
-    """A finished run, or any folder with model.safetensors and config.json."""
+    """A finished run, any folder with model.safetensors and config.json, mnist-small, or hf://user/name."""
     data: str | None = None
     """A data set, by default the run's own; or a folder or .npy array of images (their predictions are attacked)."""
     eps: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
@@ -60,12 +61,13 @@ class Attack:
         asked = tuple(parse_epsilon(text, "--eps") for group in self.eps for text in group)
         chosen = self._attacks()
         device = pick_device(self.device)
-        run = run_of(self.model)
+        model = find_model(self.model)
+        run = run_of(model)
         data = self.data or (run.recipe.data.name if run else None)
         epsilons = tuple(sorted(asked or (run.recipe.evaluation.eps if run else ())))
         if data is None or not epsilons:
             raise ArgumentError(f"{self.model} has no recipe.toml: give --data and --eps")
-        net = LinfNet.load(self.model, device=device)
+        net = LinfNet.load(model, device=device)
         subject = find_subject(data, self.split, self.limit, net, device)
         found = certify_images(net, subject.batches(BATCH), epsilons)
         results = self._attack(net, subject, found.labels, epsilons, chosen)

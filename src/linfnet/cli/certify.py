@@ -19,6 +19,7 @@ from linfnet.cli.train import pick_device
 from linfnet.data import known_sets, load
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import LinfNet
+from linfnet.nn.hub import find_model
 from linfnet.perturbation import format_epsilon, parse_epsilon
 from linfnet.train import RunFolder
 
@@ -74,7 +75,7 @@ class Certify:
     """Prove, image by image, how far each pixel may change without changing the class (in the program itself)."""
 
     model: tyro.conf.Positional[Path]
-    """A finished run, or any folder with model.safetensors and config.json."""
+    """A finished run, any folder with model.safetensors and config.json, mnist-small, or hf://user/name."""
     data: str | None = None
     """A data set, a folder of images or a .npy array; by default the run's own data set."""
     eps: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
@@ -92,12 +93,13 @@ class Certify:
         """Print what holds at each epsilon; write radii and curve if asked to."""
         asked = tuple(parse_epsilon(text, "--eps") for group in self.eps for text in group)
         device = pick_device(self.device)
-        run = run_of(self.model)
+        model = find_model(self.model)
+        run = run_of(model)
         data = self.data or (run.recipe.data.name if run else None)
         if data is None:
             raise ArgumentError(f"{self.model} has no recipe.toml: give --data")
         epsilons = asked or (run.recipe.evaluation.eps if run else ())
-        net = LinfNet.load(self.model, device=device)
+        net = LinfNet.load(model, device=device)
         subject = find_subject(data, self.split, self.limit, net, device)
         columns = (TextColumn("certifying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -106,7 +108,7 @@ class Certify:
                 net, subject.batches(BATCH), epsilons, advance=lambda count: progress.advance(task, count)
             )
         if subject.labels is None and len(subject.names) <= SHOWN:
-            console.print(_images_table(found, subject, class_names(self.model, net)))
+            console.print(_images_table(found, subject, class_names(model, net)))
         console.print(_shares_table(found, subject))
         if self.out is not None:
             self._write(self.out, found, subject)

@@ -13,6 +13,7 @@ from linfnet.cli.console import console
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.export import push_to_hub, verify_onnx, write_card, write_onnx, write_vnnlib
 from linfnet.nn import LinfNet
+from linfnet.nn.hub import find_model
 from linfnet.perturbation import format_epsilon, parse_epsilon
 
 # Images the ONNX file is checked on.
@@ -24,7 +25,7 @@ class Export:
     """Write a model at p = infinity for other programs; the ONNX file is checked to give the same bits."""
 
     model: tyro.conf.Positional[Path]
-    """A finished run, or any folder with model.safetensors and config.json."""
+    """A finished run, any folder with model.safetensors and config.json, mnist-small, or hf://user/name."""
     onnx: Path | None = None
     """The ONNX file to write (weights of more than 64 MiB go to FILE.data); needs the extra `onnx`."""
     vnnlib: Path | None = None
@@ -47,8 +48,9 @@ class Export:
         asked = tuple(parse_epsilon(text, "--eps") for group in self.eps for text in group)
         if self.onnx is None and self.vnnlib is None and self.hub is None and not self.card:
             raise ArgumentError("nothing to export: give --onnx, --vnnlib, --card or --hub")
-        run = run_of(self.model)
-        net = LinfNet.load(self.model)
+        model = find_model(self.model)
+        run = run_of(model)
+        net = LinfNet.load(model)
         if self.onnx is not None:
             self._write_onnx(net, self.onnx)
         if self.vnnlib is not None:
@@ -59,9 +61,9 @@ class Export:
             subject = find_subject(data, self.split, None, net, torch.device("cpu"))
             self._write_vnnlib(net, self.vnnlib, subject, epsilons)
         if self.card:
-            console.print(f"model card: {write_card(self.model)}")
+            console.print(f"model card: {write_card(model)}")
         if self.hub is not None:
-            console.print(f"uploaded: {push_to_hub(self.model, self.hub)}")
+            console.print(f"uploaded: {push_to_hub(model, self.hub)}")
         return 0
 
     def _write_vnnlib(self, net: LinfNet, folder: Path, subject: Subject, epsilons: tuple[Fraction, ...]) -> None:

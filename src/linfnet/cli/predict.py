@@ -13,6 +13,7 @@ from linfnet.cli.pictures import read_image
 from linfnet.errors import ArgumentError
 from linfnet.files import read_json
 from linfnet.nn import LinfNet
+from linfnet.nn.hub import find_model
 
 
 def class_names(model: Path, net: LinfNet) -> list[str]:
@@ -35,7 +36,7 @@ class Predict:
     """Classify image files and give the radius inside which the class is proven not to change."""
 
     model: tyro.conf.Positional[Path]
-    """A finished run, or any folder with model.safetensors and config.json."""
+    """A finished run, any folder with model.safetensors and config.json, mnist-small, or hf://user/name."""
     images: tyro.conf.Positional[tuple[Path, ...]]
     """Images of the net's size: PNG, JPEG, or .npy with floats in [0, 1] or bytes."""
 
@@ -43,8 +44,9 @@ class Predict:
         """Print a row for each image."""
         if not self.images:
             raise ArgumentError("no image given")
-        net = LinfNet.load(self.model)
-        names = class_names(self.model, net)
+        model = find_model(self.model)
+        net = LinfNet.load(model)
+        names = class_names(model, net)
         pixels = torch.stack([read_image(path, net.image_shape) for path in self.images])
         found = certify_images(net, [(pixels, None)])
         table = Table("image", "class", "certified radius", "runner-up")
