@@ -38,7 +38,7 @@ check: .venv/.installed-dev
 BUILT_FROM := pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/linfnet/ops/csrc/*)
 
 .venv/.installed: .venv/bin/python $(BUILT_FROM)
-	$(PIP) -e .
+	$(PIP) -e '.[images]'
 	@touch $@
 
 .venv/.installed-dev: .venv/bin/python $(BUILT_FROM)

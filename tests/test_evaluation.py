@@ -1,3 +1,4 @@
+import dataclasses
 from fractions import Fraction
 
 import pytest
@@ -26,6 +27,14 @@ def test_the_sandwich(net_and_images):
     assert result.clean >= middle["pgd"] >= middle["certified_interval"] >= middle["certified_margin"] > 0
     assert middle["certified_interval"] >= large["certified_interval"]
     assert net.p == float("inf")
+
+
+def test_a_net_that_is_always_wrong(net_and_images):
+    net, test = net_and_images
+    wrong = dataclasses.replace(test, labels=(net(test.pixels()).argmax(1) + 1) % 10)
+    result = evaluate(net, wrong, (Fraction(1, 20),), steps=2)
+    assert result.clean == 0
+    assert set(result.at[0].summary().values()) == {0.0}
 
 
 def test_a_certified_sample_that_breaks_is_named(net_and_images, monkeypatch: pytest.MonkeyPatch):

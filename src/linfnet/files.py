@@ -64,8 +64,8 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise LinfnetError(f"{path} does not exist") from None
-    except (ValueError, OSError) as error:
-        raise LinfnetError(f"{path} is not readable JSON: {error}") from None
+    except (ValueError, OSError, RecursionError) as error:
+        raise LinfnetError(f"{path} is not readable JSON: {str(error).splitlines()[0]}") from None
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -77,6 +77,8 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The named tensors and the metadata of a safetensors file, or an error that says it is truncated or foreign."""
+    if path.exists() and not os.access(path, os.R_OK):
+        raise LinfnetError(f"{path} may not be read")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}

@@ -1,12 +1,32 @@
 """Perturbations in pixel units: epsilon as an exact rational, and the boxes around images it spans in float32."""
 
 import math
+import re
 from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from linfnet.errors import ArgumentError
+
+# Longer numbers are typing errors, and huge exponents would take for ever to write out as fractions.
+_RATIONAL = re.compile(r"[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})([eE][+-]?\d{1,2})?(/\d{1,40})?")
+
+
+def parse_rational(text: str | float | Fraction, name: str) -> Fraction:
+    """An exact number from `48/255`, `0.9`, `1e-3` or a number.
+
+    >>> parse_rational("48/255", "theta")
+    Fraction(16, 85)
+    """
+    plain = str(text).replace(" ", "")
+    try:
+        if not _RATIONAL.fullmatch(plain):
+            raise ValueError
+        top, _, bottom = plain.partition("/")
+        return Fraction(top) / Fraction(bottom or 1)
+    except (ValueError, ZeroDivisionError):
+        raise ArgumentError(f"{name} is {str(text)[:50]!r}; wanted a number like 8/255 or 0.1") from None
 
 
 def parse_epsilon(text: str | float | Fraction, name: str = "eps") -> Fraction:
@@ -15,10 +35,7 @@ def parse_epsilon(text: str | float | Fraction, name: str = "eps") -> Fraction:
     >>> parse_epsilon("8/255"), parse_epsilon("0.1"), parse_epsilon(0.25)
     (Fraction(8, 255), Fraction(1, 10), Fraction(1, 4))
     """
-    try:
-        value = Fraction(str(text).replace(" ", ""))
-    except (ValueError, ZeroDivisionError):
-        raise ArgumentError(f"{name} is {text!r}; wanted a number like 8/255 or 0.1") from None
+    value = parse_rational(text, name)
     if not 0 <= value <= 1:
         raise ArgumentError(f"{name} is {text}; wanted a number from 0 to 1 (pixel units)")
     return value
@@ -42,7 +59,7 @@ def check_images(images: Tensor, name: str = "images") -> Tensor:
         return images
     low, high = (end.item() for end in images.aminmax())
     if not (low >= 0 and high <= 1):
-        raise ArgumentError(f"{name} hold pixels from {low:g} to {high:g}; wanted [0, 1] (and no NaN)")
+        raise ArgumentError(f"{name} hold pixels from {low:.9g} to {high:.9g}; wanted [0, 1] (and no NaN)")
     return images
 
 

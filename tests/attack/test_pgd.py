@@ -42,6 +42,13 @@ def test_the_attack_lowers_margins_and_repeats():
     assert (after <= 0).sum() > (before <= 0).sum()
 
 
+def test_no_images():
+    nothing = torch.zeros(0, 1, 3, 3)
+    assert (
+        pgd(random_net(0), nothing, torch.zeros(0, dtype=torch.int64), Fraction(1, 10), steps=2).shape == nothing.shape
+    )
+
+
 def test_no_weight_gets_a_gradient():
     net = random_net(0)
     pgd(net, torch.rand(2, 1, 3, 3), torch.zeros(2, dtype=torch.int64), Fraction(1, 10), steps=2)

@@ -35,7 +35,7 @@ def test_evaluate(run: Path, capsys: pytest.CaptureFixture[str]):
     assert "train" in results
     keys = [f"digits-test-first-120-pgd-15 eps={eps}" for eps in ("8/255", "0.1", "0.02")]
     assert set(keys) <= results.keys()
-    with (run / "samples-digits-test-first-120-pgd-15.csv").open(newline="") as file:
+    with (run / "samples-digits-test-first-120-pgd-15-eps-8-255_0.1_0.02.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 120
     for key, eps in zip(keys, ("8/255", "0.1", "0.02"), strict=True):
@@ -173,3 +173,6 @@ def test_resume_of_a_finished_run_is_refused_and_help_is_there(run: Path, capsys
     with pytest.raises(SystemExit) as stop:
         main(["--help"])
     assert stop.value.code == 0
+    capsys.readouterr()
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("linfnet 0.")

@@ -65,7 +65,25 @@ def refused(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., st
         (["train", "digits", "--set", "p_start=0.5"], "schedule.p_start is 0.5; wanted a number >= 1"),
         (["train", "digits", "--set", "data.name=mnits"], "did you mean 'mnist'?"),
         (["train", "digits", "--out", "run"], "output folder run already holds a run"),
-        (["train", "digits", "--out", "cache/../run/config.json/x"], "cannot be written"),
+        (["train", "digits", "--out", "run/config.json/x"], "output folder run/config.json/x cannot be"),
+        (["train", "digits", "--out", "run/config.json"], "output folder run/config.json cannot be used"),
+        (["train", "digits", "--set", "width=100000000000"], "model.width is too large"),
+        (["train", "digits", "--set", "width=" + "9" * 5000], "model.width is"),
+        (["train", "digits", "--set", "width=900000", "depth=900"], "the net cannot be built"),
+        (["train", "digits", "--set", "seed=18446744073709551616"], "run.seed is too large"),
+        (["train", "digits", "--set", "seed=-1"], "run.seed is -1"),
+        (["train", "digits", "--set", "pad=100000000000000000000000"], "data.pad is too large"),
+        (["train", "digits", "--set", "lr=" + "1" * 400], "optimizer.lr is too large"),
+        (["train", "digits", "--set", "theta=1e400"], "loss.theta is 'inf'"),
+        (["train", "digits", "--set", "theta="], "loss.theta is ''"),
+        (["train", "digits", "--set", "epochs=" + "[" * 3000], "schedule.epochs"),
+        (["train", "digits", "--device", "meta"], "device is 'meta'"),
+        (["train", "digits", "--device", "cuda:77"], "no such GPU"),
+        (["trian"], "trian"),
+        (["train", "--foo"], "--foo"),
+        (["evaluate", "run", "--split", "foo"], "foo"),
+        ([], "Expected one of"),
+        (["evaluate", "run", "--eps", "1e-999999999"], "--eps is '1e-999999999'"),
         (["train", "digits", "--device", "tpu9"], "device is 'tpu9'"),
         (["train", "mnist-0.1"], "linfnet data fetch mnist"),
         (["train", "--resume", "run"], "has finished"),
@@ -164,6 +182,46 @@ def test_images_that_do_not_fit(place: Path, refused: Callable[..., str], array:
     np.save(place / "image.npy", array, allow_pickle=True)
     assert message in refused("predict", "run", "image.npy")
     assert message.split(" (")[0] in refused("certify", "run", "--data", "image.npy")
+
+
+def test_an_archive_is_no_image(place: Path, refused: Callable[..., str]):
+    with (place / "image.npy").open("wb") as file:
+        np.savez(file, a=np.zeros((8, 8)))
+    assert "is not a NumPy array" in refused("predict", "run", "image.npy")
+
+
+def test_damaged_folders(place: Path, refused: Callable[..., str]):
+    results, config = place / "run" / "results.json", place / "run" / "config.json"
+    kept = results.read_text()
+    for text in ("[1]", "{"):
+        results.write_text(text)
+        assert "results.json" in refused("evaluate", "run", "--limit", "5", "--steps", "1")
+    results.write_text(kept)
+    settings = json.loads(config.read_text())
+    np.save(place / "image.npy", np.zeros((8, 8), np.float32))
+    for change in (
+        {"hidden": [16.0]},
+        {"hidden": [10**30]},
+        {"hidden": "x"},
+        {"negate_logits": "no"},
+        {"class_names": 7},
+    ):
+        config.write_text(json.dumps({**settings, **change}))
+        assert "error: " in refused("predict", "run", "image.npy")
+    config.write_text("[" * 100_000)
+    assert "config.json" in refused("predict", "run", "image.npy")
+    (place / "stopped" / "recipe.toml").write_bytes(b"\xff\xfe")
+    assert "recipe.toml cannot be read" in refused("train", "--resume", "stopped")
+
+
+def test_odd_events_do_not_stop_a_resume(place: Path):
+    (place / "stopped" / "events.jsonl").write_bytes(b'123\n{"step": "a"}\n\xff\n{"event": "epoch", "step": 1}\n{"half')
+    assert main(["train", "--resume", "stopped"]) == 0
+
+
+def test_paths_with_brackets_are_told_as_they_are(place: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["train", "digits", "--out", "x[bold]y", *TINY]) == 0
+    assert "run folder: x[bold]y" in capsys.readouterr().out
 
 
 def test_a_picture_that_is_none(place: Path, refused: Callable[..., str]):

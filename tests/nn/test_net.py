@@ -94,6 +94,27 @@ def test_bounds_enclose_the_float32_program(seed: int, size: float):
     assert torch.equal(exact[1], net(images))
 
 
+def test_empty_batches():
+    net, nothing = small_net().eval(), torch.zeros(0, 2, 3, 3)
+    assert net(nothing).shape == (0, 4)
+    assert [bound.shape for bound in net.bounds(nothing, nothing)] == [(0, 4), (0, 4)]
+
+
+def test_at_infinity_restores_each_layer():
+    net = small_net(p=8.0)
+    net.layers[1].p = 3.0
+    with net.at_infinity():
+        assert net.layers[1].p == math.inf
+    assert [layer.p for layer in net.layers] == [8.0, 3.0, 8.0]
+
+
+def test_training_compiles_once():
+    net = small_net(p=8.0)
+    compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
+    for _ in range(12):  # more than the limit of recompilations
+        compiled(torch.rand(4, 2, 3, 3)).sum().backward()
+
+
 def test_wrong_images_are_named():
     with pytest.raises(ArgumentError, match=r"images have shape \(5, 1, 8, 8\); the net wants \[B, 2 x 3 x 3\]"):
         small_net()(torch.rand(5, 1, 8, 8))

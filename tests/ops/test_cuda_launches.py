@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from linfnet.ops.cuda import large
 from linfnet.ops.cuda.implementation import Cuda, backward_kernel, bounds_kernel, forward_kernel
+from linfnet.ops.cuda.large import find_kernel, gather_kernel
 from linfnet.ops.cuda.loader import KERNELS, Argument, Kernel, Launcher, Long
 from linfnet.ops.cuda.plans import backward_plan, forward_plan
 
-KINDS = {"float*": torch.Tensor, "int*": torch.Tensor, "u32*": torch.Tensor, "i64": Long, "int": int, "float": float}
+POINTERS = ("float*", "int*", "u32*", "u16*")
+KINDS = {**dict.fromkeys(POINTERS, torch.Tensor), "i64": Long, "int": int, "float": float}
 
 
 def parameters(kernel: Kernel) -> list[str]:
@@ -60,7 +63,7 @@ class Recorder(Launcher):
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, 8.0, 30.5, 64.0, 1000.0, math.inf])
-@pytest.mark.parametrize("shape", [(512, 10, 320), (3, 5, 7), (1030, 130, 33)], ids=str)
+@pytest.mark.parametrize("shape", [(512, 10, 320), (3, 5, 7), (1030, 130, 33), (70, 100, 515)], ids=str)
 def test_launches_fit_the_kernels(p: float, shape: tuple[int, int, int]) -> None:
     n, out, features = shape
     x, w, grad = torch.randn(n, features), torch.randn(out, features), torch.randn(n, out)
@@ -75,6 +78,7 @@ def test_launches_fit_the_kernels(p: float, shape: tuple[int, int, int]) -> None
         assert grad_w.shape == (w.shape if need_w else (0,))
     used = set(recorder.functions)
     assert {"distance", "scatter" if math.isinf(p) else "slopes"} <= used
+    assert ({"find", "evaluate", "gather"} <= used) == large.serves(n, out, features, p)
     assert kernels.bounds(x, x, w)[0].shape == (n, out)
     assert kernels.bounds_saving(x, x, w)[3].shape == (n, out)
 
@@ -119,7 +123,9 @@ def test_sources_compile(architecture: str, tmp_path: Path) -> None:
         *(forward_kernel(mode, 8.0 if mode == 2 else math.inf) for mode in range(4)),
         *(backward_kernel(p, True, True) for p in (7.5, None)),
         bounds_kernel(True),
-        *(Kernel(file, "") for file in ("finish.cu", "gradients.cu", "scale.cu", "sparse.cu")),
+        *(Kernel(file, "") for file in ("finish.cu", "gradients.cu", "scale.cu", "sparse.cu", "terms_sum.cu")),
+        *(find_kernel(vector) for vector in (False, True)),
+        *(gather_kernel(of_x) for of_x in (False, True)),
     ]
     assert {kernel.file for kernel in kernels} == {file.name for file in KERNELS.glob("*.cu")}
     for place, kernel in enumerate(kernels):

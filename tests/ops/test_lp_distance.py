@@ -143,6 +143,13 @@ def test_nan_reaches_the_output(p: float, place: int, impl: str):
     assert lp_distance(w, x, p, impl=impl)[:, 1].isnan().all()
 
 
+def test_second_gradients_are_refused_in_words():
+    x, w = (t.requires_grad_() for t in draw(2, 3, 4, torch.float64))
+    (slope,) = torch.autograd.grad(lp_distance(x, w, 3.0).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="once, not twice"):
+        slope.sum().backward()
+
+
 def test_leading_dimensions_and_layouts():
     x, w = draw(24, 5, 7)
     flat = lp_distance(x, w, 3.0)

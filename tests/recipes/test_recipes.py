@@ -95,7 +95,7 @@ def test_changes():
         ("width=0", "model.width is 0; wanted a number of at least 1"),
         ("epochs=[1, 2]", "wanted a list of 3"),
         ("epochs=[0, 0, 0]", "epochs"),
-        ("theta=1/0", "loss.theta is '1/0'"),
+        ("theta=1/0", "loss.theta is '1/0'; wanted a number"),
         ("theta=0", "loss.theta is 0.0; wanted a number above 0"),
         ("p_start=0.5", "schedule.p_start is 0.5; wanted a number >= 1"),
         ("p_end=4", "schedule.p_end is 4.0"),

@@ -44,7 +44,9 @@ def watcher() -> Quiet:
 @pytest.fixture
 def new_trainer(tmp_path: Path) -> Callable[..., Trainer]:
     def build(name: str = "run", *changes: str) -> Trainer:
-        folder = RunFolder.create(tmp_path / name, load_recipe("digits", [*TINY, *changes]))
-        return Trainer(folder, load("digits", "train"), load("digits", "test"), torch.device("cpu"))
+        folder = RunFolder.new(tmp_path / name, load_recipe("digits", [*TINY, *changes]))
+        trainer = Trainer(folder, load("digits", "train"), load("digits", "test"), torch.device("cpu"))
+        folder.create()
+        return trainer
 
     return build

@@ -43,8 +43,9 @@ def test_a_damaged_checkpoint_is_recognised_and_the_one_before_used(trained: Tra
         fresh(trained).resume()
     for path in (newest, before):
         path.unlink()
-    with pytest.raises(LinfnetError, match="holds no checkpoint"):
-        fresh(trained).resume()
+    again = fresh(trained)  # killed before its first checkpoint: the same run from the start
+    assert again.resume() == []
+    assert again.progress.step == 0
 
 
 def test_foreign_checkpoints_change_nothing(trained: Trainer, new_trainer: Callable[..., Trainer], watcher):
@@ -55,7 +56,7 @@ def test_foreign_checkpoints_change_nothing(trained: Trainer, new_trainer: Calla
 
     def refuse(path, message: str) -> None:
         with pytest.raises(LinfnetError, match=message):
-            load_checkpoint(path, wider.net, wider.optimizer, wider.record)
+            load_checkpoint(path, wider.net, wider.optimizer, wider.record, wider.recipe_digest)
         assert all(torch.equal(tensor, before[name]) for name, tensor in wider.net.state_dict().items())
         assert not wider.optimizer.state
 
@@ -67,3 +68,18 @@ def test_foreign_checkpoints_change_nothing(trained: Trainer, new_trainer: Calla
     refuse(part, "lacks parts")
     write_tensors(part, {**tensors, "record": torch.zeros(2, 5)}, metadata)
     refuse(part, "other data or another batch size")
+
+
+def test_a_checkpoint_of_the_same_shape_but_another_recipe_is_refused(
+    trained: Trainer, new_trainer: Callable[..., Trainer]
+):
+    newest = find_checkpoints(trained.folder.checkpoints)[0]
+    other = new_trainer("other", "seed=1")
+    with pytest.raises(LinfnetError, match="was written by a run with another recipe"):
+        load_checkpoint(newest, other.net, other.optimizer, other.record, other.recipe_digest)
+    tensors, metadata = read_tensors(newest)
+    bare = {name: tensor for name, tensor in tensors.items() if not name.startswith("optimizer.layers.1.weight")}
+    write_tensors(newest, bare, metadata)
+    again = fresh(trained)
+    with pytest.raises(LinfnetError, match=r"lacks parts of a checkpoint: the optimizer's state of layers\.1\.weight"):
+        load_checkpoint(newest, again.net, again.optimizer, again.record, again.recipe_digest)

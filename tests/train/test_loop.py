@@ -89,6 +89,38 @@ def test_a_stop_request_writes_a_checkpoint_in_mid_epoch_and_resume_repeats_ever
     assert shown(resumed) == shown(whole)
 
 
+@pytest.mark.parametrize("last_step", [15, 14, 12])
+def test_a_run_killed_at_its_end_finishes_with_the_same_model(
+    new_trainer: Callable[..., Trainer], watcher, last_step: int
+):
+    """The model of a run that resumes at or near its last step is that of the run which was never stopped."""
+    trainer = new_trainer("run", "keep_checkpoints=9")
+
+    class Stopper(type(watcher)):
+        def step(self, step: int, values: object, so_far: dict[str, float]) -> None:
+            if step == last_step:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    whole = new_trainer("whole")
+    whole.run(watcher)
+    if last_step == 15:
+        trainer.run(Stopper())  # the last step is done: there is nothing to stop
+        for name in ("model.safetensors", "config.json", "results.json"):
+            (trainer.folder.path / name).unlink()
+    else:
+        with pytest.raises(StoppedError):
+            trainer.run(Stopper())
+    resumed = Trainer(trainer.folder, trainer.images, trainer.test, torch.device("cpu"))
+    resumed.resume()
+    assert resumed.progress.step == last_step
+    resumed.run(watcher)
+    expected = LinfNet.load(whole.folder.path).state_dict()
+    for name, tensor in LinfNet.load(resumed.folder.path).state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+    tests = [[event["step"] for event in t.folder.events() if event["event"] == "test"] for t in (whole, resumed)]
+    assert tests[0] == tests[1]
+
+
 def test_schedule_values_reach_the_net_and_the_optimizer(new_trainer: Callable[..., Trainer]):
     trainer = new_trainer()
     trainer.progress.step = 5

@@ -108,7 +108,7 @@ class Certify:
                 net, subject.batches(BATCH), epsilons, advance=lambda count: progress.advance(task, count)
             )
         if subject.labels is None and len(subject.names) <= SHOWN:
-            console.print(_images_table(found, subject, class_names(model, net)))
+            console.print(_images_table(found, subject, class_names(model, net.classes)))
         console.print(_shares_table(found, subject))
         if self.out is not None:
             self._write(self.out, found, subject)

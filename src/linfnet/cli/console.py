@@ -6,8 +6,8 @@ from rich.table import Table
 from linfnet.evaluation import Evaluation
 from linfnet.perturbation import format_epsilon
 
-# Paths and commands must stay whole, to be copied: no wrapping, no markup in user-given text.
-console = Console(highlight=False, soft_wrap=True)
+# Paths and commands must stay whole, to be copied: no wrapping, and brackets are only brackets.
+console = Console(highlight=False, markup=False, soft_wrap=True)
 
 
 def percent(share: float) -> str:

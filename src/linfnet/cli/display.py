@@ -4,7 +4,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from linfnet.cli.console import console, percent
 from linfnet.train import StepValues
@@ -16,16 +16,15 @@ class TrainDisplay:
     def __init__(self, steps: int, done: int, epochs: int, steps_per_epoch: int) -> None:
         self.epochs, self.steps_per_epoch = epochs, steps_per_epoch
         self.progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[epoch]}/{task.fields[epochs]}"),
+            BarColumn(bar_width=10),
             TextColumn("{task.fields[numbers]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("left"),
             console=console,
             disable=not console.is_terminal,
         )
-        self.task = self.progress.add_task("", total=steps, completed=done, epoch=0, epochs=epochs, numbers="")
+        self.task = self.progress.add_task("", total=steps, completed=done, epoch=1, epochs=epochs, numbers="")
         self.shown = 0.0
 
     def __enter__(self) -> Self:
@@ -40,9 +39,10 @@ class TrainDisplay:
         if time.monotonic() - self.shown < 0.1:
             return
         self.shown = time.monotonic()
-        numbers = f"p {values.p:.3g}  λ {values.mixing:.1e}"
+        numbers = f"p {values.p:.3g} λ {values.mixing:.0e}"
         if so_far:
-            numbers += f"  loss {so_far['loss']:.3f}  acc {percent(so_far['accuracy'])}  >θ {percent(so_far['above'])}"
+            shares = (100 * so_far["accuracy"], 100 * so_far["above"])
+            numbers += f" loss {so_far['loss']:.3f} acc {shares[0]:.1f} >θ {shares[1]:.1f}"
         epoch = min(step // self.steps_per_epoch + 1, self.epochs)
         self.progress.update(self.task, completed=step, epoch=epoch, numbers=numbers)
 

@@ -1,5 +1,6 @@
 """`linfnet evaluate`: clean, PGD and certified accuracy of a run or a model folder."""
 
+import os
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -16,7 +17,7 @@ from linfnet.evaluation import Evaluation, evaluate, write_samples
 from linfnet.nn import LinfNet
 from linfnet.perturbation import format_epsilon, parse_epsilon
 from linfnet.recipes import Recipe
-from linfnet.train import RunFolder, add_result
+from linfnet.train import RunFolder, add_result, read_results
 
 
 def evaluate_with_progress(net: LinfNet, images: ImageSet, epsilons: tuple[Fraction, ...], steps: int) -> Evaluation:
@@ -45,7 +46,8 @@ def store_evaluation(
         }
         add_result(folder, f"{what} eps={format_epsilon(at.epsilon)}", entry)
     if samples:
-        write_samples(evaluation, folder / f"samples-{what}.csv")
+        epsilons = "_".join(format_epsilon(at.epsilon).replace("/", "-") for at in evaluation.at)
+        write_samples(evaluation, folder / f"samples-{what}-eps-{epsilons}.csv")
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,9 @@ class Evaluate:
         epsilons = asked or (recipe.evaluation.eps if recipe else ())
         if name is None or not epsilons:
             raise ArgumentError(f"{self.model} has no recipe.toml: give --data and --eps")
+        read_results(self.model)  # an unreadable file is told before the work, not after it
+        if not os.access(self.model, os.W_OK):
+            raise LinfnetError(f"{self.model} may not be written: the results would have no place")
         net = LinfNet.load(self.model, device=device)
         images = load(name, self.split, device=device).first(self.limit)
         if images.info.image_shape != net.image_shape:

@@ -1,9 +1,11 @@
 """The command line: `linfnet COMMAND`. A user's mistake is one line on standard error and exit code 2."""
 
+import contextlib
+import io
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import tyro
 from tyro.conf import OmitSubcommandPrefixes, subcommand
@@ -15,10 +17,13 @@ from linfnet.cli.demo import Demo
 from linfnet.cli.doctor import Doctor
 from linfnet.cli.evaluate import Evaluate
 from linfnet.cli.export import Export
+from linfnet.cli.lipschitz import Lipschitz
 from linfnet.cli.predict import Predict
+from linfnet.cli.theory import Construct, Separate
 from linfnet.cli.train import Recipes, Train
-from linfnet.errors import LinfnetError
+from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.train import StoppedError
+from linfnet.version import __version__
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,9 @@ Command = OmitSubcommandPrefixes[
     | Annotated[Export, subcommand("export")]
     | Annotated[Recipes, subcommand("recipes")]
     | Annotated[Data, subcommand("data")]
+    | Annotated[Separate, subcommand("separation")]
+    | Annotated[Construct, subcommand("construct")]
+    | Annotated[Lipschitz, subcommand("lipschitz")]
     | Annotated[Doctor, subcommand("doctor")]
     | Annotated[Demo, subcommand("demo")]
 ]
@@ -52,16 +60,45 @@ Command = OmitSubcommandPrefixes[
 DESCRIPTION = "l-infinity distance nets: neural networks whose robustness one forward pass proves."
 
 
+class Runnable(Protocol):
+    """A command that is ready to run."""
+
+    def run(self) -> int:
+        """Do the work; the exit code."""
+        ...
+
+
+def _parse(arguments: list[str]) -> Runnable:
+    """The command that the arguments name; what the parser has to complain of becomes one line, too."""
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told):
+            return tyro.cli(Command, prog="linfnet", description=DESCRIPTION, args=arguments)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        lines = (line.strip("╭╮╰╯│─+|- \n") for line in told.getvalue().splitlines())
+        words = [line for line in lines if line]
+        raise ArgumentError("; ".join(words[1:]) or "the arguments are not understood; see linfnet --help") from None
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is 0, 2 for a mistake, 130 for a run that was asked to stop."""
-    command = tyro.cli(Command, prog="linfnet", description=DESCRIPTION, args=arguments)
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments == ["--version"]:
+        sys.stdout.write(f"linfnet {__version__}\n")
+        return 0
     try:
-        return command.run()
+        return _parse(arguments).run()
     except StoppedError as error:
         sys.stderr.write(f"{error}\n")
         return 130
     except LinfnetError as error:
         sys.stderr.write(f"error: {error}\n")
+        return 2
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        sys.stderr.write(f"error: {where}{error.strerror or error}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

@@ -54,9 +54,13 @@ def _to_pixels(array: np.ndarray, what: str) -> Tensor:
 
 def _read_array(path: Path) -> np.ndarray:
     try:
-        return np.load(path, allow_pickle=False)
+        array = np.load(path, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        raise LinfnetError(f"image {path} is not a NumPy array: {error}") from None
+        raise LinfnetError(f"image {path} is not a NumPy array: {str(error).splitlines()[0]}") from None
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise LinfnetError(f"image {path} is not a NumPy array but an archive")
+    return array
 
 
 def _read_picture(path: Path, channels: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import tyro
@@ -10,16 +11,10 @@ from rich.table import Table
 from linfnet.certify import certify_images
 from linfnet.cli.console import console
 from linfnet.cli.pictures import read_image
-from linfnet.errors import ArgumentError
+from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_json
 from linfnet.nn import LinfNet
 from linfnet.nn.hub import find_model
-
-
-def class_names(model: Path, net: LinfNet) -> list[str]:
-    """The names of the classes as the model's config gives them, or their numbers."""
-    names: list[str] = read_json(model / "config.json").get("class_names") or []
-    return names if len(names) == net.classes else [str(k) for k in range(net.classes)]
 
 
 def format_radius(radius: float) -> str:
@@ -29,6 +24,14 @@ def format_radius(radius: float) -> str:
     ('0.12345', 'none')
     """
     return f"{int(radius * 100_000) / 100_000:.5f}" if radius >= 0 else "none"
+
+
+def class_names(model: Path, classes: int) -> list[str]:
+    """The names of the classes in a model's config.json; their numbers if it has none."""
+    names: Any = read_json(model / "config.json").get("class_names") or [str(k) for k in range(classes)]
+    if not isinstance(names, list) or len(cast(list[Any], names)) != classes:
+        raise LinfnetError(f"{model / 'config.json'}: class_names is not a list of {classes} names")
+    return [str(name) for name in cast(list[Any], names)]
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Predict:
             raise ArgumentError("no image given")
         model = find_model(self.model)
         net = LinfNet.load(model)
-        names = class_names(model, net)
+        names = class_names(model, net.classes)
         pixels = torch.stack([read_image(path, net.image_shape) for path in self.images])
         found = certify_images(net, [(pixels, None)])
         table = Table("image", "class", "certified radius", "runner-up")

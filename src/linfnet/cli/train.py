@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import tyro
@@ -12,10 +13,8 @@ from linfnet.cli.console import console, percent
 from linfnet.cli.display import TrainDisplay
 from linfnet.data import load
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.files import read_json
-from linfnet.perturbation import format_epsilon
 from linfnet.recipes import Recipe, load_recipe, recipe_names
-from linfnet.train import RunFolder, Trainer
+from linfnet.train import RunFolder, Trainer, read_results
 
 
 def pick_device(name: str) -> torch.device:
@@ -26,8 +25,10 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ArgumentError(f"device is {name!r}; wanted auto, cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError(f"device is {name!r}, but this machine has no GPU that torch can use")
+    if device.type not in ("cpu", "cuda"):
+        raise ArgumentError(f"device is {name!r}; wanted auto, cpu or cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ArgumentError(f"device is {name!r}, but this machine has no such GPU that torch can use")
     return device
 
 
@@ -37,11 +38,13 @@ def new_run_path(name: str) -> Path:
 
 
 def start_run(recipe: Recipe, out: Path, device: torch.device) -> RunFolder:
-    """Train a recipe into a new folder. The data are loaded first: if they are missing, nothing is left behind."""
+    """Train a recipe into a new folder. Data and net come first: if they cannot be had, nothing is left behind."""
     images, test = load(recipe.data.name, "train"), load(recipe.data.name, "test")
-    folder = RunFolder.create(out, recipe)
+    folder = RunFolder.new(out, recipe)
+    trainer = Trainer(folder, images, test, device)
+    folder.create()
     try:
-        train_with_display(Trainer(folder, images, test, device))
+        train_with_display(trainer)
     finally:
         folder.release()
     return folder
@@ -59,11 +62,11 @@ def train_with_display(trainer: Trainer) -> None:
 class Train:
     """Train a net by a recipe into a run folder, or resume a run."""
 
-    recipe: tyro.conf.Positional[str] = "digits"
+    recipe: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RECIPE")] = "digits"
     """A recipe by name (`linfnet recipes` lists them) or a TOML file."""
     out: Path | None = None
     """The run folder, new or empty; by default runs/RECIPE-TIME."""
-    set: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
+    set: Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE")] = ()
     """Change keys of the recipe: key=value, as in --set model.width=256 'schedule.epochs=[5, 40, 5]'."""
     resume: Path | None = None
     """Go on with the run in this folder, from its last checkpoint; takes no recipe and no other option but --device."""
@@ -81,7 +84,7 @@ class Train:
         else:
             recipe = load_recipe(self.recipe, changes)
             folder = start_run(recipe, self.out or new_run_path(recipe.name), device)
-        results = read_json(folder.path / "results.json")["train"]
+        results = read_results(folder.path)["train"]
         certified = "  ".join(f"certified@{eps} {percent(share)}" for eps, share in results["certified"].items())
         console.print(f"done in {results['seconds']:.0f} s: clean {percent(results['clean'])}  {certified}")
         console.print(f"run folder: {folder.path}")
@@ -98,7 +101,7 @@ class Train:
         folder.lock()
         try:
             for complaint in trainer.resume():
-                console.print(f"passed over: {complaint}", markup=False)
+                console.print(f"passed over: {complaint}")
             console.print(f"resuming at step {trainer.progress.step} of {trainer.total_steps}")
             train_with_display(trainer)
         finally:
@@ -112,19 +115,16 @@ class Recipes:
 
     def run(self) -> int:
         """Print the table."""
-        table = Table(title="recipes: accuracy in %", title_justify="left")
-        for name in ("name", "eps", "net"):
-            table.add_column(name, no_wrap=True)
+        table = Table(title="recipes, and what they are known to reach in %", title_justify="left")
+        table.add_column("name", no_wrap=True)
+        table.add_column("what for")
         for name in ("clean", "PGD", "certified"):
             table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("reached by, at the cost of")
+        table.add_column("says, after")
         for name in recipe_names():
             recipe = load_recipe(name)
             reached = recipe.reported
             numbers = [f"{value:.2f}" if value else "" for value in (reached.clean, reached.pgd, reached.certified)]
-            eps = ", ".join(map(format_epsilon, recipe.evaluation.eps))
-            shape = f"{recipe.model.depth}×{recipe.model.width}"
-            told = ", ".join(filter(None, (reached.source, reached.cost)))
-            table.add_row(name, eps, shape, *numbers, told)
+            table.add_row(name, recipe.title, *numbers, f"{reached.source}, {reached.cost}")
         console.print(table)
         return 0

@@ -44,7 +44,8 @@ class MeanShift(nn.Module):
         others = [d for d in range(x.dim()) if d != self.dim % x.dim()]
         mean = x.mean(others)
         with torch.no_grad():
-            self.batches += 1
+            if self.momentum is None:
+                self.batches += 1
             self.running_mean.lerp_(mean, 1 / self.batches if self.momentum is None else self.momentum)
         return x - self._spread(mean, x)
 

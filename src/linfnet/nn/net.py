@@ -112,13 +112,15 @@ class LinfNet(nn.Module):
     @contextlib.contextmanager
     def at_infinity(self) -> Generator[Self]:
         """Evaluate at p = inf, in eval mode; afterwards p and the training flags are what they were."""
-        p, flags = self.p, [(module, module.training) for module in self.modules()]
+        relaxations = [(layer, layer.p) for layer in self._distances()]
+        flags = [(module, module.training) for module in self.modules()]
         self.p = math.inf
         self.eval()
         try:
             yield self
         finally:
-            self.p = p
+            for layer, p in relaxations:
+                layer.p = p
             for module, flag in flags:
                 module.training = flag
 
@@ -168,10 +170,13 @@ class LinfNet(nn.Module):
         if config.get("format") != FORMAT:
             raise LinfnetError(f"the config's format is {config.get('format')!r}; wanted {FORMAT!r}")
         arguments = {key: value for key, value in config.items() if key not in ("format", "class_names")}
+        for key in ("mean_shift", "hidden_bias", "negate_logits"):
+            if not isinstance(arguments.get(key, True), bool):
+                raise LinfnetError(f"the config's {key} is {arguments[key]!r}; wanted true or false")
         try:
             return cls(**arguments)
-        except (TypeError, ValueError) as error:
-            raise LinfnetError(f"the config does not describe a net: {error}") from None
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise LinfnetError(f"the config does not describe a net: {str(error).splitlines()[0]}") from None
 
     def save(
         self, folder: Path | str, *, class_names: Sequence[str] = (), results: Mapping[str, Any] | None = None

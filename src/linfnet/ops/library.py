@@ -140,6 +140,11 @@ def _bounds_gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, .
     return grad_lower, grad_upper, grad_w, None
 
 
+def _no_second_gradients(ctx: Any, *grads: Tensor | None) -> None:
+    raise NotImplementedError("lp_distance can be differentiated once, not twice")
+
+
+torch.library.register_autograd("linfnet::lp_distance_backward", _no_second_gradients, lib=_library)
 torch.library.register_autograd("linfnet::lp_distance", _distance_gradients, setup_context=_save_distance, lib=_library)
 torch.library.register_autograd(
     "linfnet::linf_distance_bounds", _bounds_gradients, setup_context=_save_bounds, lib=_library

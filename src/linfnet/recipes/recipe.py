@@ -8,11 +8,12 @@ from linfnet.ops import check_p
 from linfnet.schedules import Phases
 
 
-def _at_least(section: str, key: str, value: float, least: float, *, strictly: bool = False) -> None:
-    if not (value > least if strictly else value >= least) or value == float("inf"):
-        raise ArgumentError(
-            f"{section}.{key} is {value}; wanted a number {'above' if strictly else 'of at least'} {least}"
-        )
+def _at_least(section: str, key: str, value: float, least: float, *, strictly: bool = False, most: int = 2**31) -> None:
+    if not (value > least if strictly else value >= least):
+        bound = "above" if strictly else "of at least"
+        raise ArgumentError(f"{section}.{key} is {value}; wanted a number {bound} {least}")
+    if value > most:
+        raise ArgumentError(f"{section}.{key} is too large; wanted a number of at most {most}")
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Data:
     limit: int = 0  # train on the first so many images only; 0: all
 
     def __post_init__(self) -> None:
-        _at_least("data", "pad", self.pad, 0)
+        _at_least("data", "pad", self.pad, 0, most=1000)
         _at_least("data", "limit", self.limit, 0)
 
 
@@ -37,8 +38,8 @@ class Model:
     width: int = 5120
 
     def __post_init__(self) -> None:
-        _at_least("model", "depth", self.depth, 1)
-        _at_least("model", "width", self.width, 1)
+        _at_least("model", "depth", self.depth, 1, most=1000)
+        _at_least("model", "width", self.width, 1, most=1_000_000)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.perturbation import format_epsilon
+from linfnet.perturbation import format_epsilon, parse_rational
 from linfnet.recipes.recipe import Recipe
 
 _FOLDER = resources.files("linfnet.recipes")
@@ -38,7 +39,7 @@ def load_recipe(source: str | Path, changes: Iterable[str] = ()) -> Recipe:
         except (OSError, UnicodeDecodeError) as error:
             raise LinfnetError(f"recipe file {path} cannot be read: {error}") from None
     else:
-        raise LinfnetError(f"unknown recipe {name!r}{_nearest(name, recipe_names())}; `linfnet recipes` lists them")
+        raise LinfnetError(f"unknown recipe {name!r}{_nearest(name, recipe_names())} (`linfnet recipes` lists them)")
     return recipe_from_toml(text, where, name, changes)
 
 
@@ -46,8 +47,8 @@ def recipe_from_toml(text: str, where: str, name: str, changes: Iterable[str] = 
     """A recipe from the text of a TOML file; `where` is how errors name it."""
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise LinfnetError(f"{where} is not valid TOML: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise LinfnetError(f"{where} is not valid TOML: {str(error).splitlines()[0]}") from None
     flat: dict[str, Any] = {"name": tables.get("name", name)}
     for key, value in tables.items():
         if isinstance(value, dict):
@@ -104,7 +105,7 @@ def _parse_change(change: str) -> tuple[str, Any]:
         key = full[0]
     try:
         return key, tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return key, text
 
 
@@ -119,12 +120,9 @@ def _coerce(key: str, value: Any, kind: Any) -> Any:
             raise ArgumentError(f"{key} is {value}; wanted a list of {len(inner)} numbers")
         return tuple(_coerce(key, item, part) for item, part in zip(items, inner, strict=True))
     if kind is Fraction:
-        try:
-            return Fraction(str(value).replace(" ", ""))
-        except (ValueError, ZeroDivisionError):
-            raise ArgumentError(f"{key} is {value!r}; wanted a number like 48/255 or 0.9") from None
+        return parse_rational(value, key)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        value = float(value) if abs(value) < 2**63 else math.inf
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
         raise ArgumentError(f"{key} is {value!r}; wanted {wanted}")
@@ -147,5 +145,5 @@ def _literal(value: object) -> str:
         return "[" + ", ".join(_literal(item) for item in cast(tuple[object, ...], value)) + "]"
     if isinstance(value, bool):
         return "true" if value else "false"
-    # A JSON string is a TOML basic string; Python's repr of a float is a TOML float but for "1e-10", which is one too.
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    # A JSON string in ASCII is a TOML basic string, but for DEL; Python writes floats as TOML does.
+    return json.dumps(value).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)

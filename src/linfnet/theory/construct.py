@@ -1,42 +1,174 @@
-"""The construction of Theorem 1: a two-layer net that is a nearest-neighbour classifier."""
+"""Theorem 1 and its extension to L layers: nets that are nearest-neighbour classifiers, and certify what is separated.
+
+For pixels in [0, 1] distances are at most 1, and these constants will do (the paper's are larger, and round worse):
+
+two layers    hidden neuron i is the distance d_i to image i; output j is max(|d_i - 2| over its class, d_i over the
+              others) - 2. As 2 - d_i >= 1 >= d_i', the class wins: minus the distance to its nearest image is left.
+more layers   a hidden layer holds the pixels twice, a prefix o_j = 1 - (smallest distance to class j so far) for each
+              class, and the distances to its share of the images. All of them are in [-1, 1], so with C = 2:
+    pixel     |x_k + 2| - 2 = x_k, since x_k + 2 >= 2 outweighs every |z| <= 1 of the layer below;
+    distance  max_k max(|x_k - (a_k - 2)|, |x_k - (a_k + 2)|) - 2 = max_k max(x_k - a_k, a_k - x_k) = |x - a|_inf, since
+              one of the terms is at least 2;
+    prefix    max(|o_j + 2|, |d_i - 3| over the class) - 2 = max(o_j, 1 - d_i over the class): o_j + 2 >= 1 >= |z|;
+    output    the same with - 3 instead of - 2: minus the smallest distance.
+    The empty prefix, -infinity in the proof, is |x - 0|_inf - 1: it lies in [-1, 0], where no true prefix
+    (in [0, 1]) is below it. Every class has an image, so that at the last layer none is left.
+"""
+
+import itertools
+import math
+from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-from linfnet.errors import ArgumentError
+from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import LinfNet
 from linfnet.perturbation import check_images
+from linfnet.theory.separation import Separation
+
+FAR = 2.0  # C of the proofs
 
 
-def nearest_neighbour_net(images: Tensor, labels: Tensor, classes: int) -> LinfNet:
-    """The two-layer net whose logit j is minus the distance to the nearest image of class j.
+def nearest_neighbour_net(images: Tensor, labels: Tensor, classes: int, *, layers: int = 2) -> LinfNet:
+    """The net whose logit j is minus the distance to the nearest image of class j.
 
-    It certifies every image of an r-separated set at eps = r. Hidden neuron i holds image i; output j weighs the images
-    of its class with C = 4 and the others with 0, which for pixels in [0, 1] leaves C minus the smallest distance.
+    It certifies every image of an r-separated set below eps = r. With two layers the hidden layer has a neuron for each
+    image; with L layers no hidden layer has more than ceil(n / (L - 1)) + K + 2d neurons.
 
     Args:
         images: [n, C, H, W] in [0, 1].
         labels: [n], each class at least once.
-        classes: number of classes.
+        classes: number of classes K.
+        layers: number of layers L, from 2 to n + 1.
 
     >>> corners = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)
     >>> net = nearest_neighbour_net(corners, torch.tensor([0, 1]), 2)
     >>> net(torch.tensor([[[[0.25]]]])).detach()
     tensor([[-0.2500, -0.7500]])
+    >>> nearest_neighbour_net(corners, torch.tensor([0, 1]), 2, layers=3)(torch.tensor([[[[0.25]]]])).detach()
+    tensor([[-0.2500, -0.7500]])
     """
+    _check(images, labels, classes, layers)
+    points = images.flatten(1).to(torch.float32)
+    own = labels.unsqueeze(0) == torch.arange(classes, device=labels.device).unsqueeze(1)
+    parameters = _two_layers(points, own) if layers == 2 else _more_layers(points, own, layers)
+    hidden = [len(weight) for weight, _ in parameters[:-1]]
+    net = LinfNet(
+        tuple(images.shape[1:]),
+        classes,
+        hidden,
+        mean_shift=False,
+        hidden_bias=layers > 2,
+        negate_logits=False,
+        identity_init=False,
+    )
+    state = {"scale": torch.ones(())}
+    for place, (weight, bias) in enumerate(parameters):
+        state[f"layers.{place}.weight"] = weight
+        if layers > 2 or place == 1:
+            state[f"layers.{place}.bias"] = bias
+    net.load_state_dict(state)
+    return net.to(images.device).eval()
+
+
+def widest_layer(images: int, classes: int, features: int, layers: int) -> int:
+    """The theorems' bound on the width of the hidden layers: n, or ceil(n / (L - 1)) + K + 2d.
+
+    >>> widest_layer(1000, 10, 784, 2), widest_layer(1000, 10, 784, 5)
+    (1000, 1828)
+    """
+    return images if layers == 2 else math.ceil(images / (layers - 1)) + classes + 2 * features
+
+
+def rounding(layers: int) -> Fraction:
+    """How far rounding to float32 may lower a certified radius of the constructed net, at most.
+
+    Numbers from 1 to 2 are rounded by up to 2^-24, those from 2 to 4 by up to 2^-23; adding 2 or 3 to the results is
+    exact. In units of 2^-25, two layers: 1 for a distance, 2 for 2 - d_i. More: 4 each for a copied pixel (once: it is
+    then a multiple of 2^-22), for a weight a_k + 2, for their difference and for 3 - d_i; nothing grows with the
+    layers. On top come 2 for the ends of the box around an image, and 1 as pixels k/255 are themselves rounded. The
+    radius is half of a difference of two logits: it is off by no more than one of them.
+    """
+    return Fraction(6, 2**25) if layers == 2 else Fraction(19, 2**25)
+
+
+def check_separation(separation: Separation, epsilon: Fraction, layers: int) -> None:
+    """Say why the constructed net cannot certify its own set at epsilon: equal images, or float32."""
+    closest = separation.pairs[0]
+    if closest.distance == 0:
+        raise LinfnetError(
+            f"images {closest.first} and {closest.second} are equal and of different classes: "
+            "the set is not separated, and no net is right on both"
+        )
+    proven = separation.radius - rounding(layers)
+    if epsilon > proven:
+        raise LinfnetError(
+            f"eps is {float(epsilon):.9g}, but the distance {float(closest.distance):.9g} of images {closest.first} "
+            f"and {closest.second} gives r = {float(separation.radius):.9g}, and float32 takes up to "
+            f"{float(rounding(layers)):.3g} of it with {layers} layers: wanted eps <= {float(proven):.9g}"
+        )
+
+
+def _check(images: Tensor, labels: Tensor, classes: int, layers: int) -> None:
+    if images.dim() != 4 or labels.shape != images.shape[:1]:
+        raise ArgumentError(
+            f"images have shape {tuple(images.shape)}, labels {tuple(labels.shape)}; wanted [n, C, H, W] and [n]"
+        )
     check_images(images)
+    if len(images) == 0:
+        raise ArgumentError("images are empty; wanted one of each class at least")
     missing = sorted(set(range(classes)) - set(labels.tolist()))
     if missing:
         raise ArgumentError(f"labels lack the classes {missing}; wanted each of the {classes} at least once")
-    far = 4.0
-    shape = tuple(images.shape[1:])
-    net = LinfNet(shape, classes, (len(images),), mean_shift=False, negate_logits=False, identity_init=False)
-    own_class = labels.unsqueeze(0) == torch.arange(classes, device=labels.device).unsqueeze(1)
-    weights = {
-        "layers.0.weight": images.flatten(1),
-        "layers.1.weight": far * own_class,
-        "layers.1.bias": torch.full((classes,), -far),
-        "scale": torch.ones(()),
-    }
-    net.load_state_dict(weights)
-    return net.to(images.device).eval()
+    if int(labels.min()) < 0 or int(labels.max()) >= classes:
+        raise ArgumentError(f"labels are from {int(labels.min())} to {int(labels.max())}; wanted 0 to {classes - 1}")
+    if not 2 <= layers <= len(images) + 1:
+        raise ArgumentError(f"layers is {layers}; wanted 2 to {len(images) + 1}, one more than there are images")
+
+
+def _two_layers(points: Tensor, own: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Weights and biases of Theorem 1; points: [n, d], own: [K, n]."""
+    return [
+        (points, points.new_zeros(len(points))),
+        (FAR * own.to(points.dtype), points.new_full((len(own),), -FAR)),
+    ]
+
+
+def _more_layers(points: Tensor, own: Tensor, layers: int) -> list[tuple[Tensor, Tensor]]:
+    """Weights and biases layer by layer; a hidden layer is (pixels, pixels again, prefixes, distances)."""
+    n, features, classes = len(points), points.shape[1], len(own)
+    ends = [-(-n * part // (layers - 1)) for part in range(layers)]
+    shares = [slice(a, b) for a, b in itertools.pairwise(ends)]
+    pixel = -FAR * torch.eye(features, device=points.device)
+    prefix = -FAR * torch.eye(classes, device=points.device)
+    first = points[shares[0]]
+    parameters = [
+        (
+            torch.cat([pixel, pixel, points.new_zeros(classes, features), first]),
+            _column(points, (-FAR, 2 * features), (-1.0, classes), (0.0, len(first))),
+        )
+    ]
+    for place in range(1, layers):
+        before = shares[place - 1]
+        merged = torch.cat(
+            [points.new_zeros(classes, 2 * features), prefix, (FAR + 1) * own[:, before].to(points.dtype)], 1
+        )
+        if place == layers - 1:
+            parameters.append((merged[:, -parameters[-1][0].shape[0] :], _column(points, (-FAR - 1, classes))))
+            break
+        images = points[shares[place]]
+        blank = points.new_zeros(len(images), classes + before.stop - before.start)
+        copies = torch.cat([pixel, points.new_zeros(features, merged.shape[1] - features)], 1)
+        rows = [merged, torch.cat([images - FAR, images + FAR, blank], 1)]
+        biases = [(-FAR, classes + len(images))]
+        # The layer before the last needs no pixels: nothing is compared with them any more.
+        if place < layers - 2:
+            rows = [copies, copies, *rows]
+            biases = [(-FAR, 2 * features), *biases]
+        parameters.append((torch.cat(rows), _column(points, *biases)))
+    return parameters
+
+
+def _column(like: Tensor, *parts: tuple[float, int]) -> Tensor:
+    return torch.cat([like.new_full((size,), value) for value, size in parts])

@@ -3,6 +3,7 @@
 from linfnet.train.folder import RunFolder as RunFolder
 from linfnet.train.folder import add_result as add_result
 from linfnet.train.folder import environment as environment
+from linfnet.train.folder import read_results as read_results
 from linfnet.train.loop import StoppedError as StoppedError
 from linfnet.train.loop import Trainer as Trainer
 from linfnet.train.loop import Watcher as Watcher

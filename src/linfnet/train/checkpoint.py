@@ -23,7 +23,14 @@ class Progress:
 
 
 def save_checkpoint(
-    folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, record: Tensor, progress: Progress, keep: int
+    folder: Path,
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    record: Tensor,
+    progress: Progress,
+    *,
+    recipe_digest: str,
+    keep: int,
 ) -> Path:
     """Write `step-N.safetensors` and delete all but the newest `keep`."""
     tensors = {f"model.{name}": tensor for name, tensor in net.state_dict().items()}
@@ -32,7 +39,8 @@ def save_checkpoint(
             tensors[f"optimizer.{name}.{key}"] = value
     tensors |= {"record": record, "random": torch.get_rng_state()}
     path = folder / f"step-{progress.step:09d}.safetensors"
-    write_tensors(path, tensors, {"linfnet": FORMAT, "progress": json.dumps(asdict(progress))})
+    metadata = {"linfnet": FORMAT, "progress": json.dumps(asdict(progress)), "recipe": recipe_digest}
+    write_tensors(path, tensors, metadata)
     for old in find_checkpoints(folder)[keep:]:
         old.unlink(missing_ok=True)
     return path
@@ -43,7 +51,9 @@ def find_checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.safetensors"), reverse=True)
 
 
-def load_checkpoint(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, record: Tensor) -> Progress:
+def load_checkpoint(
+    path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, record: Tensor, recipe_digest: str
+) -> Progress:
     """Put a checkpoint back into the net, the optimizer and the record; nothing is changed if it does not fit."""
     tensors, metadata = read_tensors(path)
     if metadata.get("linfnet") != FORMAT:
@@ -56,7 +66,7 @@ def load_checkpoint(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer
     if kept_record.shape != record.shape:
         raise LinfnetError(f"{path} was written with other data or another batch size")
     model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
-    moments: dict[nn.Parameter, dict[str, Tensor]] = {}
+    moments: dict[Tensor, dict[str, Tensor]] = {}
     for name, parameter in net.named_parameters():
         prefix = f"optimizer.{name}."
         state = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
@@ -64,23 +74,32 @@ def load_checkpoint(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer
             if key != "step" and tensor.shape != parameter.shape:
                 raise LinfnetError(f"{path}: {prefix}{key} has shape {tuple(tensor.shape)}: it belongs to another net")
             state[key] = tensor.to(parameter.device)
+        if not state:
+            raise LinfnetError(f"{path} lacks parts of a checkpoint: the optimizer's state of {name}")
         moments[parameter] = state
+    if metadata.get("recipe") != recipe_digest:
+        raise LinfnetError(f"{path} was written by a run with another recipe")
     load_weights(net, model, path)
     record.copy_(kept_record)
     optimizer.state.clear()
-    optimizer.state.update({parameter: state for parameter, state in moments.items() if state})
+    optimizer.state.update(moments)
     torch.set_rng_state(random)
     return progress
 
 
 def load_newest(
-    folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, record: Tensor
+    folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, record: Tensor, recipe_digest: str
 ) -> tuple[Progress, list[str]]:
-    """Load the newest checkpoint that is whole; the list says what was wrong with newer ones."""
+    """Load the newest checkpoint that is whole; the list says what was wrong with newer ones.
+
+    A run that ended before its first checkpoint starts again: by its seed it is the same run.
+    """
     complaints: list[str] = []
     for path in find_checkpoints(folder):
         try:
-            return load_checkpoint(path, net, optimizer, record), complaints
+            return load_checkpoint(path, net, optimizer, record, recipe_digest), complaints
         except LinfnetError as error:
             complaints.append(str(error))
-    raise LinfnetError(complaints[0] if complaints else f"{folder} holds no checkpoint; start the run again")
+    if complaints:
+        raise LinfnetError(complaints[0])
+    return Progress(), []

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -24,7 +24,7 @@ from linfnet.version import __version__
 
 
 class RunFolder:
-    """One run on disk; `create` makes it, `open` finds it, and only one process may hold it at a time."""
+    """One run on disk; `new` and `create` make it, `open` finds it, and only one process may hold it at a time."""
 
     def __init__(self, path: Path, recipe: Recipe) -> None:
         self.path = path
@@ -32,22 +32,26 @@ class RunFolder:
         self._lock: int | None = None
 
     @classmethod
-    def create(cls, path: Path, recipe: Recipe) -> "RunFolder":
-        """A new run in an empty or absent folder."""
+    def new(cls, path: Path, recipe: Recipe) -> "RunFolder":
+        """A run that is to live in an empty or absent folder; nothing is written until `create`."""
         try:
             if path.exists() and any(path.iterdir()):
-                held = "a run" if (path / "recipe.toml").exists() else "files"
-                raise LinfnetError(
-                    f"output folder {path} already holds {held}; choose another --out, or --resume {path}"
-                )
-            (path / "checkpoints").mkdir(parents=True)
-            folder = cls(path, recipe)
-            folder.lock()
-            write_text(path / "recipe.toml", recipe_to_toml(recipe))
-            write_json(path / "env.json", environment())
+                advice = f", or --resume {path}" if (path / "recipe.toml").exists() else ""
+                held = "a run" if advice else "files"
+                raise LinfnetError(f"output folder {path} already holds {held}; choose another --out{advice}")
         except OSError as error:
-            raise LinfnetError(f"output folder {path} cannot be written: {error.strerror}") from None
-        return folder
+            raise LinfnetError(f"output folder {path} cannot be used: {error.strerror}") from None
+        return cls(path, recipe)
+
+    def create(self) -> None:
+        """Make the folder, hold it, and write down what the run is."""
+        try:
+            self.checkpoints.mkdir(parents=True)
+            self.lock()
+            write_text(self.path / "recipe.toml", recipe_to_toml(self.recipe))
+            write_json(self.path / "env.json", environment())
+        except OSError as error:
+            raise LinfnetError(f"output folder {self.path} cannot be written: {error.strerror}") from None
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
@@ -55,7 +59,11 @@ class RunFolder:
         file = path / "recipe.toml"
         if not file.is_file():
             raise LinfnetError(f"{path} is not a run folder: it has no recipe.toml")
-        return cls(path, recipe_from_toml(file.read_text(encoding="utf-8"), str(file), path.name))
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise LinfnetError(f"{file} cannot be read: {error}") from None
+        return cls(path, recipe_from_toml(text, str(file), path.name))
 
     def lock(self) -> None:
         """Hold the folder until `release` or the end of this process, or fail if another one holds it."""
@@ -66,6 +74,8 @@ class RunFolder:
             os.close(handle)
             raise LinfnetError(f"{self.path} is in use by another process") from None
         self._lock = handle
+        for half_written in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):
+            half_written.unlink(missing_ok=True)
 
     def release(self) -> None:
         """Let go of the folder."""
@@ -88,14 +98,16 @@ class RunFolder:
             file.write(json.dumps({"event": event, **values}) + "\n")
 
     def events(self) -> list[dict[str, Any]]:
-        """All events so far; a line that a crash cut short is left out."""
+        """All events so far; a line that a crash cut short, or that is no event, is left out."""
         file = self.path / "events.jsonl"
         events: list[dict[str, Any]] = []
-        for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else ():
             try:
-                events.append(json.loads(line))
-            except ValueError:
+                event = json.loads(line)
+            except (ValueError, RecursionError):
                 continue
+            if isinstance(event, dict) and isinstance(cast(dict[str, Any], event).get("step", 0), int):
+                events.append(cast(dict[str, Any], event))
         return events
 
     def rewind(self, step: int) -> None:
@@ -106,9 +118,16 @@ class RunFolder:
 
 def add_result(folder: Path, key: str, value: Any) -> None:
     """Put an evaluation into a folder's `results.json` under its own key; the others stay."""
+    write_json(folder / "results.json", {**read_results(folder), key: value})
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """What has been measured of a run or model so far."""
     file = folder / "results.json"
-    results: dict[str, Any] = read_json(file) if file.exists() else {}
-    write_json(file, {**results, key: value})
+    results: Any = read_json(file) if file.exists() else {}
+    if not isinstance(results, dict):
+        raise LinfnetError(f"{file} holds no table of results")
+    return cast(dict[str, Any], results)
 
 
 def environment() -> dict[str, Any]:
@@ -138,9 +157,14 @@ def cpu_name() -> str:
 
 def _commit() -> str | None:
     """The commit of the source tree this package runs from, marked if it was changed since; None if it is not one."""
-    here = Path(__file__).parent
-    command = ["git", "-C", os.fspath(here), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
+    here = Path(__file__)
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", os.fspath(here.parent), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", here.name)  # installed inside somebody else's repository, it is not tracked
+        return git("describe", "--always", "--dirty", "--abbrev=12")
     except (OSError, subprocess.SubprocessError):
         return None

@@ -1,5 +1,6 @@
 """The training loop of the paper, in one sitting."""
 
+import hashlib
 import math
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from linfnet.data import EpochPlan, ImageSet, augment, plan_epoch, to_pixels
 from linfnet.errors import LinfnetError
 from linfnet.losses import mixture
 from linfnet.nn import means_at_infinity, reestimate_means
+from linfnet.recipes import recipe_to_toml
 from linfnet.train.checkpoint import Progress, load_newest, save_checkpoint
 from linfnet.train.folder import RunFolder, add_result
 from linfnet.train.signals import StopRequest, stop_on_signals
@@ -57,7 +59,11 @@ class Trainer:
         self.steps_per_epoch = math.ceil(len(self.images) / self.batch)
         self.total_steps = self.steps_per_epoch * self.recipe.schedule.phases().total
         torch.manual_seed(self.recipe.run.seed)
-        self.net = build_net(self.recipe, images.info).to(device)
+        try:
+            self.net = build_net(self.recipe, images.info).to(device)
+        except RuntimeError as error:
+            raise LinfnetError(f"the net cannot be built: {str(error).splitlines()[0]}") from None
+        self.recipe_digest = hashlib.sha256(recipe_to_toml(self.recipe).encode()).hexdigest()
         self.optimizer = build_optimizer(self.recipe, self.net)
         self.threshold = float(self.recipe.loss.theta) * self.net.lipschitz
         self.record = torch.zeros(self.steps_per_epoch, RECORD_COLUMNS, device=device)
@@ -69,7 +75,10 @@ class Trainer:
 
     def resume(self) -> list[str]:
         """Go back to the newest whole checkpoint; the list says what was wrong with newer ones."""
-        self.progress, complaints = load_newest(self.folder.checkpoints, self.net, self.optimizer, self.record)
+        found = load_newest(self.folder.checkpoints, self.net, self.optimizer, self.record, self.recipe_digest)
+        self.progress, complaints = found
+        if self.progress.step:
+            self.net.p = step_values(self.recipe, self.progress.step - 1, self.steps_per_epoch).p
         self.folder.rewind(self.progress.step)
         self.folder.log("resume", step=self.progress.step)
         return complaints
@@ -88,6 +97,8 @@ class Trainer:
                 old = time.monotonic() - self.saved_at > 60 * housekeeping.checkpoint_minutes
                 if last or old or (housekeeping.checkpoint_every and epoch % housekeeping.checkpoint_every == 0):
                     self._save()
+                if stop and not last:
+                    self._stop()
         self._finish()
 
     def _epoch(self, watcher: Watcher, stop: StopRequest) -> None:
@@ -103,6 +114,7 @@ class Trainer:
                 self.last_epoch = summarise(self.record[: row + 1], self.sizes[: row + 1])
             watcher.step(self.progress.step, values, self.last_epoch)
             if stop and row + 1 < self.steps_per_epoch:
+                check_finite(self.record[: row + 1], epoch * self.steps_per_epoch, self.recipe, self.steps_per_epoch)
                 self._stop()
         check_finite(self.record, epoch * self.steps_per_epoch, self.recipe, self.steps_per_epoch)
         self.progress.seconds = time.perf_counter() - start
@@ -110,8 +122,6 @@ class Trainer:
         final = step_values(self.recipe, self.progress.step - 1, self.steps_per_epoch)
         values = {"p": final.p, "lambda": final.mixing, "lr": final.lr, "scale": self.net.scale.item()}
         self._log(watcher, "epoch", {**values, **self.last_epoch})
-        if stop:
-            self._stop()
 
     def _batches(self, epoch: int, done: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The augmented batches of an epoch after the first `done`: pixels [B, C, H, W] and labels [B]."""
@@ -162,7 +172,8 @@ class Trainer:
 
     def _save(self) -> None:
         keep = self.recipe.run.keep_checkpoints
-        save_checkpoint(self.folder.checkpoints, self.net, self.optimizer, self.record, self.progress, keep)
+        state = (self.net, self.optimizer, self.record, self.progress)
+        save_checkpoint(self.folder.checkpoints, *state, recipe_digest=self.recipe_digest, keep=keep)
         self.saved_at = time.monotonic()
 
     def _stop(self) -> None:

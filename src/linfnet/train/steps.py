@@ -84,7 +84,7 @@ def check_finite(record: Tensor, first_step: int, recipe: Recipe, steps_per_epoc
     raise LinfnetError(
         f"the loss is {record[int(bad[0]), 0].item()} at step {step} (epoch {step // steps_per_epoch}, "
         f"p = {values.p:g}, lr = {values.lr:g}): look at optimizer.lr, optimizer.eps and the images; "
-        "the last checkpoint is still good"
+        "nothing since the last checkpoint was kept"
     )
 
 

@@ -11,7 +11,7 @@ constexpr int LANES = 16;
 constexpr int TILE_ROWS = 4, TILE_OUTS = 4;  // 16 accumulators and 4 rows of x fit in 32 registers
 constexpr int LOCKSTEP = 4;  // vectors raised to a power at a time
 // Terms are collected while at most one in so many is large: in the forward, and in the backward.
-constexpr long PACK_SHARE = 2, SCATTER_SHARE = 7;
+constexpr long PACK_SHARE = 2, SCATTER_SHARE = 6;
 constexpr int GRAD_ROWS = 4, GRAD_VECTORS = 2;
 
 inline Mask first(int n) { return Mask((1u << n) - 1); }

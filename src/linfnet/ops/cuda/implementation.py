@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from linfnet.ops.chains import LARGEST_CHAINED, power_source
-from linfnet.ops.cuda import loader
+from linfnet.ops.cuda import large, loader
 from linfnet.ops.cuda.loader import Kernel, Launcher, Long, NoKernelsError
 from linfnet.ops.cuda.plans import backward_plan, forward_plan
 
@@ -122,8 +122,10 @@ class Cuda:
 
     name = "cuda"
 
-    def __init__(self, launcher: Launcher | None = None) -> None:
+    def __init__(self, launcher: Launcher | None = None, gate: Tensor | None = None) -> None:
+        """`gate`: int32 [1] on the device; if it is zero when they run, the dense kernels return at once."""
         self._launcher = launcher or Launcher()
+        self._gate = gate
 
     def serves(self, device_type: str, dtype: torch.dtype) -> bool:
         if device_type != "cuda" or dtype != torch.float32:
@@ -138,14 +140,18 @@ class Cuda:
             return x.new_zeros(x.shape[0], w.shape[0])
         if math.isinf(p):
             return self._largest_difference(x, w)
-        return self._distance(x, w, p)
+        rows = max(1, large.MOST_PAIRS // w.shape[0])
+        if x.shape[0] > rows and self._is_large(x[:rows], w, p):
+            return torch.cat([self.forward(part, w, p) for part in x.split(rows)])
+        return self._sparse_distance(x, w, p) if self._is_large(x, w, p) else self._distance(x, w, p)
 
     def forward_saving(self, x: Tensor, w: Tensor, p: float) -> tuple[Tensor, Tensor]:
         if 0 in (x.shape[0], *w.shape):
             return self.forward(x, w, p), self.saved_like(x, w, p).zero_()
         if not math.isinf(p):
-            rest = self.saved_like(x, w, p)
-            return self._distance(x, w, p, rest), rest
+            saved = self.saved_like(x, w, p)
+            large_p = self._is_large(x, w, p)
+            return (self._sparse_distance if large_p else self._distance)(x, w, p, saved), saved
         n, out, features = x.shape[0], *w.shape
         part, run, parts = self._pass(x, w, MAX_RUN)
         y, index = x.new_empty(n, out), self.saved_like(x, w, p)
@@ -154,6 +160,8 @@ class Cuda:
         return y, index
 
     def saved_like(self, x: Tensor, w: Tensor, p: float) -> Tensor:
+        if self._is_large(x, w, p):
+            return x.new_empty(large.lists(x.shape[0], *w.shape, p).starts[-1], dtype=torch.int32)
         # At infinity the winning coordinate and its sign; else what y lost when it was rounded.
         return x.new_empty(x.shape[0], w.shape[0], dtype=torch.int32 if math.isinf(p) else x.dtype)
 
@@ -170,7 +178,8 @@ class Cuda:
                 self._scatter(grad, y, saved, x, transposed=False) if need_x else x.new_empty(0),
                 self._scatter(grad, y, saved, w, transposed=True) if need_w else w.new_empty(0),
             )
-        return self._dense_backward(grad, x, w, y, saved, p, need_x, need_w)
+        serve = self._sparse_backward if self._is_large(x, w, p) else self._dense_backward
+        return serve(grad, x, w, y, saved, p, need_x, need_w)
 
     def bounds(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         n, out = lower.shape[0], w.shape[0]
@@ -197,7 +206,9 @@ class Cuda:
         tops = torch.zeros(len(tensors), dtype=torch.int32, device=tensors[0].device)
         for place, tensor in enumerate(tensors):
             blocks = min(4 * self._launcher.multiprocessors(tensor.device), -(-tensor.numel() // 1024))
-            self._run(_ABSOLUTE_MAX, tensor, (blocks, 1, 1), 256, tensor, Long(tensor.numel()), tops[place:])
+            self._run(
+                _ABSOLUTE_MAX, tensor, (blocks, 1, 1), 256, tensor, Long(tensor.numel()), tops[place:], self._gate
+            )
         return tops
 
     def _run(
@@ -228,19 +239,21 @@ class Cuda:
         kernel = forward_kernel(mode, p if mode == SUM else math.inf)
         sizes = (n, out, features, plan.span, _vector(features, x, w))
         exponent = (p if mode >= SUM else 0.0, _lift(100, p) if mode == SUM else 0)
-        self._run(kernel, x, plan.grid, 128, x, w, part, run, peak, tops, *sizes, *exponent)
+        self._run(kernel, x, plan.grid, 128, x, w, part, run, peak, tops, *sizes, *exponent, self._gate)
         return part, run, plan.parts
 
     def _finish_max(self, part: Tensor) -> Tensor:
         y = torch.empty_like(part[0])
-        self._run(_FINISH_MAX, y, _line(y.numel()), 256, part, part.shape[0], y, Long(y.numel()))
+        self._run(_FINISH_MAX, y, _line(y.numel()), 256, part, part.shape[0], y, Long(y.numel()), self._gate)
         return y
 
     def _largest_difference(self, x: Tensor, w: Tensor) -> Tensor:
         part, _, parts = self._pass(x, w, MAX)
         return part[0] if parts == 1 else self._finish_max(part)
 
-    def _distance(self, x: Tensor, w: Tensor, p: float, rest: Tensor | None = None) -> Tensor:
+    def _distance(
+        self, x: Tensor, w: Tensor, p: float, rest: Tensor | None = None, into: Tensor | None = None
+    ) -> Tensor:
         n, out, features = x.shape[0], *w.shape
         if chained(p) is not None:
             peak, tops, lift = None, self.largest(x, w), _lift(100, p)
@@ -249,11 +262,26 @@ class Cuda:
             peak = self._largest_difference(x, w)
             tops, lift = self.largest(peak), 0
             part, _, parts = self._pass(x, w, SUM_GENERAL, p, peak, tops)
-        y = x.new_empty(n, out)
-        self._run(
-            _FINISH_SUM, x, _line(n * out), 256, part, parts, x, w, peak, tops, y, rest, n, out, features, p, lift
-        )
+        y = x.new_empty(n, out) if into is None else into
+        made = (y, rest, n, out, features, p, lift, self._gate)
+        self._run(_FINISH_SUM, x, _line(n * out), 256, part, parts, x, w, peak, tops, *made)
         return y
+
+    def _is_large(self, x: Tensor, w: Tensor, p: float) -> bool:
+        return large.serves(x.shape[0], w.shape[0], w.shape[1], p)
+
+    def _sparse_distance(self, x: Tensor, w: Tensor, p: float, saved: Tensor | None = None) -> Tensor:
+        """Distances from the terms that count; behind a gate, the dense kernels for a layer with too many of them."""
+        y, flag = large.forward(self._launcher, x, w, p, saved)
+        rest = None if saved is None else large.rest_of(saved, large.lists(x.shape[0], *w.shape, p))
+        return Cuda(self._launcher, flag)._distance(x, w, p, rest, into=y)
+
+    def _sparse_backward(
+        self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, need_x: bool, need_w: bool
+    ) -> tuple[Tensor, Tensor]:
+        results = large.backward(self._launcher, grad, x, w, saved, p, (need_x, need_w))
+        flag, rest = large.flag_of(saved), large.rest_of(saved, large.lists(x.shape[0], *w.shape, p))
+        return Cuda(self._launcher, flag)._dense_backward(grad, x, w, y, rest, p, need_x, need_w, into=results)
 
     def _scatter(self, grad: Tensor, y: Tensor, saved: Tensor, like: Tensor, *, transposed: bool) -> Tensor:
         """The gradient of x, or of w (transposed), at infinity: each pair's flow to its winning coordinate."""
@@ -270,7 +298,16 @@ class Cuda:
         return result
 
     def _dense_backward(
-        self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, rest: Tensor, p: float, need_x: bool, need_w: bool
+        self,
+        grad: Tensor,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        rest: Tensor,
+        p: float,
+        need_x: bool,
+        need_w: bool,
+        into: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         n, out, features = x.shape[0], *w.shape
         general, exponent = int(chained(p) is None), p - 1
@@ -279,34 +316,38 @@ class Cuda:
         coefficient = torch.empty_like(y)
         offset = torch.empty_like(y) if general else None
         flags = torch.zeros(n + out, dtype=torch.int32, device=x.device)
-        made = (coefficient, offset, flags, n, out, exponent, lift, general)
+        made = (coefficient, offset, flags, n, out, exponent, lift, general, self._gate)
         self._run(_COEFFICIENTS, x, _line(n * out), 256, grad, y, rest, tops, *made)
 
         plan = backward_plan(n, out, features, self._launcher.multiprocessors(x.device))
-        part_x = x.new_empty(plan.grid[1], n, features) if need_x else None
-        part_w = x.new_empty(plan.grid[2], out, features) if need_w else None
+        results = list(
+            into
+            or (torch.empty_like(x) if need_x else x.new_empty(0), torch.empty_like(w) if need_w else w.new_empty(0))
+        )
+        part_x, part_w = (
+            (result[None] if parts == 1 else x.new_empty(parts, *result.shape)) if need else None
+            for result, parts, need in zip(results, plan.grid[1:], (need_x, need_w), strict=True)
+        )
         sizes = (n, out, features, plan.out_span, plan.row_span, _vector(out, coefficient))
         shared = _SHARES if need_x else 0
         kernel = backward_kernel(None if general else p, need_x, need_w)
         inputs = (x, w, coefficient, offset, tops, part_x, part_w)
-        self._run(kernel, x, plan.grid, 256, *inputs, *sizes, exponent, lift, shared=shared)
+        self._run(kernel, x, plan.grid, 256, *inputs, *sizes, exponent, lift, self._gate, shared=shared)
 
-        results = [x.new_empty(0), w.new_empty(0)]
-        for place, part in enumerate((part_x, part_w)):
+        for place, (part, result) in enumerate(zip((part_x, part_w), results, strict=True)):
             if part is None:
                 continue
-            result = results[place] = self._added(part)
-            sizes = (n, out, features, exponent, lift, general, int(place == 0))
+            self._add(part, result)
+            sizes = (n, out, features, exponent, lift, general, int(place == 0), self._gate)
             self._run(_REPAIR, x, (result.shape[0], 1, 1), 256, grad, x, w, y, tops, flags, result, *sizes)
         return results[0], results[1]
 
-    def _added(self, part: Tensor) -> Tensor:
+    def _add(self, part: Tensor, result: Tensor) -> None:
         if part.shape[0] == 1:
-            return part[0]
-        result = torch.empty_like(part[0])
+            return
         blocks = min(8 * self._launcher.multiprocessors(part.device), -(-result.numel() // 256))
-        self._run(_ADD_PARTS, part, (blocks, 1, 1), 256, part, part.shape[0], result, Long(result.numel()))
-        return result
+        made = (result, Long(result.numel()), self._gate)
+        self._run(_ADD_PARTS, part, (blocks, 1, 1), 256, part, part.shape[0], *made)
 
     def _bounds_pass(
         self, lower: Tensor, upper: Tensor, w: Tensor, *, index: bool

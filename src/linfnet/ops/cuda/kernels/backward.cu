@@ -22,7 +22,8 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 slopes(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ coefficient,
        const float* __restrict__ offset, const u32* __restrict__ tops, float* __restrict__ part_x,
        float* __restrict__ part_w, int n, int out, int features, int out_span, int row_span, int vector,
-       float exponent, int lift) {
+       float exponent, int lift, const int* __restrict__ gate) {
+  if (closed(gate)) return;
   __shared__ __align__(16) float cs[2][ROWS][BLOCK_OUTS];
 #if GENERAL
   __shared__ __align__(16) float fs[2][ROWS][BLOCK_OUTS];

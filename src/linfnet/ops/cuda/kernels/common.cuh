@@ -13,6 +13,9 @@ static __device__ __forceinline__ float larger(float a, float b) {
   return r;
 }
 
+// Kernels behind a gate run only if it is not zero: the device decides, the host need not know.
+static __device__ __forceinline__ bool closed(const int* gate) { return gate && !*gate; }
+
 static __device__ __forceinline__ float log2_fast(float a) {
   float r;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a));

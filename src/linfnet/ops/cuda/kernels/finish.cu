@@ -20,7 +20,8 @@ static __device__ double exact_distance(const float* __restrict__ x, const float
 extern "C" __global__ void __launch_bounds__(256)
 finish_sum(const float* __restrict__ part, int parts, const float* __restrict__ x, const float* __restrict__ w,
            const float* __restrict__ peak, const u32* __restrict__ tops, float* __restrict__ y, float* __restrict__ rest, int n,
-           int out, int features, float p, int lift) {
+           int out, int features, float p, int lift, const int* __restrict__ gate) {
+  if (closed(gate)) return;
   i64 pairs = (i64)n * out, at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   bool here = at < pairs, exact = false;
   double result = 0.0;
@@ -54,7 +55,8 @@ finish_sum(const float* __restrict__ part, int parts, const float* __restrict__ 
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-finish_max(const float* __restrict__ part, int parts, float* __restrict__ y, i64 pairs) {
+finish_max(const float* __restrict__ part, int parts, float* __restrict__ y, i64 pairs, const int* __restrict__ gate) {
+  if (closed(gate)) return;
   i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (at >= pairs) return;
   float best = 0.0f;

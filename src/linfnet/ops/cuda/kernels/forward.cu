@@ -11,7 +11,8 @@ static constexpr int features_unrolled = UNROLL;
 extern "C" __global__ void __launch_bounds__(128, MODE == 3 ? 4 : 5)
 distance(const float* __restrict__ x, const float* __restrict__ w, float* __restrict__ result, int* __restrict__ run,
          const float* __restrict__ peak, const u32* __restrict__ tops, int n, int out, int features, int span, int vector,
-         float p, int lift) {
+         float p, int lift, const int* __restrict__ gate) {
+  if (closed(gate)) return;
   __shared__ __align__(16) float xs[2][DEPTH][STRIDE], ws[2][DEPTH][STRIDE];
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   i64 top = (i64)blockIdx.x * TILE, left = (i64)blockIdx.y * TILE;

@@ -11,7 +11,8 @@ static __device__ __forceinline__ bool served(float scaled, float exponent, int 
 extern "C" __global__ void __launch_bounds__(256)
 coefficients(const float* __restrict__ grad, const float* __restrict__ y, const float* __restrict__ rest, const u32* __restrict__ tops,
              float* __restrict__ coefficient, float* __restrict__ offset, int* __restrict__ flags, int n, int out,
-             float exponent, int lift, int general) {
+             float exponent, int lift, int general, const int* __restrict__ gate) {
+  if (closed(gate)) return;
   i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (at >= (i64)n * out) return;
   float scale = scale_for(__uint_as_float(tops[0]), lift), scaled = y[at] * scale, c = 0.0f, f = 0.0f;
@@ -31,7 +32,9 @@ coefficients(const float* __restrict__ grad, const float* __restrict__ y, const 
 
 // The sum of partial results in their order, four at a time (size and addresses allowing).
 extern "C" __global__ void __launch_bounds__(256)
-add_parts(const float* __restrict__ part, int parts, float* __restrict__ sum, i64 size) {
+add_parts(const float* __restrict__ part, int parts, float* __restrict__ sum, i64 size,
+          const int* __restrict__ gate) {
+  if (closed(gate)) return;
   i64 step = (i64)gridDim.x * blockDim.x, first = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   i64 quads = size % 4 == 0 && (((size_t)part | (size_t)sum) & 15) == 0 ? size / 4 : 0;
   for (i64 at = first; at < quads; at += step) {
@@ -55,7 +58,8 @@ add_parts(const float* __restrict__ part, int parts, float* __restrict__ sum, i6
 extern "C" __global__ void __launch_bounds__(256)
 repair(const float* __restrict__ grad, const float* __restrict__ x, const float* __restrict__ w,
        const float* __restrict__ y, const u32* __restrict__ tops, const int* __restrict__ flags, float* result, int n,
-       int out, int features, float exponent, int lift, int general, int of_x) {
+       int out, int features, float exponent, int lift, int general, int of_x, const int* __restrict__ gate) {
+  if (closed(gate)) return;
   i64 mine = blockIdx.x, others = of_x ? out : n;
   if (!flags[of_x ? mine : n + mine]) return;
   float scale = scale_for(__uint_as_float(tops[0]), lift);

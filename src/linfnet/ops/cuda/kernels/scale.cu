@@ -1,7 +1,9 @@
 // The largest absolute value of a matrix, as the bits of a float (which order like integers), NaN above all.
 #include "common.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) absolute_max(const float* __restrict__ a, i64 size, u32* __restrict__ top) {
+extern "C" __global__ void __launch_bounds__(256) absolute_max(const float* __restrict__ a, i64 size, u32* __restrict__ top,
+                                                              const int* __restrict__ gate) {
+  if (closed(gate)) return;
   u32 best = 0;
   i64 step = (i64)gridDim.x * blockDim.x, first = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   i64 quads = ((size_t)a & 15) == 0 ? size / 4 : 0;

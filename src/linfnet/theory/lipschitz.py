@@ -1,0 +1,162 @@
+"""The Lipschitz constant of the relaxed net: the bound d^(1/p) of each layer, and a lower bound found by ascent.
+
+Both are of the distance layers, from the l_inf norm of normalised pixels to that of the logits: at p = inf the constant
+is 1. From pixels to logits it is `net.lipschitz` (1 / std) times as much.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from linfnet.errors import ArgumentError
+from linfnet.nn import LinfNet
+from linfnet.ops import check_p
+
+QUANTILES = tuple(k / 20 for k in range(21))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A lower bound of the local Lipschitz constant around each image, and the upper bound of each layer."""
+
+    p: float
+    epsilon: Fraction
+    values: Tensor  # [N] float64
+    layers: tuple[float, ...]
+
+    @property
+    def upper(self) -> float:
+        """The bound of the whole net."""
+        return math.prod(self.layers)
+
+    def summary(self) -> dict[str, Any]:
+        """Mean, maximum and quantiles of the lower bound beside the upper one."""
+        return {
+            "p": self.p,
+            "eps": str(self.epsilon),
+            "images": len(self.values),
+            "mean": self.values.mean().item(),
+            "max": self.values.max().item(),
+            "quantiles": dict(zip(map(str, QUANTILES), self.quantiles(), strict=True)),
+            "upper": self.upper,
+            "upper_by_layer": list(self.layers),
+        }
+
+    def quantiles(self) -> list[float]:
+        """The values at QUANTILES."""
+        return self.values.quantile(self.values.new_tensor(QUANTILES)).tolist()
+
+
+def layer_bounds(widths: tuple[int, ...], p: float) -> tuple[float, ...]:
+    """The Lipschitz constant d^(1/p) of each layer, by the number d of its inputs.
+
+    >>> bounds = layer_bounds((3072, 5120, 5120, 5120, 5120, 5120), 8.0)
+    >>> round(math.prod(bounds), 2)
+    567.83
+    >>> layer_bounds((3072, 5120), math.inf)
+    (1.0, 1.0)
+    """
+    check_p(p)
+    return tuple(width ** (1 / p) for width in widths)
+
+
+def net_bounds(net: LinfNet, p: float) -> tuple[float, ...]:
+    """`layer_bounds` of a net."""
+    return layer_bounds((math.prod(net.image_shape), *net.hidden), p)
+
+
+def lipschitz_estimate(
+    net: LinfNet,
+    images: Tensor,
+    p: float,
+    *,
+    epsilon: Fraction = Fraction(1, 255),
+    steps: int = 20,
+    restarts: int = 5,
+    batch: int = 100,
+    generator: torch.Generator | None = None,
+    advance: Callable[[int], None] = lambda images: None,
+) -> Estimate:
+    """The largest change of a logit found within epsilon of each image, divided by epsilon.
+
+    For each label and restart: from a point drawn evenly from the ball, `steps` steps of eps/4 along the sign of the
+    gradient of |g_j(x + delta) - g_j(x)|; the best of all points passed counts. The ball is the paper's: it is not cut
+    off at 0 and 1. Weights and running means stay as they are; the net's own p and training mode come back.
+
+    Args:
+        net: a trained net.
+        images: [N, C, H, W] in [0, 1].
+        p: exponent of all layers, a number >= 1 or `math.inf`.
+        epsilon: radius of the balls, in pixel units.
+        steps, restarts: of the ascent.
+        batch: images at once; each occupies a row for every label.
+        generator: source of the starting points, on the device of the images.
+        advance: is told how many images are done.
+    """
+    bounds = net_bounds(net, p)
+    for name, value in (("steps", steps), ("restarts", restarts), ("batch", batch), ("images", len(images))):
+        if value < 1:
+            raise ArgumentError(f"{name} is {value}; wanted at least 1")
+    if epsilon <= 0:
+        raise ArgumentError(f"epsilon is {epsilon}; wanted a number above 0")
+    parts: list[Tensor] = []
+    with _relaxed(net, p):
+        for part in images.split(batch):
+            best = part.new_zeros(len(part), dtype=torch.float64)
+            for _ in range(restarts):
+                best = torch.maximum(best, _ascend(net, part, float(epsilon), steps, generator))
+            parts.append(best / net.lipschitz)
+            advance(len(part))
+    return Estimate(float(p), epsilon, torch.cat(parts).cpu(), bounds)
+
+
+def _ascend(net: LinfNet, images: Tensor, size: float, steps: int, generator: torch.Generator | None) -> Tensor:
+    """The best quotient [B] of one restart, all labels at once as rows [B * K]."""
+    with torch.no_grad():
+        start = net(images).repeat_interleave(net.classes, 0)
+    own = torch.arange(net.classes, device=images.device).repeat(len(images)).unsqueeze(1)
+    centre = images.repeat_interleave(net.classes, 0)
+    noise = torch.rand(centre.shape, generator=generator, device=centre.device, dtype=centre.dtype)
+    moved = centre + (2 * noise - 1) * size
+    best = images.new_zeros(len(images), dtype=torch.float64)
+    for step in range(steps + 1):
+        moved.requires_grad_(step < steps)
+        change = (net(moved) - start).abs()
+        # Rounding may carry a point over the rim: its own distance is what counts then.
+        reach = (moved.detach().double() - centre.double()).abs().flatten(1).amax(1).clamp(min=size)
+        quotient = change.detach().double().amax(1) / reach
+        best = torch.maximum(best, quotient.view(len(images), -1).amax(1))
+        if step < steps:
+            (slope,) = torch.autograd.grad(change.gather(1, own).sum(), moved)
+            ahead = moved.detach() + size / 4 * slope.sign()
+            moved = centre + (ahead - centre).clamp(-size, size)
+    return best
+
+
+@contextlib.contextmanager
+def _relaxed(net: LinfNet, p: float) -> Generator[None]:
+    """The net at p, in eval mode and without gradients of its weights; afterwards as it was."""
+    kept = net.p
+    flags = [(module, module.training) for module in net.modules()]
+    learnable = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    net.p = p
+    net.eval()
+    _set_learnable(learnable, False)
+    try:
+        yield
+    finally:
+        net.p = kept
+        _set_learnable(learnable, True)
+        for module, flag in flags:
+            module.training = flag
+
+
+def _set_learnable(parameters: list[nn.Parameter], flag: bool) -> None:
+    for parameter in parameters:
+        parameter.requires_grad_(flag)
