@@ -26,7 +26,7 @@ from linfnet.nn.hub import PRETRAINED
 from linfnet.recipes import load_recipe, recipe_to_toml
 from linfnet.train import RunFolder, environment
 
-CHANGES = ("model.depth=4", "model.width=256", "schedule.epochs=[4, 30, 4]", "schedule.snap_p=true", "run.test_every=3")
+CHANGES = ("model.depth=4", "model.width=256", "schedule.epochs=[3, 15, 3]", "schedule.snap_p=true", "run.test_every=3")
 EPSILONS = (Fraction(1, 20), Fraction(1, 10), Fraction(1, 5), Fraction(3, 10))
 BATCH = 500
 
