@@ -2,8 +2,9 @@
 
 Claim: no sample is broken. Random nets of many shapes (and trained ones, given as run folders with their data set) are
 certified; each sample is attacked inside its own larger certified radius by the paper's PGD, by best-iterate PGD along
-sparse and smoothed slopes, by Square, and, where a sample has at most 12 pixels, by all corners of its box. Prints one
-line per net kind and writes records/soundness.json.
+sparse and smoothed slopes, by Square, and, where a sample has at most 12 pixels, by all corners of its box. (The
+paper's PGD takes one eps: forty neighbours in radius share the smallest; AutoAttack is left out, being too slow.)
+Prints one line per net kind and writes records/soundness.json.
 
     python benchmarks/soundness.py [--samples 100000] [--model RUN DATA]...
 """
