@@ -40,6 +40,6 @@ def test_a_net_that_is_always_wrong(net_and_images):
 def test_a_certified_sample_that_breaks_is_named(net_and_images, monkeypatch: pytest.MonkeyPatch):
     net, test = net_and_images
     everything = torch.ones(60, dtype=torch.bool)
-    monkeypatch.setattr(evaluation_module, "certified_by_margin", lambda *_: everything)
+    monkeypatch.setattr(evaluation_module, "certified_by_interval", lambda *_: everything)
     with pytest.raises(LinfnetError, match=r"samples \[\d+.* are certified at eps = 0.3 and yet broken"):
         evaluate(net, test, (Fraction(3, 10),), steps=10)

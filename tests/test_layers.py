@@ -18,6 +18,7 @@ ORDER: list[set[str]] = [
     {"train"},
     {"certify", "attack", "theory"},
     {"evaluation"},
+    {"export"},
     {"cli"},
     {"__init__"},
     {"__main__"},

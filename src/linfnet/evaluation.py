@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from linfnet.attack import pgd
-from linfnet.certify import certified_by_interval, certified_by_margin, margin_radius
+from linfnet.certify import MarginCertificate, certified_by_interval, certify_by_margin
 from linfnet.data import ImageSet
 from linfnet.errors import LinfnetError
 from linfnet.files import replacing
@@ -45,7 +45,8 @@ class Evaluation:
     logits: Tensor  # [N, K]
     labels: Tensor  # [N]
     margins: Tensor  # [N], in the units of the logits
-    radii: Tensor  # [N], in pixels
+    radii: Tensor  # [N], in pixels: the margin radius proven of the program; -inf where wrong
+    real_radii: Tensor  # [N], in pixels: the margin radius in real arithmetic
     steps: int
     at: tuple[AtEpsilon, ...]
 
@@ -71,9 +72,9 @@ def evaluate(
     """
     with net.at_infinity():
         parts = [slice(start, start + BATCH) for start in range(0, len(images), BATCH)]
-        with torch.no_grad():
-            logits = torch.cat([net(images.pixels(part)) for part in parts] or [torch.zeros(0, net.classes)])
         labels = images.labels
+        proven = _certify_all(net, images, parts)
+        logits = proven.logits
         margins = margin(logits, labels)
         results: list[AtEpsilon] = []
         for epsilon in epsilons:
@@ -91,13 +92,18 @@ def evaluate(
                 with torch.no_grad():
                     survived[part] = right.masked_scatter(right, margin(net(moved), truth[right]) > 0)
                 advance(len(truth))
-            by_margin = certified_by_margin(logits, labels, net.lipschitz, epsilon)
             seconds = time.perf_counter() - start
-            results.append(AtEpsilon(epsilon, by_margin, by_interval, survived, seconds))
-    radii = margin_radius(logits, labels, net.lipschitz)
-    evaluation = Evaluation(logits, labels, margins, radii, steps, tuple(results))
+            results.append(AtEpsilon(epsilon, proven.at(epsilon), by_interval, survived, seconds))
+    evaluation = Evaluation(logits, labels, margins, proven.radii, proven.real_radii, steps, tuple(results))
     _check_sandwich(evaluation)
     return evaluation
+
+
+def _certify_all(net: LinfNet, images: ImageSet, parts: list[slice]) -> MarginCertificate:
+    """One forward pass over a whole set, with the margin certificate of every sample."""
+    found = [certify_by_margin(net, images.pixels(part), images.labels[part]) for part in parts or [slice(0, 0)]]
+    names = ("logits", "labels", "radii", "real_radii")
+    return MarginCertificate(**{name: torch.cat([getattr(part, name) for part in found]) for name in names})
 
 
 def _check_sandwich(evaluation: Evaluation) -> None:
@@ -113,13 +119,14 @@ def _check_sandwich(evaluation: Evaluation) -> None:
 
 def write_samples(evaluation: Evaluation, path: Path) -> None:
     """Write a CSV with a row for each sample: label, prediction, margin, radius, and what holds at each epsilon."""
-    header = ["index", "label", "prediction", "margin", "margin_radius"]
+    header = ["index", "label", "prediction", "margin", "margin_radius", "real_margin_radius"]
     columns: list[list[object]] = [
         list(range(len(evaluation.labels))),
         evaluation.labels.tolist(),
         evaluation.logits.argmax(1).tolist(),
         [f"{value:.9g}" for value in evaluation.margins.tolist()],
-        [f"{value:.9g}" for value in evaluation.radii.tolist()],
+        evaluation.radii.tolist(),  # in full: a rounded radius might be one that was not proven
+        [f"{value:.9g}" for value in evaluation.real_radii.tolist()],
     ]
     for at in evaluation.at:
         name = format_epsilon(at.epsilon)

@@ -55,8 +55,10 @@ def format_epsilon(value: Fraction) -> str:
 
 def check_images(images: Tensor, name: str = "images") -> Tensor:
     """The images, or an error if a pixel lies outside [0, 1] or is NaN."""
-    if images.numel() and not bool(((images >= 0) & (images <= 1)).all()):
-        low, high = images.amin().item(), images.amax().item()
+    if not images.numel():
+        return images
+    low, high = (end.item() for end in images.aminmax())
+    if not (low >= 0 and high <= 1):
         raise ArgumentError(f"{name} hold pixels from {low:.9g} to {high:.9g}; wanted [0, 1] (and no NaN)")
     return images
 
@@ -72,33 +74,40 @@ def _round_to(value: Tensor, dtype: torch.dtype, up: bool) -> Tensor:
     return torch.where(off, torch.nextafter(rounded, towards.to(dtype)), rounded)
 
 
-def _ends(images: Tensor, epsilon: Fraction, outward: bool) -> tuple[Tensor, Tensor]:
-    size = float(epsilon)
-    if (Fraction(size) < epsilon) if outward else (Fraction(size) > epsilon):
-        size = math.nextafter(size, math.inf if outward else -math.inf)
+def _ends(images: Tensor, epsilon: Fraction | Tensor, outward: bool) -> tuple[Tensor, Tensor]:
     exact = images.double()
+    if isinstance(epsilon, Tensor):
+        size = epsilon.double().view(-1, *[1] * (images.dim() - 1))
+    else:
+        size = float(epsilon)
+        if (Fraction(size) < epsilon) if outward else (Fraction(size) > epsilon):
+            size = math.nextafter(size, math.inf if outward else -math.inf)
     lower = _round_to(exact - size, images.dtype, up=not outward)
     upper = _round_to(exact + size, images.dtype, up=outward)
     return lower, upper
 
 
-def outer_box(images: Tensor, epsilon: Fraction) -> tuple[Tensor, Tensor]:
+def _is_zero(epsilon: Fraction | Tensor, images: Tensor) -> Tensor:
+    """Where nothing may change: shaped to spread over images [N, ...]."""
+    if isinstance(epsilon, Tensor):
+        return (epsilon == 0).view(-1, *[1] * (images.dim() - 1))
+    return torch.tensor(epsilon == 0, device=images.device)
+
+
+def outer_box(images: Tensor, epsilon: Fraction | Tensor) -> tuple[Tensor, Tensor]:
     """End points, rounded outwards, of a box that holds every image in [0, 1] within epsilon of `images`.
 
-    An epsilon of 0 gives the images themselves.
+    An epsilon of 0 gives the images themselves. A tensor [N] holds one for each image, exact as the numbers it holds.
     """
-    if epsilon == 0:
-        return images, images
     lower, upper = _ends(images, epsilon, outward=True)
-    return lower.clamp(min=0), upper.clamp(max=1)
+    still = _is_zero(epsilon, images)
+    return torch.where(still, images, lower.clamp(min=0)), torch.where(still, images, upper.clamp(max=1))
 
 
-def inner_box(images: Tensor, epsilon: Fraction) -> tuple[Tensor, Tensor]:
+def inner_box(images: Tensor, epsilon: Fraction | Tensor) -> tuple[Tensor, Tensor]:
     """End points, rounded inwards: every floating-point image between them is in [0, 1] and within epsilon of `images`.
 
-    The images themselves are always inside.
+    The images themselves are always inside. A tensor [N] holds one epsilon for each image.
     """
-    if epsilon == 0:
-        return images, images
     lower, upper = _ends(images, epsilon, outward=False)
     return torch.minimum(lower.clamp(min=0), images), torch.maximum(upper.clamp(max=1), images)

@@ -2,12 +2,15 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from linfnet.certify import Certification, certify_images
 from linfnet.cli.main import main
 from linfnet.data import load
 
@@ -68,6 +71,91 @@ def test_predict(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     printed = capsys.readouterr().out
     assert "certified radius" in printed
     assert printed.count("0.") >= 3
+
+
+def test_certify(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "out"
+    assert main(["certify", str(run), "--eps", "0.02", "0.1", "--limit", "60", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    for word in ("60 images of digits test", "certified (margin)", "certified (interval)", "median radius"):
+        assert word in printed
+    with (out / "radii.csv").open(newline="") as file:
+        radii = [float(row["margin_radius"]) for row in csv.DictReader(file)]
+    assert len(radii) == 60
+    assert f"{100 * sum(radius >= 0.1 for radius in radii) / 60:.2f}" in printed
+    assert (out / "curve.png").is_file()
+    assert len((out / "curve.csv").read_text().splitlines()) == 51
+
+
+def test_certify_own_images(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    pixels = load("digits", "test").pixels(slice(0, 3))
+    np.save(tmp_path / "stack.npy", pixels.numpy())
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for index, picture in enumerate(pixels[:, 0]):
+        Image.fromarray((picture.numpy() * 255).round().astype(np.uint8)).save(folder / f"{index}.png")
+    (folder / "notes.txt").write_text("not an image")
+    capsys.readouterr()
+    assert main(["certify", str(run), "--data", str(tmp_path / "stack.npy"), "--eps", "0.01"]) == 0
+    printed = capsys.readouterr().out
+    assert "stack.npy[2]" in printed
+    assert "interval radius" in printed
+    assert main(["certify", str(run), "--data", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "2.png" in printed
+    assert "notes" not in printed
+
+
+def test_attack(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    few = ["--limit", "40", "--steps", "8", "--queries", "20", "--restarts", "1", "--out", str(tmp_path)]
+    assert main(["attack", str(run), "--eps", "0.1", "8/255", *few]) == 0
+    printed = capsys.readouterr().out
+    for word in ("certified", "robust", "smoothed", "square", "clean", "holds for every sample"):
+        assert word in printed
+    assert np.load(tmp_path / "attacked-8-of-255.npy").shape == (40, 1, 8, 8)
+    with (tmp_path / "attacked.csv").open(newline="") as file:
+        assert next(csv.DictReader(file)).keys() == {"image", "label", "survived@8/255", "survived@0.1"}
+
+
+def test_a_broken_certificate_fails_loudly(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def boast(*arguments: object, **options: object) -> Certification:
+        found = certify_images(*arguments, **options)
+        return replace(found, by_interval=torch.ones_like(found.by_interval))
+
+    monkeypatch.setattr("linfnet.cli.attack.certify_images", boast)
+    assert main(["attack", str(run), "--eps", "0.3", "--limit", "40", "--attacks", "pgd", "--steps", "20"]) == 2
+    error = capsys.readouterr().err
+    assert "are certified at eps = 0.3 and yet broken" in error
+    assert "samples [" in error
+
+
+def test_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = tmp_path / "properties"
+    arguments = ["--vnnlib", str(folder), "--samples", "0", "7", "--eps", "8/255", "0.1", "--card"]
+    assert main(["export", str(run), "--onnx", str(tmp_path / "new" / "net.onnx"), *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "the same bits as the net on 16 random images" in printed
+    assert "4 properties" in printed
+    assert (tmp_path / "new" / "net.onnx").is_file()
+    names = ["0-eps-0.1.vnnlib", "0-eps-8-of-255.vnnlib", "7-eps-0.1.vnnlib", "7-eps-8-of-255.vnnlib"]
+    assert sorted(file.name for file in folder.iterdir()) == names
+    label = load("digits", "test").labels[7].item()
+    assert f"; class {label} within" in (folder / names[2]).read_text()
+    assert "train clean" in (run / "README.md").read_text()
+
+
+def test_the_packaged_net_predicts_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    picture = np.zeros((28, 28), np.uint8)
+    picture[4:24, 13:16] = 255  # a one
+    Image.fromarray(picture).save(tmp_path / "one.png")
+    assert main(["predict", "mnist-small", str(tmp_path / "one.png")]) == 0
+    row = capsys.readouterr().out.splitlines()[-2].split("│")
+    assert row[2].strip() == "1"
+    assert float(row[3]) > 0.1
+    assert main(["certify", "mnist-small", "--data", str(tmp_path), "--eps", "0.1"]) == 0
+    assert "one.png" in capsys.readouterr().out
 
 
 def test_recipes_and_doctor(capsys: pytest.CaptureFixture[str]):

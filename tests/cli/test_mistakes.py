@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from linfnet.cli.main import main
 
@@ -98,6 +99,24 @@ def refused(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., st
         (["evaluate", "cache"], "has no recipe.toml: give --data and --eps"),
         (["evaluate", "stopped"], "has not finished"),
         (["evaluate", "run", "--data", "cifar10"], "linfnet data fetch cifar10"),
+        (["certify", "absent"], "absent is not a folder"),
+        (["certify", "stopped"], "has not finished"),
+        (["certify", "cache"], "has no recipe.toml: give --data"),
+        (["certify", "run", "--eps", "x"], "--eps is 'x'"),
+        (["certify", "run", "--data", "cache"], "folder cache holds no images"),
+        (["certify", "run", "--data", "digitz"], "did you mean 'digits'?"),
+        (["certify", "run", "--limit", "0"], "--limit is 0"),
+        (["certify", "run", "--data", "run/config.json"], "cannot be read"),
+        (["attack", "run", "--attacks", "magic"], "--attacks has 'magic'; known are pgd"),
+        (["attack", "run", "--p", "0"], "--p is"),
+        (["attack", "run", "--steps", "0"], "steps=0"),
+        (["attack", "run", "--eps", "2"], "--eps is 2"),
+        (["attack", "cache"], "has no recipe.toml: give --data and --eps"),
+        (["export", "run"], "nothing to export"),
+        (["export", "run", "--onnx", "cache"], "--onnx is the folder cache"),
+        (["export", "run", "--vnnlib", "new", "--samples", "99999"], "--samples has 99999; digits test has 0 to 359"),
+        (["export", "run", "--vnnlib", "run/config.json", "--eps", "0.1"], "cannot be written"),
+        (["export", "absent", "--onnx", "x.onnx"], "absent is not a folder"),
         (["predict", "run", "absent.png"], "absent.png does not exist"),
         (["predict", "run/checkpoints", "absent.png"], "does not exist"),
     ],
@@ -162,6 +181,7 @@ def test_missing_and_foreign_weights(place: Path, refused: Callable[..., str]):
 def test_images_that_do_not_fit(place: Path, refused: Callable[..., str], array: np.ndarray, message: str):
     np.save(place / "image.npy", array, allow_pickle=True)
     assert message in refused("predict", "run", "image.npy")
+    assert message.split(" (")[0] in refused("certify", "run", "--data", "image.npy")
 
 
 def test_an_archive_is_no_image(place: Path, refused: Callable[..., str]):
@@ -207,3 +227,14 @@ def test_paths_with_brackets_are_told_as_they_are(place: Path, capsys: pytest.Ca
 def test_a_picture_that_is_none(place: Path, refused: Callable[..., str]):
     (place / "image.png").write_bytes(b"not a picture")
     assert "image.png cannot be read" in refused("predict", "run", "image.png")
+
+
+def test_a_picture_of_another_mode_or_size(place: Path, refused: Callable[..., str]):
+    Image.new("RGB", (8, 8)).save(place / "colour.png")
+    assert "colour.png has mode RGB; the net wants L" in refused("predict", "run", "colour.png")
+    Image.new("L", (9, 8)).save(place / "wide.png")
+    assert "has shape (1, 8, 9); the net wants (1, 8, 8)" in refused("predict", "run", "wide.png")
+    np.save(place / "stack.npy", np.zeros((3, 1, 9, 9), np.float32))
+    assert "the net wants images of shape (1, 8, 8)" in refused("certify", "run", "--data", "stack.npy")
+    np.save(place / "none.npy", np.zeros((0, 8, 8), np.float32))
+    assert "the net wants images of shape (1, 8, 8)" in refused("certify", "run", "--data", "none.npy")

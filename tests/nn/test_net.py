@@ -1,6 +1,9 @@
 import contextlib
 import json
 import math
+import subprocess
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.files import read_tensors, write_tensors
 from linfnet.nn import LinfNet, means_at_infinity, reestimate_means
+from linfnet.nn.hub import PRETRAINED
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -134,7 +139,78 @@ class TestFolder:
         loaded = LinfNet.load(tmp_path / "model")
         assert not loaded.training
         assert torch.equal(loaded(images), net.eval()(images))
-        assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+        files = sorted(path.name for path in (tmp_path / "model").iterdir())
+        assert files == ["README.md", "config.json", "model.safetensors"]
+
+    def test_a_new_process_gives_the_same_bits(self, tmp_path: Path):
+        torch.manual_seed(0)
+        net, images = small_net(), torch.rand(5, 2, 3, 3)
+        net(images)
+        net.save(tmp_path / "model")
+        write_tensors(tmp_path / "images.safetensors", {"images": images}, {})
+        code = (
+            "import sys; from pathlib import Path; from linfnet import LinfNet; from linfnet.files import *\n"
+            "folder = Path(sys.argv[1]); images = read_tensors(folder / 'images.safetensors')[0]['images']\n"
+            "logits = LinfNet.load(folder / 'model')(images)\n"
+            "write_tensors(folder / 'logits.safetensors', {'logits': logits}, {})"
+        )
+        subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+        assert torch.equal(read_tensors(tmp_path / "logits.safetensors")[0]["logits"], net.eval()(images))
+
+    def test_the_card_tells_what_the_net_is_and_what_was_measured(self, tmp_path: Path):
+        results = {"train": {"clean": 0.987654321, "certified": {"0.1": 0.5}, "note": "a|b", "none": None}, "runs": 3}
+        small_net().save(tmp_path, class_names=["ant", "bee", "cat", "dog"], results=results)
+        card = (tmp_path / "README.md").read_text()
+        assert card.startswith("---\nlibrary_name: linfnet\n")
+        for text in ("2×3×3 images", "4 classes", "11×13", "4-Lipschitz", "ant, bee, cat, dog"):
+            assert text in card
+        for row in (
+            "| train clean | 0.987654 |",
+            "| train certified 0.1 | 0.5 |",
+            "| train note | a/b |",
+            "| runs | 3 |",
+        ):
+            assert row in card
+        small_net().save(tmp_path)
+        assert "None were given" in (tmp_path / "README.md").read_text()
+
+    def test_weights_that_are_not_finite(self, tmp_path: Path):
+        net = small_net()
+        with torch.no_grad():
+            net.layers[0].weight[0, 0] = math.nan
+        net.save(tmp_path)
+        with pytest.raises(LinfnetError, match=r"'layers\.0\.weight' holds NaN or infinity"):
+            LinfNet.load(tmp_path)
+
+    def test_the_packaged_net_is_small_and_a_folder_of_its_name_comes_first(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.chdir(tmp_path)
+        assert LinfNet.load("mnist-small").image_shape == (1, 28, 28)
+        assert (PRETRAINED / "mnist-small" / "model.safetensors").stat().st_size < 2_000_000
+        small_net().save("mnist-small")
+        assert LinfNet.load("mnist-small").image_shape == (2, 3, 3)
+
+    def test_a_model_on_the_hub(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        small_net().save(tmp_path)
+        hub = types.ModuleType("huggingface_hub")
+
+        def snapshot(name: str, allow_patterns: list[str]) -> str:
+            assert allow_patterns == ["config.json", "model.safetensors"]
+            if name != "me/net":
+                raise OSError("no such repository\nand more")
+            return str(tmp_path)
+
+        hub.snapshot_download = snapshot
+        hub.errors = types.SimpleNamespace(HfHubHTTPError=KeyError)
+        monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+        assert LinfNet.load("hf://me/net").hidden == (11, 13)
+        assert LinfNet.load(Path("hf://me/net")).hidden == (11, 13)
+        with pytest.raises(LinfnetError, match=r"you/net cannot be fetched from the hub: no such repository$"):
+            LinfNet.load("hf://you/net")
+        monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+        with pytest.raises(LinfnetError, match=r"pip install 'linfnet\[hub\]'"):
+            LinfNet.load("hf://me/net")
 
     def test_broken_folders(self, tmp_path: Path):
         small_net().save(tmp_path)

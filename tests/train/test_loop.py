@@ -26,6 +26,7 @@ def test_a_run_leaves_a_whole_folder(new_trainer: Callable[..., Trainer], watche
         "checkpoints",
         "model.safetensors",
         "config.json",
+        "README.md",
         "results.json",
     }
     assert len(list((folder / "checkpoints").iterdir())) == 2

@@ -5,6 +5,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from linfnet.certify.arithmetic import check_subnormals
 from linfnet.losses import margin
 from linfnet.nn import LinfNet
 from linfnet.perturbation import check_images, outer_box
@@ -22,23 +23,27 @@ def margin_radius(logits: Tensor, labels: Tensor, lipschitz: float) -> Tensor:
 
 
 def certified_by_margin(logits: Tensor, labels: Tensor, lipschitz: float, epsilon: Fraction) -> Tensor:
-    """Which samples [N] the Lipschitz constant proves at epsilon: the paper's margin / 2 > eps, strictly."""
+    """Which samples [N] the Lipschitz constant proves at epsilon: the paper's margin / 2 > eps, strictly.
+
+    Real arithmetic, as `margin_radius`; `certify_by_margin` proves it of the program.
+    """
     return margin_radius(logits, labels, lipschitz) > float(epsilon)
 
 
 @torch.no_grad()
-def certified_by_interval(net: LinfNet, images: Tensor, labels: Tensor, epsilon: Fraction) -> Tensor:
+def certified_by_interval(net: LinfNet, images: Tensor, labels: Tensor, epsilon: Fraction | Tensor) -> Tensor:
     """Which samples [N] interval bounds prove at epsilon, perturbed images staying in [0, 1].
 
     The end points of the box are rounded outwards and every step of the net is monotone in floating point, so the proof
-    holds for the float32 program itself. It proves all that the margin proves, rounding apart.
+    holds for the float32 program itself (docs/certificates.md). It proves all that the margin proves, rounding apart.
 
     Args:
         net: evaluated at p = inf, whatever its present p.
         images: [N, C, H, W] in [0, 1].
         labels: [N].
-        epsilon: exact, in pixel units.
+        epsilon: exact, in pixel units; a float64 tensor [N] gives each image its own.
     """
+    check_subnormals(images)
     with net.at_infinity():
         lower, upper = net.bounds(*outer_box(check_images(images), epsilon))
     column = labels.unsqueeze(1)

@@ -10,10 +10,13 @@ from typing import Annotated, Protocol
 import tyro
 from tyro.conf import OmitSubcommandPrefixes, subcommand
 
+from linfnet.cli.attack import Attack
+from linfnet.cli.certify import Certify
 from linfnet.cli.data import Fetch, List, Verify
 from linfnet.cli.demo import Demo
 from linfnet.cli.doctor import Doctor
 from linfnet.cli.evaluate import Evaluate
+from linfnet.cli.export import Export
 from linfnet.cli.lipschitz import Lipschitz
 from linfnet.cli.predict import Predict
 from linfnet.cli.theory import Construct, Separate
@@ -41,7 +44,10 @@ class Data:
 Command = OmitSubcommandPrefixes[
     Annotated[Train, subcommand("train")]
     | Annotated[Evaluate, subcommand("evaluate")]
+    | Annotated[Certify, subcommand("certify")]
+    | Annotated[Attack, subcommand("attack")]
     | Annotated[Predict, subcommand("predict")]
+    | Annotated[Export, subcommand("export")]
     | Annotated[Recipes, subcommand("recipes")]
     | Annotated[Data, subcommand("data")]
     | Annotated[Separate, subcommand("separation")]

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.files import read_json, read_tensors, write_json, write_tensors
+from linfnet.files import read_json, read_tensors, write_json, write_tensors, write_text
+from linfnet.nn.card import model_card
 from linfnet.nn.distance import DistanceModule, LpDistance
+from linfnet.nn.hub import find_model
 from linfnet.nn.normalize import Normalize
 
 FORMAT = "linfnet-model-1"
@@ -176,17 +178,25 @@ class LinfNet(nn.Module):
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise LinfnetError(f"the config does not describe a net: {str(error).splitlines()[0]}") from None
 
-    def save(self, folder: Path | str, *, class_names: Sequence[str] = ()) -> None:
-        """Write `model.safetensors` and `config.json` into a folder."""
+    def save(
+        self, folder: Path | str, *, class_names: Sequence[str] = (), results: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write `model.safetensors`, `config.json` and the model card `README.md`, with the results, into a folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        config = {**self.config(), "class_names": list(class_names)}
         write_tensors(folder / "model.safetensors", self.state_dict(), {"format": "pt", "linfnet": FORMAT})
-        write_json(folder / "config.json", {**self.config(), "class_names": list(class_names)})
+        write_json(folder / "config.json", config)
+        count = sum(parameter.numel() for parameter in self.parameters())
+        write_text(folder / "README.md", model_card(config, count, results))
 
     @classmethod
     def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Self:
-        """The net that `save` wrote, in eval mode at p = inf; an error says what is missing or does not fit."""
-        folder = Path(folder)
+        """The net that `save` wrote, in eval mode at p = inf; an error says what is missing or does not fit.
+
+        `hf://user/name` is a model on the Hugging Face hub (needs the extra `hub`).
+        """
+        folder = find_model(folder)
         config: Any = read_json(folder / "config.json")
         if not isinstance(config, dict):
             raise LinfnetError(f"{folder / 'config.json'} holds no table of settings")
@@ -206,4 +216,6 @@ def load_weights(net: nn.Module, tensors: dict[str, Tensor], source: Path) -> No
         if tensor.shape != wanted[name].shape:
             got, want = tuple(tensor.shape), tuple(wanted[name].shape)
             raise LinfnetError(f"{source}: {name!r} has shape {got}, the net wants {want} (other images or width?)")
+        if not bool(tensor.isfinite().all()):
+            raise LinfnetError(f"{source}: {name!r} holds NaN or infinity")
     net.load_state_dict(tensors)

@@ -1,0 +1,98 @@
+"""The margin certificate of the floating-point program: one forward pass, every epsilon at once.
+
+With u the unit roundoff, s the std the program divides by, and R the sum of the largest magnitudes of all rounded steps
+of the pass at x, every x' within eps of x has
+
+    |net(x') - net(x)| <= (1 + u)^K * (eps / s + u * (2 + u) * R + 3 * tiny)        for each logit,
+
+as computed, K being the number of rounded steps plus two. The proof is in docs/certificates.md.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from linfnet.certify.arithmetic import Rounding, check_subnormals, down, float_above, float_below, up
+from linfnet.certify.certificates import margin_radius
+from linfnet.certify.magnitudes import Pass, forward_with_magnitudes
+from linfnet.nn import LinfNet
+from linfnet.perturbation import check_images
+
+
+@dataclass(frozen=True)
+class MarginCertificate:
+    """What one forward pass proves about each sample of a batch."""
+
+    logits: Tensor
+    """[N, K], as the program computes them."""
+    labels: Tensor
+    """[N]: the classes the certificate speaks of."""
+    radii: Tensor
+    """float64 [N], rounded down: the class stays on top for every eps <= radius; -inf where it is not on top at all."""
+    real_radii: Tensor
+    """float64 [N]: margin / (2 lipschitz), which forgets the rounding of the program; negative where wrong."""
+
+    def at(self, epsilon: Fraction) -> Tensor:
+        """Which samples [N] are certified at epsilon."""
+        return self.radii >= float_above(epsilon)
+
+    def accuracy(self, epsilons: Iterable[Fraction]) -> list[float]:
+        """The share of certified samples at each epsilon."""
+        ends = self.radii.new_tensor([float_above(epsilon) for epsilon in epsilons])
+        return (self.radii >= ends.unsqueeze(1)).double().mean(1).tolist()
+
+
+@torch.no_grad()
+def certify_by_margin(net: LinfNet, images: Tensor, labels: Tensor | None = None) -> MarginCertificate:
+    """The sound margin certificate, for the given labels or for the classes the net predicts.
+
+    Args:
+        net: evaluated at p = inf, whatever its present p.
+        images: [N, C, H, W] in [0, 1].
+        labels: [N]; by default the predicted classes.
+    """
+    check_subnormals(check_images(images))
+    with net.at_infinity():
+        run = forward_with_magnitudes(net, images)
+    classes = run.logits.argmax(1) if labels is None else labels
+    radii = sound_radius(run, classes)
+    return MarginCertificate(run.logits, classes, radii, margin_radius(run.logits, classes, 1 / run.std))
+
+
+def error_bound(run: Pass) -> Tensor:
+    """float64 [N]: no logit of the program at x is further from the exact net's than this."""
+    rounding = Rounding.of(run.logits.dtype)
+    slope = float_above(rounding.unit * (1 + rounding.unit) ** 2)
+    return up(up(slope * run.magnitude) + float_above(2 * rounding.tiny))
+
+
+def change_bound(run: Pass, epsilon: Fraction) -> Tensor:
+    """float64 [N]: no logit of the program changes by more between x and any floating-point x' within epsilon of x."""
+    growth, slope, rest = _constants(run)
+    start = float_above(epsilon / Fraction(run.std))
+    return up(float_above(growth) * up(up(slope * run.magnitude) + float_above(Fraction(start) + Fraction(rest))))
+
+
+def sound_radius(run: Pass, labels: Tensor) -> Tensor:
+    """float64 [N], rounded down: for every eps <= radius, twice `change_bound` is strictly below the margin."""
+    growth, slope, rest = _constants(run)
+    column = labels.unsqueeze(1)
+    logits = run.logits.double()
+    own, best_other = logits.gather(1, column).squeeze(1), logits.scatter(1, column, -torch.inf).amax(1)
+    lost = up(up(slope * run.magnitude) + rest)
+    radii = down(down(down(down(own - best_other) * float_below(1 / (2 * growth))) - lost) * run.std)
+    # The image itself is the only one within 0, and the program is a function: a strict margin is a proof.
+    radii = radii.clamp(min=0)
+    # At x' the magnitudes grow by less than the margin: far from overflow at x means no overflow at x'.
+    finite = run.magnitude <= Rounding.of(run.logits.dtype).largest / 8
+    return torch.where((own > best_other) & finite, radii, -torch.inf)
+
+
+def _constants(run: Pass) -> tuple[Fraction, float, float]:
+    """(1 + u)^K, and u (2 + u) and 3 tiny rounded up."""
+    rounding = Rounding.of(run.logits.dtype)
+    u = rounding.unit
+    return (1 + u) ** (run.steps + 2), float_above(u * (2 + u)), float_above(3 * rounding.tiny)

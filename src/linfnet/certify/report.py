@@ -1,0 +1,149 @@
+"""Both certificates over many images: radii for each, what holds at each epsilon, and the curve over all of them."""
+
+import csv
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from linfnet.certify.arithmetic import float_above
+from linfnet.certify.certificates import certified_by_interval
+from linfnet.certify.margins import certify_by_margin
+from linfnet.certify.radii import STEPS, interval_radius
+from linfnet.errors import LinfnetError
+from linfnet.files import replacing
+from linfnet.nn import LinfNet
+
+
+@dataclass(frozen=True)
+class Certification:
+    """What is proven about each of N images, all of it for the floating-point program."""
+
+    labels: Tensor
+    """[N]: the classes the certificates speak of; the predictions, where no labels were given."""
+    predictions: Tensor
+    runners_up: Tensor
+    margin_radii: Tensor
+    """float64 [N], as in `MarginCertificate.radii`."""
+    real_radii: Tensor
+    """float64 [N]: the margin radius in real arithmetic, for comparison."""
+    interval_radii: Tensor
+    """float64 [N], as `interval_radius` gives them."""
+    epsilons: tuple[Fraction, ...]
+    by_margin: Tensor
+    """bool [E, N]: certified by the margin at each epsilon."""
+    by_interval: Tensor
+    """bool [E, N]."""
+
+    @property
+    def clean(self) -> float:
+        """The share of images whose label is strictly on top."""
+        return (self.margin_radii >= 0).double().mean().item()
+
+    @property
+    def radii(self) -> Tensor:
+        """float64 [N]: the larger of both radii; either is a proof."""
+        return torch.maximum(self.margin_radii, self.interval_radii)
+
+    def curve(self, points: int = 50, last: float | None = None) -> list[tuple[Fraction, float, float]]:
+        """(eps, certified by margin, by interval) at even steps from 0 to `last`, by default the largest radius."""
+        end = Fraction(self.radii.clamp(min=0).max().item() if last is None else last)
+        epsilons = [end * step / (points - 1) for step in range(points)]
+        return [(e, certified_share(self.margin_radii, e), certified_share(self.interval_radii, e)) for e in epsilons]
+
+
+def certified_share(radii: Tensor, epsilon: Fraction) -> float:
+    """The share of samples whose certified radius reaches epsilon.
+
+    >>> certified_share(torch.tensor([0.1, 0.3]).double(), Fraction(1, 5))
+    0.5
+    """
+    return (radii >= float_above(epsilon)).double().mean().item()
+
+
+def certify_images(
+    net: LinfNet,
+    batches: Iterable[tuple[Tensor, Tensor | None]],
+    epsilons: Sequence[Fraction] = (),
+    *,
+    steps: int = STEPS,
+    advance: Callable[[int], None] = lambda samples: None,
+) -> Certification:
+    """Certify batches of images [n, C, H, W] with their labels [n], or with None for the classes the net predicts."""
+    parts = [_certify_batch(net, images, labels, epsilons, steps, advance) for images, labels in batches]
+    if not parts:
+        raise LinfnetError("there are no images to certify")
+    labels, first, second, margin, real, interval, by_margin, by_interval = (
+        torch.cat(column, -1) for column in zip(*parts, strict=True)
+    )
+    return Certification(labels, first, second, margin, real, interval, tuple(epsilons), by_margin, by_interval)
+
+
+def _certify_batch(
+    net: LinfNet,
+    images: Tensor,
+    labels: Tensor | None,
+    epsilons: Sequence[Fraction],
+    steps: int,
+    advance: Callable[[int], None],
+) -> list[Tensor]:
+    margins = certify_by_margin(net, images, labels)
+    reach = interval_radius(net, images, margins.labels, steps=steps)
+    best = margins.logits.topk(2).indices
+    none = torch.zeros(0, len(reach), dtype=torch.bool, device=reach.device)
+    by_margin = torch.stack([margins.at(epsilon) for epsilon in epsilons]) if epsilons else none
+    held = [_held_at(net, images, margins.labels, reach, epsilon, steps) for epsilon in epsilons]
+    advance(len(images))
+    by_interval = torch.stack(held) if held else none
+    radii = (margins.radii, margins.real_radii, reach)
+    return [margins.labels, best[:, 0], best[:, 1], *radii, by_margin, by_interval]
+
+
+def _held_at(net: LinfNet, images: Tensor, labels: Tensor, reach: Tensor, epsilon: Fraction, steps: int) -> Tensor:
+    """Whether the interval certificate holds at epsilon: bisection leaves the samples open that it stopped short of."""
+    held = reach >= float_above(epsilon)
+    undecided = ~held & (reach + 2.0**-steps >= float(epsilon))
+    held[undecided] = certified_by_interval(net, images[undecided], labels[undecided], epsilon)
+    return held
+
+
+def write_radii(certification: Certification, path: Path, names: Sequence[str] = ()) -> None:
+    """Write a CSV with a row for each image; radii are in pixel units, written in full."""
+    header = ["image", "label", "prediction", "runner_up", "margin_radius", "interval_radius", "real_margin_radius"]
+    c = certification
+    columns = (c.labels, c.predictions, c.runners_up, c.margin_radii, c.interval_radii, c.real_radii)
+    images = list(names) or list(map(str, range(len(c.labels))))
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(zip(images, *(column.tolist() for column in columns), strict=True))
+
+
+def write_curve(rows: Sequence[tuple[Fraction, float, float]], path: Path) -> None:
+    """Write the curve as CSV: eps, certified share by margin and by interval."""
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["eps", "certified_margin", "certified_interval"])
+        writer.writerows((float(epsilon), margin, interval) for epsilon, margin, interval in rows)
+
+
+def plot_curve(rows: Sequence[tuple[Fraction, float, float]], path: Path, title: str) -> None:
+    """Draw the curve as PNG, SVG or PDF, by the ending of the path; needs matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise LinfnetError("drawing needs matplotlib: pip install 'linfnet[plots]'") from None
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    sizes = [float(row[0]) for row in rows]
+    axes.plot(sizes, [100 * row[2] for row in rows], label="interval")
+    axes.plot(sizes, [100 * row[1] for row in rows], "--", label="margin")
+    axes.set(xlabel="ε (pixels in [0, 1])", ylabel="certified accuracy in %", title=title, ylim=(0, 100))
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=150)

@@ -1,0 +1,37 @@
+"""Model cards with results, and models on the Hugging Face hub (needs the extra `hub`)."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from linfnet.errors import LinfnetError
+from linfnet.files import read_json, write_text
+from linfnet.nn import LinfNet
+from linfnet.nn.card import model_card
+
+FILES = ("model.safetensors", "config.json", "README.md")
+
+
+def write_card(folder: Path) -> Path:
+    """Write the model card of a folder anew, with all that its results.json holds by now."""
+    net = LinfNet.load(folder)
+    results: dict[str, Any] = read_json(folder / "results.json") if (folder / "results.json").is_file() else {}
+    count = sum(parameter.numel() for parameter in net.parameters())
+    write_text(folder / "README.md", model_card(read_json(folder / "config.json"), count, results))
+    return folder / "README.md"
+
+
+def push_to_hub(folder: Path, name: str, *, private: bool = True) -> str:
+    """Upload the model of a folder (weights, config, model card; nothing else) as `user/name`; returns its address."""
+    try:
+        huggingface_hub: Any = importlib.import_module("huggingface_hub")
+    except ImportError:
+        raise LinfnetError("the hub needs huggingface_hub: pip install 'linfnet[hub]'") from None
+    write_card(folder)
+    api: Any = huggingface_hub.HfApi()
+    try:
+        address = api.create_repo(name, private=private, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, allow_patterns=list(FILES))
+    except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
+        raise LinfnetError(f"{name} cannot be uploaded: {str(error).splitlines()[0]}") from None
+    return str(address)

@@ -1,0 +1,154 @@
+"""The margin certificate of the program, against rational arithmetic and against every image of small boxes."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from certify.exact import ExactNet, all_images, awkward, awkward_net, rationals
+from hypothesis import given
+from hypothesis import strategies as st
+
+from linfnet.certify import certified_by_interval, certified_by_margin, certify_by_margin
+from linfnet.certify.magnitudes import forward_with_magnitudes
+from linfnet.certify.margins import change_bound, error_bound
+from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.losses import margin
+from linfnet.nn import LinfNet
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def rounding_net() -> tuple[LinfNet, torch.Tensor, torch.Tensor]:
+    """Distances near 2^20 come in steps of 1/16: a change of a millionth moves a logit by 1/16."""
+    net = LinfNet((1, 1, 1), 2, (), identity_init=False).eval()
+    with torch.no_grad():
+        net.layers[0].weight.copy_(torch.tensor([[2.0**20], [0.0]]))
+        net.layers[0].bias.copy_(torch.tensor([-(2.0**20), -0.05]))
+    return net, torch.tensor([0.03124]).view(1, 1, 1, 1), torch.tensor([1])
+
+
+@pytest.mark.parametrize("widest", [1, 8, 40, 120])
+def test_the_error_bound_holds_in_rational_arithmetic(widest: int):
+    """2,500 inputs for each spread of magnitudes: ordinary, cancelling, huge and tiny."""
+    tightest = 0.0
+    for seed in range(25):
+        net = awkward_net(seed, widest)
+        exact = ExactNet(net)
+        generator = torch.Generator().manual_seed(seed)
+        inputs = torch.rand(100, 1, 1, 3, generator=generator)
+        inputs[50:] = awkward((50, 1, 1, 3), generator, min(widest, 120))
+        inputs[80:, 0, 0, 0] = net.normalize.mean + net.normalize.std * net.layers[0].weight[0, 0]  # cancels
+        run = forward_with_magnitudes(net, inputs)
+        assert torch.equal(run.logits, net(inputs))
+        for image, logits, bound in zip(inputs, run.logits, error_bound(run).tolist(), strict=True):
+            error = max(abs(a - b) for a, b in zip(rationals(logits), exact(image), strict=True))
+            assert error <= Fraction(bound)
+            tightest = max(tightest, float(error) / bound)
+    assert tightest > 0.02  # a bound that is never nearly reached would prove nothing about its proof
+
+
+@pytest.mark.parametrize("widest", [0, 1, 3])
+def test_no_image_of_a_small_box_changes_a_logit_by_more(widest: int):
+    reached = 0.0
+    for seed in range(40):
+        net = awkward_net(seed, widest, (1, 1, 2))
+        generator = torch.Generator().manual_seed(seed)
+        image = torch.rand(1, 1, 1, 2, generator=generator)
+        epsilon = Fraction(2 + seed % 9, 2**25) + Fraction(1, 3 * 2**26)
+        images = all_images(image[0], epsilon)
+        assert len(images) > 3
+        run = forward_with_magnitudes(net, image)
+        change = (net(images).double() - run.logits.double()).abs().max().item()
+        bound = change_bound(run, epsilon).item()
+        assert change <= bound
+        reached = max(reached, change / bound)
+    assert reached > 0.05
+
+
+@given(SEEDS, st.fractions(0, Fraction(1, 4), max_denominator=10**6))
+def test_both_forms_of_the_certificate_agree(seed: int, epsilon: Fraction):
+    """The closed-form radius is the largest epsilon whose change stays below half the margin, rounding apart."""
+    net = awkward_net(seed, 1)
+    images = torch.rand(20, 1, 1, 3, generator=torch.Generator().manual_seed(seed))
+    certificate = certify_by_margin(net, images)
+    gap = margin(certificate.logits.double(), certificate.labels)
+    change = change_bound(forward_with_magnitudes(net, images), epsilon)
+    certified = certificate.at(epsilon)
+    if epsilon:
+        assert (2 * change < gap)[certified].all()
+        assert certified[2 * change < gap * (1 - 1e-9)].all()
+    assert torch.equal(certificate.at(Fraction(0)), gap > 0)
+    assert (certificate.radii <= certificate.real_radii.clamp(min=0) * (1 + 1e-6))[gap > 0].all()
+    assert (certificate.radii == -math.inf)[gap <= 0].all()
+
+
+def test_the_naive_certificate_is_wrong_where_ours_is_right():
+    net, image, label = rounding_net()
+    epsilon = Fraction(1, 1000)
+    moved = image + 0.0001
+    assert abs(rationals(moved)[0] - rationals(image)[0]) <= epsilon
+    assert margin(net(image), label) > 0
+    assert margin(net(moved), label) < 0
+    assert certified_by_margin(net(image).detach(), label, net.lipschitz, epsilon).item()  # and yet it was broken
+    certificate = certify_by_margin(net, image, label)
+    assert certificate.real_radii.item() > epsilon
+    assert not certificate.at(epsilon).item()
+    assert certificate.radii.item() == 0
+    assert not certified_by_interval(net, image, label, epsilon).item()
+
+
+def test_radii_of_an_ordinary_net_lose_almost_nothing():
+    torch.manual_seed(0)
+    net = LinfNet((1, 8, 8), 10, (64, 64), mean=0.3, std=0.4).eval()
+    certificate = certify_by_margin(net, torch.rand(50, 1, 8, 8))
+    lost = certificate.real_radii - certificate.radii
+    assert (lost > 0).all()
+    assert lost.max() < 1e-5
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 3e38])
+def test_overflow_is_never_certified(value: float):
+    net = awkward_net(0, 1)
+    with torch.no_grad():
+        net.layers[1].weight[0, 0] = value
+    images = torch.rand(20, 1, 1, 3)
+    assert (certify_by_margin(net, images).radii == -math.inf).all()
+
+
+def test_a_float64_net():
+    net = awkward_net(1, 2).double()
+    images = torch.rand(50, 1, 1, 3, dtype=torch.float64)
+    exact, run = ExactNet(net), forward_with_magnitudes(net, images)
+    for image, logits, bound in zip(images, run.logits, error_bound(run).tolist(), strict=True):
+        assert max(abs(a - b) for a, b in zip(rationals(logits), exact(image), strict=True)) <= Fraction(bound)
+    certificate = certify_by_margin(net, images)
+    assert (certificate.radii <= certificate.real_radii).all()
+    assert (certificate.radii >= certificate.real_radii - 1e-12).all()
+
+
+def test_certificates_leave_p_and_hooks_as_they_were():
+    net, images = awkward_net(0, 1), torch.rand(4, 1, 1, 3)
+    net.p = 8.0
+    net.train()
+    radii = certify_by_margin(net, images).radii
+    assert net.p == 8.0
+    assert net.training
+    assert not any(module._forward_hooks for module in net.modules())
+    with pytest.raises(ArgumentError, match="wanted p = inf"):
+        forward_with_magnitudes(net, images)
+    with net.at_infinity():
+        assert torch.equal(certify_by_margin(net, images).radii, radii)
+
+
+def test_flushed_subnormals_are_refused():
+    net, image, label = rounding_net()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormal numbers")
+    try:
+        with pytest.raises(LinfnetError, match="flushed to zero"):
+            certify_by_margin(net, image, label)
+        with pytest.raises(LinfnetError, match="flushed to zero"):
+            certified_by_interval(net, image, label, Fraction(1, 10))
+    finally:
+        torch.set_flush_denormal(False)

@@ -1,0 +1,70 @@
+"""ONNX files: the same bits as the net, for any batch, without a tensor of batch x out x in."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from certify.exact import awkward_net
+
+from linfnet.errors import LinfnetError
+from linfnet.export import onnx, onnx_runner, verify_onnx, write_onnx
+from linfnet.nn import LinfNet, reestimate_means
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+
+@pytest.mark.parametrize("hidden", [(), (37,), (64, 33)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"hidden_bias": True}, {"mean_shift": False, "negate_logits": False}], ids=str)
+def test_the_same_bits_for_any_batch(tmp_path: Path, hidden: tuple[int, ...], options: dict):
+    torch.manual_seed(0)
+    net = LinfNet((3, 5, 4), 7, hidden, mean=(0.1, 0.2, 0.3), std=0.3, p=8.0, **options)
+    reestimate_means(net, [torch.rand(40, 3, 5, 4)])
+    assert write_onnx(net, tmp_path / "net.onnx") == [tmp_path / "net.onnx"]
+    run = onnx_runner(tmp_path / "net.onnx")
+    with net.at_infinity(), torch.no_grad():
+        for count in (1, 2, 31):
+            images = torch.rand(count, 3, 5, 4)
+            assert torch.equal(run(images), net(images))
+
+
+@pytest.mark.parametrize("widest", [1, 40, 126])
+def test_the_same_bits_with_awkward_numbers(tmp_path: Path, widest: int):
+    for seed in range(8):
+        net = awkward_net(seed, widest)
+        write_onnx(net, tmp_path / "net.onnx")
+        verify_onnx(net, tmp_path / "net.onnx", torch.rand(20, 1, 1, 3))
+
+
+def test_large_weights_have_a_file_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(onnx, "INLINE_BYTES", 1000)
+    net = LinfNet((1, 8, 8), 10, (96,)).eval()
+    files = write_onnx(net, tmp_path / "net.onnx")
+    assert [file.name for file in files] == ["net.onnx", "net.onnx.data"]
+    assert files[0].stat().st_size < 6000 < 96 * 74 * 4 <= files[1].stat().st_size
+    assert sorted(tmp_path.iterdir()) == files
+    verify_onnx(net, tmp_path / "net.onnx", torch.rand(3, 1, 8, 8))
+    write_onnx(net, tmp_path / "net.onnx")
+    verify_onnx(net, tmp_path / "net.onnx", torch.rand(3, 1, 8, 8))
+
+
+def test_no_tensor_holds_batch_times_out_times_in():
+    net = LinfNet((1, 8, 8), 10, (128,))
+    model = onnx.build_onnx(net)
+    bodies = [a.g for node in model.graph.node for a in node.attribute if a.name == "body"]
+    assert len(bodies) == 2
+    for body in bodies:
+        assert body.input[1].type.tensor_type.shape.dim[0].dim_value <= onnx.CHUNK
+    assert not any(
+        node.op_type == "Sub" and "layers" in node.name and "shifted" not in node.name for node in model.graph.node
+    )
+
+
+def test_a_file_of_another_net_is_refused(tmp_path: Path):
+    torch.manual_seed(0)
+    nets = [LinfNet((1, 8, 8), 10, (16,)).eval() for _ in range(2)]
+    write_onnx(nets[0], tmp_path / "net.onnx")
+    with pytest.raises(LinfnetError, match="gives other logits than the net"):
+        verify_onnx(nets[1], tmp_path / "net.onnx", torch.rand(4, 1, 8, 8))
+    with pytest.raises(LinfnetError, match="float32"):
+        write_onnx(nets[0].double(), tmp_path / "net.onnx")
