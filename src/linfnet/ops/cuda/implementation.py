@@ -42,9 +42,11 @@ def chained(p: float) -> int | None:
 
 @cache
 def forward_kernel(mode: int, p: float = math.inf) -> Kernel:
-    """The kernel of one pass over the features (modes: see forward.cu)."""
-    if mode != SUM:
-        return Kernel("forward.cu", "distance", (("MODE", mode), ("UNROLL", 2 if mode == SUM_GENERAL else 8)))
+    """The kernel of one pass over the features: maximum.cu or forward.cu."""
+    if mode in (MAX, MAX_RUN):
+        return Kernel("maximum.cu", "distance", (("RUNS", int(mode == MAX_RUN)),))
+    if mode == SUM_GENERAL:
+        return Kernel("forward.cu", "distance", (("MODE", mode), ("UNROLL", 2)))
     whole = math.floor(p)
     before = power_source("power", whole, signed=False, fraction=p != whole)
     return Kernel("forward.cu", "distance", (("MODE", mode), ("UNROLL", 4)), before)
@@ -155,7 +157,7 @@ class Cuda:
         n, out, features = x.shape[0], *w.shape
         part, run, parts = self._pass(x, w, MAX_RUN)
         y, index = x.new_empty(n, out), self.saved_like(x, w, p)
-        sizes = (n, out, features, 0, 1)
+        sizes = (n, out, features, 0, 1, _vector(features, x, w))
         self._run(_FINISH_INDEX, x, _line(n * out), 256, part, run, parts, x, None, w, y, index, *sizes)
         return y, index
 
@@ -197,7 +199,8 @@ class Cuda:
         if 0 not in (n, out, features):
             smallest, largest, near, far, parts = self._bounds_pass(lower, upper, w, index=True)
             for place, (part, run) in enumerate(((smallest, near), (largest, far))):
-                made = (results[place], indices[place], n, out, features, place + 1, 0)
+                vector = _vector(features, lower, upper, w)
+                made = (results[place], indices[place], n, out, features, place + 1, 0, vector)
                 self._run(_FINISH_INDEX, lower, _line(n * out), 256, part, run, parts, lower, upper, w, *made)
         return results[0], results[1], indices[0], indices[1]
 
@@ -238,8 +241,11 @@ class Cuda:
         run = x.new_empty(plan.parts, n, out, dtype=torch.int32) if mode == MAX_RUN else None
         kernel = forward_kernel(mode, p if mode == SUM else math.inf)
         sizes = (n, out, features, plan.span, _vector(features, x, w))
-        exponent = (p if mode >= SUM else 0.0, _lift(100, p) if mode == SUM else 0)
-        self._run(kernel, x, plan.grid, 128, x, w, part, run, peak, tops, *sizes, *exponent, self._gate)
+        if mode in (MAX, MAX_RUN):
+            self._run(kernel, x, plan.grid, 128, x, w, part, run, *sizes, self._gate)
+        else:
+            lift = _lift(100, p) if mode == SUM else 0
+            self._run(kernel, x, plan.grid, 128, x, w, part, peak, tops, *sizes, p, lift, self._gate)
         return part, run, plan.parts
 
     def _finish_max(self, part: Tensor) -> Tensor:

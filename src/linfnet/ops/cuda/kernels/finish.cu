@@ -71,51 +71,57 @@ static __device__ __forceinline__ float measured(int measure, float lower, float
   return larger(fabsf(lower - w), fabsf(upper - w));
 }
 
-// The first largest feature, from the first run of 32 that holds it: a warp looks at the runs of 32 pairs in turn.
-// `index` may be the array the runs are in. With `sign`, bit 31 says that x - w is negative there.
+static __device__ __forceinline__ float4 quad_at(const float* __restrict__ row, int k, int features, bool vector) {
+  if (vector) return k < features ? *reinterpret_cast<const float4*>(row + k) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  return make_float4(k < features ? row[k] : 0.0f, k + 1 < features ? row[k + 1] : 0.0f,
+                     k + 2 < features ? row[k + 2] : 0.0f, k + 3 < features ? row[k + 3] : 0.0f);
+}
+
+// The first largest feature, from the first run of 32 that holds it: a warp looks at the runs of its 32 pairs, four at
+// a time, 8 lanes each. `index` may be the array the runs are in. With `sign`, bit 31 says that x - w is negative there.
 extern "C" __global__ void __launch_bounds__(256)
 finish_index(const float* __restrict__ part, const int* run, int parts, const float* __restrict__ lower,
              const float* __restrict__ upper, const float* __restrict__ w, float* y, int* index, int n, int out,
-             int features, int measure, int sign) {
+             int features, int measure, int sign, int vector) {
   int lane = threadIdx.x & 31;
   i64 pairs = (i64)n * out, at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-  u32 best = 0;
-  int where = 0;
-  if (at < pairs) {
-    best = __float_as_uint(part[at]);
-    where = run[at];
-    for (int s = 1; s < parts; ++s) {
-      u32 other = __float_as_uint(part[s * pairs + at]);
-      if (other > best) {
-        best = other;
-        where = run[s * pairs + at];
-      }
+  // Lanes beyond the end look at the last pair.
+  i64 mine = min(at, pairs - 1);
+  u32 best = __float_as_uint(part[mine]);
+  int where = run[mine];
+  for (int s = 1; s < parts; ++s) {
+    u32 other = __float_as_uint(part[s * pairs + mine]);
+    if (other > best) {
+      best = other;
+      where = run[s * pairs + mine];
     }
   }
-  int found = 0;
-  i64 start = at - lane;
-  int count = (int)min((i64)32, pairs - start);
-  i64 b = start / out, o = start - b * out;
+  int b = (int)(pairs <= 0xffffffffll ? (u32)mine / (u32)out : mine / out), o = (int)(mine - (i64)b * out), found = 0;
 #pragma unroll 4
-  for (int j = 0; j < count; ++j, ++o) {
-    if (o == out) {
-      o = 0;
-      ++b;
+  for (int turn = 0; turn < 8; ++turn) {
+    int pair = turn * 4 + (lane >> 3);
+    u32 wanted = __shfl_sync(FULL, best, pair);
+    int k = __shfl_sync(FULL, where, pair) * 32 + (lane & 7) * 4;
+    i64 row = (i64)__shfl_sync(FULL, b, pair) * features, anchors = (i64)__shfl_sync(FULL, o, pair) * features;
+    float4 low = quad_at(lower + row, k, features, vector), anchor = quad_at(w + anchors, k, features, vector), high = low;
+    if (measure) high = quad_at(upper + row, k, features, vector);
+    float lows[4] = {low.x, low.y, low.z, low.w}, highs[4] = {high.x, high.y, high.z, high.w};
+    float centres[4] = {anchor.x, anchor.y, anchor.z, anchor.w};
+    int code = -1;
+#pragma unroll
+    for (int c = 3; c >= 0; --c) {
+      float value = measured(measure, lows[c], highs[c], centres[c]);
+      bool hit = wanted > 0x7f800000u ? value != value : __float_as_uint(value) == wanted;
+      if (hit && k + c < features) code = 2 * c + (lows[c] < centres[c]);
     }
-    u32 wanted = __shfl_sync(FULL, best, j);
-    int k = __shfl_sync(FULL, where, j) * 32 + lane;
-    bool hit = false, negative = false;
-    if (k < features) {
-      float low = lower[b * features + k], anchor = w[o * features + k];
-      float value = measured(measure, low, measure ? upper[b * features + k] : 0.0f, anchor);
-      hit = wanted > 0x7f800000u ? value != value : __float_as_uint(value) == wanted;
-      negative = low < anchor;
-    }
-    u32 hits = __ballot_sync(FULL, hit), negatives = __ballot_sync(FULL, negative);
+    // The first lane of eight with a hit; every lane asks for the pair it will write.
+    u32 hits = __ballot_sync(FULL, code >= 0) >> (lane & 3) * 8 & 0xff;
     int winner = hits ? __ffs(hits) - 1 : 0;
-    int value = k - lane + winner;
-    if (sign && (negatives >> winner & 1)) value |= 0x80000000;
-    if (lane == j) found = value;
+    code = __shfl_sync(FULL, code, (lane & 3) * 8 + winner);
+    if (lane >> 2 == turn && hits) {
+      found = where * 32 + winner * 4 + (code >> 1);
+      if (sign && (code & 1)) found |= 0x80000000;
+    }
   }
   if (at < pairs) {
     y[at] = __uint_as_float(best);

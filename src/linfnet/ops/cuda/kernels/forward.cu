@@ -1,17 +1,17 @@
-// Distances of 64 rows of x to 64 rows of w per block, 8 x 4 pairs per thread, one pass over a part of the features.
-//   MODE 0  max |x - w|                     MODE 1  the same, and in which run of 32 features it was first attained
+// Sums for the distances of 64 rows of x to 64 rows of w per block, 8 x 4 pairs per thread, one pass over a
+// part of the features.
 //   MODE 2  sum power(s (x - w))            MODE 3  sum (s |x - w| / peak)^p by special functions, peak per pair
 //   UNROLL  features per turn of the inner loop: longer than about 700 instructions, it no longer fits the nearest cache
 #include "tile.cuh"
 #include "power"
 
 static constexpr int features_unrolled = UNROLL;
-#define FOLD (MODE == 1 ? 32 : 64)
+#define FOLD 64
 
 extern "C" __global__ void __launch_bounds__(128, MODE == 3 ? 4 : 5)
-distance(const float* __restrict__ x, const float* __restrict__ w, float* __restrict__ result, int* __restrict__ run,
-         const float* __restrict__ peak, const u32* __restrict__ tops, int n, int out, int features, int span, int vector,
-         float p, int lift, const int* __restrict__ gate) {
+distance(const float* __restrict__ x, const float* __restrict__ w, float* __restrict__ result, const float* __restrict__ peak,
+         const u32* __restrict__ tops, int n, int out, int features, int span, int vector, float p, int lift,
+         const int* __restrict__ gate) {
   if (closed(gate)) return;
   __shared__ __align__(16) float xs[2][DEPTH][STRIDE], ws[2][DEPTH][STRIDE];
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -40,25 +40,15 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
     }
 #endif
 
-  // The long sums, or the maxima so far with the run they came from, wait in shared memory: registers are short.
-#if MODE == 1
-  __shared__ unsigned short where[32][128];
-#endif
-#if MODE != 0
+  // The long sums wait in shared memory: registers are short.
   __shared__ float total[32][128];
-#endif
   float part[8][4];
 #pragma unroll
   for (int i = 0; i < 8; ++i)
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       part[i][j] = 0.0f;
-#if MODE == 1
-      where[i * 4 + j][threadIdx.x] = first >> 5;
-#endif
-#if MODE != 0
       total[i * 4 + j][threadIdx.x] = 0.0f;
-#endif
     }
 
   Staged xn = fetch(x_row, first + quad * 4, stop, vector), wn = fetch(w_row, first + quad * 4, stop, vector);
@@ -84,34 +74,23 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           float d = a[i] - e[j];
-#if MODE <= 1
-          part[i][j] = larger(part[i][j], fabsf(d));
-#elif MODE == 2
+#if MODE == 2
           part[i][j] += power(d, fraction);
 #else
           part[i][j] += exp2_fast(fmaf(p, log2_fast(fabsf(d)), offset[i][j]));
 #endif
         }
     }
-#if MODE != 0
-    // A run ends: its sum is added to the long one, or it is noted as the one that raised the maximum.
+    // A run ends: its sum is added to the long one.
     if ((next - first) % FOLD == 0 || next >= stop) {
 #pragma unroll
       for (int i = 0; i < 8; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-#if MODE == 1
-          if (__float_as_int(part[i][j]) > __float_as_int(total[i * 4 + j][threadIdx.x])) {
-            total[i * 4 + j][threadIdx.x] = part[i][j];
-            where[i * 4 + j][threadIdx.x] = k >> 5;
-          }
-#else
           total[i * 4 + j][threadIdx.x] += part[i][j];
-#endif
           part[i][j] = 0.0f;
         }
     }
-#endif
     if (next < stop) {
       buffer ^= 1;
       place(xs[buffer], load_row, quad, xn, scale);
@@ -127,13 +106,6 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
       i64 b = top + row + i, o = left + column + j;
       if (b >= n || o >= out) continue;
       i64 at = ((i64)blockIdx.z * n + b) * out + o;
-#if MODE == 0
-      result[at] = part[i][j];
-#else
       result[at] = total[i * 4 + j][threadIdx.x];
-#endif
-#if MODE == 1
-      run[at] = where[i * 4 + j][threadIdx.x];
-#endif
     }
 }
