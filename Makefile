@@ -19,8 +19,8 @@ demo: setup
 	$(BIN)/linfnet demo
 
 test: check
-	$(BIN)/pytest
-	$(BIN)/pytest --impl reference --ignore=tests/ops tests
+	$(BIN)/pytest --numprocesses 2
+	$(BIN)/pytest --numprocesses 2 --impl reference --ignore=tests/ops tests
 
 bench: setup
 	$(BIN)/python benchmarks/cpu.py

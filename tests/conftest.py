@@ -11,6 +11,9 @@ from linfnet.ops import default_implementation, names
 settings.register_profile("suite", max_examples=25, deadline=None, derandomize=True)
 settings.load_profile("suite")
 
+# The suite runs one process per core; threads beside them would only wait for each other. Tests of threads set their own.
+torch.set_num_threads(1)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--impl", choices=names(), default=None, help="run the suite with this implementation preferred")
