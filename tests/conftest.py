@@ -11,7 +11,7 @@ from linfnet.ops import default_implementation, names
 settings.register_profile("suite", max_examples=25, deadline=None, derandomize=True)
 settings.load_profile("suite")
 
-# The suite runs one process per core; threads beside them would only wait for each other. Tests of threads set their own.
+# The suite runs one process per core: more threads would only wait for each other. Tests of threads set their own.
 torch.set_num_threads(1)
 
 

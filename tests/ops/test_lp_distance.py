@@ -143,6 +143,33 @@ def test_nan_reaches_the_output(p: float, place: int, impl: str):
     assert lp_distance(w, x, p, impl=impl)[:, 1].isnan().all()
 
 
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("p", [1.5, 7.3, 8.0, 13.0, 30.5, 200.0, 1e4])
+def test_what_is_not_finite_reaches_the_gradients(p: float, value: float, impl: str):
+    def poisoned(which: str, name: str) -> list[list[bool]]:
+        x, w = draw(9, 11, 70)
+        flow = torch.ones(9, 11)
+        {"x": x, "w": w, "grad": flow}[which][4, 5] = value
+        x, w = x.requires_grad_(), w.requires_grad_()
+        return [(~g.isfinite()).tolist() for g in torch.autograd.grad(lp_distance(x, w, p, impl=name), (x, w), flow)]
+
+    for which in ("x", "w", "grad"):
+        assert poisoned(which, impl) == poisoned(which, "reference"), which
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("p", [1.01, 1.1, 1.25, 1e6, 1e8])
+def test_extreme_p(p: float, impl: str):
+    x, w = (t.requires_grad_() for t in draw(9, 11, 70))
+    exact = torch.autograd.grad(lp_distance(x.double(), w.double(), p).sum(), (x, w))
+    plain = torch.autograd.grad(lp_distance(x, w, p, impl="reference").sum(), (x, w))
+    got = torch.autograd.grad(lp_distance(x, w, p, impl=impl).sum(), (x, w))
+    for ours, reference, right in zip(got, plain, exact, strict=True):
+        allowed = 2 * (reference - right).abs().max() + torch.finfo(torch.float32).eps * right.abs().max()
+        assert ((ours - right).abs() <= allowed).all()
+
+
 def test_second_gradients_are_refused_in_words():
     x, w = (t.requires_grad_() for t in draw(2, 3, 4, torch.float64))
     (slope,) = torch.autograd.grad(lp_distance(x, w, 3.0).sum(), x, create_graph=True)

@@ -11,7 +11,8 @@ namespace {
 
 constexpr long PIECE = 128;  // features at most
 constexpr long STEP = GRAD_VECTORS * LANES;
-constexpr double SLOPE_BITS = 32.0;
+// Slopes below 2^-48 are left out. Adam divides by the size of a gradient: what is left out must be far below its eps.
+constexpr double SLOPE_BITS = 48.0;
 
 // The stretch of features that one thread works on, packed: x and w and their gradients, rows of `width` floats.
 struct Piece {
@@ -134,7 +135,9 @@ void dense_strip(const Piece& piece, const Coefficients<ROWS>& c, bool folded, l
         if (folded) return dense<FoldedForm<P>, ROWS>(piece, c, row, out, outs);
         if (!c.extreme) return dense<RatioForm<P>, ROWS>(piece, c, row, out, outs);
     }
-    if (c.extreme) return dense<GeneralForm, ROWS>(piece, c, row, out, outs);
+    // PlainForm leaves each ratio's rounding to even out: among few slopes, or at a large p, it does not.
+    const bool careful = P == 0 && (c.exponent > 64.0f || piece.width <= STEP);
+    if (c.extreme || careful) return dense<GeneralForm, ROWS>(piece, c, row, out, outs);
     if constexpr (P == 0) dense<PlainForm, ROWS>(piece, c, row, out, outs);
 }
 

@@ -23,7 +23,7 @@ template <int ROWS> struct Coefficients {
     alignas(64) float inverse[ROWS][OUT_BLOCK], weight[ROWS][OUT_BLOCK], shift[ROWS][OUT_BLOCK], bar[ROWS][OUT_BLOCK];
     const float* folded[ROWS];  // grad / y^(p - 1)
     float exponent;             // p - 1
-    bool extreme = false;       // some distance so large or small that its reciprocal needs a shift
+    bool extreme = false;       // some distance not finite, or so large or small that its reciprocal needs a shift
 
     void fill(const float* grad, const float* y, long stride, long outs, float cut) {
         for (int r = 0; r < ROWS; ++r)
@@ -41,8 +41,12 @@ template <int ROWS> struct Coefficients {
                 store(inverse[r] + o, reciprocal);
                 store(shift[r] + o, by);
                 store(weight[r] + o, mul(load_part(grad + r * stride + o, n), factor));
-                store(bar[r] + o, select(none, set1(__builtin_inff()), mul(distance, set1(cut))));
-                if ((bits(small) | bits(large)) & ((1u << n) - 1)) extreme = true;
+                // A flow that is not finite spoils every slope, as 0 * NaN does: none may be left out.
+                const Mask flows = within(abs(load_part(grad + r * stride + o, n)), zero, most);
+                const F cutoff = select(none, set1(__builtin_inff()), mul(distance, set1(cut)));
+                store(bar[r] + o, select(flows, cutoff, zero));
+                const unsigned finite = bits(within(distance, zero, most));
+                if ((bits(small) | bits(large) | ~finite) & ((1u << n) - 1)) extreme = true;
             });
     }
 };
