@@ -103,3 +103,15 @@ def test_mistakes():
         lipschitz_estimate(net, images, 0.5)
     with pytest.raises(ArgumentError, match="epsilon is 0"):
         lipschitz_estimate(net, images, 8.0, epsilon=Fraction(0))
+
+
+def test_rounding_does_not_lift_the_lower_bound_above_the_upper_one():
+    torch.manual_seed(0)
+    net = LinfNet((1, 4, 4), 3, (16, 16), mean=0.3, std=0.4).eval()
+    with torch.no_grad():
+        net.layers[-1].bias.add_(1000.0)  # large logits round coarsely in float32
+    images = torch.rand(6, 1, 4, 4)
+    for p in (8.0, math.inf):
+        estimate = lipschitz_estimate(net, images, p, epsilon=Fraction(1, 2_550_000), steps=5, restarts=1)
+        assert (estimate.values > 0).all()
+        assert (estimate.values <= estimate.upper * (1 + 1e-9)).all()

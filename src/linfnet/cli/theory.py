@@ -49,7 +49,7 @@ def draw_into(path: Path, draw: Callable[[Path], None]) -> None:
     try:
         draw(path)
     except LinfnetError as error:
-        console.print(f"no figure: {error}", markup=False)
+        console.print(f"no figure: {error}")
     else:
         console.print(f"figure: {path}")
 
@@ -92,6 +92,8 @@ class Separate:
         """Print r and the closest pairs."""
         if self.pairs < 1:
             raise ArgumentError(f"--pairs is {self.pairs}; wanted a whole number of at least 1")
+        if self.out is not None:
+            _make_folder(self.out)  # told before the search, not after it
         device = pick_device(self.device)
         images = load(self.data, self.split, device=device).first(self.limit)
         other = None if self.against is None or self.against == self.split else self.against
@@ -178,6 +180,11 @@ class Construct:
 
     def _construct(self, out: Path, device: torch.device) -> int:
         images = load(self.data, "train", device=device).first(self.limit)
+        if self.layers < 2:
+            raise ArgumentError(f"--layers is {self.layers}; wanted a whole number of at least 2")
+        missing = sorted(set(range(len(images.info.classes))) - set(images.labels.tolist()))
+        if missing:
+            raise ArgumentError(f"the {len(images)} images lack the classes {missing}; take more with --limit")
         found = _find_separation(images, None, 1)
         epsilon = found.radius * SHARE
         check_separation(found, epsilon, self.layers)
@@ -206,10 +213,11 @@ class Construct:
         return 0
 
     def _three_points(self, out: Path) -> int:
-        if self.layers not in (2, 3, 4):
-            raise ArgumentError(f"--layers is {self.layers}; wanted 2 to 4 for three points")
+        if self.layers not in (2, 3, 4) or self.limit is not None:
+            raise ArgumentError(f"three points take 2 to 4 layers (--layers is {self.layers}) and no --limit")
         points, labels = three_points()
-        nets = contenders()
+        net = nearest_neighbour_net(points.view(3, 1, 1, 1), labels, 2, layers=self.layers)
+        nets = contenders(net)
         radii = {net.name: net.proven / RADIUS for net in nets}
         table = Table(title="three points: the share of r that interval bounds prove", title_justify="left")
         table.add_column("net")
@@ -217,7 +225,6 @@ class Construct:
         for name, share in radii.items():
             table.add_row(name, f"{share:.6f}")
         console.print(table)
-        net = nearest_neighbour_net(points.view(3, 1, 1, 1), labels, 2, layers=self.layers)
         net.save(_make_folder(out))
         write_json(out / "three-points.json", {"r": RADIUS, "proven_share_of_r": radii})
         draw_into(out / "three-points.png", lambda path: draw_three_points(path, nets))

@@ -5,6 +5,7 @@ is 1. From pixels to logits it is `net.lipschitz` (1 / std) times as much.
 """
 
 import contextlib
+import copy
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class Estimate:
     def summary(self) -> dict[str, Any]:
         """Mean, maximum and quantiles of the lower bound beside the upper one."""
         return {
-            "p": self.p,
+            "p": self.p if math.isfinite(self.p) else "inf",
             "eps": str(self.epsilon),
             "images": len(self.values),
             "mean": self.values.mean().item(),
@@ -106,37 +107,49 @@ def lipschitz_estimate(
     if epsilon <= 0:
         raise ArgumentError(f"epsilon is {epsilon}; wanted a number above 0")
     parts: list[Tensor] = []
-    with _relaxed(net, p):
+    # Where the ascent went is found in float32; how far the logits moved is then measured in float64: a quotient by a
+    # small epsilon would magnify the rounding of the logits beyond the upper bound.
+    exact = copy.deepcopy(net).double()
+    with _relaxed(net, p), _relaxed(exact, p):
         for part in images.split(batch):
             best = part.new_zeros(len(part), dtype=torch.float64)
             for _ in range(restarts):
-                best = torch.maximum(best, _ascend(net, part, float(epsilon), steps, generator))
+                moved = _ascend(net, part, float(epsilon), steps, generator)
+                best = torch.maximum(best, _quotient(exact, part, moved, float(epsilon)))
             parts.append(best / net.lipschitz)
             advance(len(part))
     return Estimate(float(p), epsilon, torch.cat(parts).cpu(), bounds)
 
 
 def _ascend(net: LinfNet, images: Tensor, size: float, steps: int, generator: torch.Generator | None) -> Tensor:
-    """The best quotient [B] of one restart, all labels at once as rows [B * K]."""
+    """The point [B, C, H, W] of one restart at which a logit has changed most, all labels at once as rows [B * K]."""
     with torch.no_grad():
         start = net(images).repeat_interleave(net.classes, 0)
     own = torch.arange(net.classes, device=images.device).repeat(len(images)).unsqueeze(1)
     centre = images.repeat_interleave(net.classes, 0)
     noise = torch.rand(centre.shape, generator=generator, device=centre.device, dtype=centre.dtype)
     moved = centre + (2 * noise - 1) * size
-    best = images.new_zeros(len(images), dtype=torch.float64)
+    best, place = images.new_full((len(images),), -1.0), images.clone()
     for step in range(steps + 1):
         moved.requires_grad_(step < steps)
         change = (net(moved) - start).abs()
-        # Rounding may carry a point over the rim: its own distance is what counts then.
-        reach = (moved.detach().double() - centre.double()).abs().flatten(1).amax(1).clamp(min=size)
-        quotient = change.detach().double().amax(1) / reach
-        best = torch.maximum(best, quotient.view(len(images), -1).amax(1))
+        most, winner = change.detach().amax(1).view(len(images), -1).max(1)
+        candidates = moved.detach().view(len(images), net.classes, *images.shape[1:])
+        chosen = candidates[torch.arange(len(images), device=images.device), winner]
+        place = torch.where((most > best).view(-1, 1, 1, 1), chosen, place)
+        best = torch.maximum(best, most)
         if step < steps:
             (slope,) = torch.autograd.grad(change.gather(1, own).sum(), moved)
             ahead = moved.detach() + size / 4 * slope.sign()
             moved = centre + (ahead - centre).clamp(-size, size)
-    return best
+    return place
+
+
+@torch.no_grad()
+def _quotient(exact: LinfNet, images: Tensor, moved: Tensor, size: float) -> Tensor:
+    """The largest change of a logit divided by the distance of the points (at least `size`), in float64: [B]."""
+    change = (exact(moved.double()) - exact(images.double())).abs().amax(1)
+    return change / (moved.double() - images.double()).abs().flatten(1).amax(1).clamp(min=size)
 
 
 @contextlib.contextmanager

@@ -153,15 +153,15 @@ def distance_contender(net: LinfNet | None = None) -> Contender:
         low, high = net.bounds(lower.view(-1, 1, 1, 1), upper.view(-1, 1, 1, 1))
         return low[:, 1] - high[:, 0], high[:, 1] - low[:, 0]
 
-    return Contender("distance net, 2 layers", score, bounds)
+    return Contender(f"distance net, {len(net.hidden) + 1} layers", score, bounds)
 
 
-def contenders() -> list[Contender]:
-    """The two-relu nets, nets trained for their interval bounds, and the distance net at the end."""
+def contenders(net: LinfNet | None = None) -> list[Contender]:
+    """The two-relu nets, nets trained for their interval bounds, and the distance net (given, or Theorem 1's)."""
     made = [conventional(f"2 relus, t = {t:g}", two_relu_net(t)) for t in (0.0, 0.5, 0.9)]
     trained = [
         conventional(f"relus {'×'.join(map(str, hidden))}, trained at {share:g} r", train_for_intervals(hidden, share))
         for hidden in ((64,), (32, 32))
         for share in (0.5, 0.9, 1.0)
     ]
-    return [*made, *trained, distance_contender()]
+    return [*made, *trained, distance_contender(net)]
