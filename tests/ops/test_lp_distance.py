@@ -63,6 +63,15 @@ def test_agrees_with_float64(p: float, shape: tuple[int, int, int], impl: str):
         assert ((y.double() - exact).abs() <= allowed(x, w, p, exact)).all()
 
 
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, 8.0, 13.0])
+def test_equal_terms_do_not_add_up_their_rounding(p: float, impl: str):
+    for features in (257, 784, 5120):
+        x, w = torch.full((9, features), 0.7), torch.zeros(4, features)
+        exact = definition(x, w, p)
+        assert ((lp_distance(x, w, p, impl=impl).double() - exact).abs() <= allowed(x, w, p, exact)).all()
+
+
 @pytest.mark.parametrize("p", PS)
 def test_the_float32_reference_itself_is_good(p: float):
     x, w = draw(31, 17, 257)

@@ -9,6 +9,8 @@
 namespace linfnet {
 namespace {
 
+// Features summed plainly: the root of a large P leaves little of their rounding, that of a small one much.
+template <int P> constexpr long SUM_STRETCH = (P < 4 ? 4 : 16) * LANES;
 constexpr float SAFE_LOW = 0x1p-85f, SAFE_HIGH = 0x1p120f;
 
 template <int P> LINFNET_INLINE F chain(F a) {
@@ -95,14 +97,20 @@ template <int P> void chain_power(const float* x, const float* w, float* y, Shap
     const float back = __builtin_ldexpf(1.0f, -shift);
     for_blocks(shape, [&](long row, long rows, long out, long outs) {
         const float* top = xs + row * in;
-        alignas(64) float total[BLOCK_PAIRS] = {};
-        run_block<StepPower<P>>(&top, ws + out * in, rows, outs, in, [&](long, const float* partial) {
-            for (long i = 0; i < BLOCK_PAIRS; i += LANES) store(total + i, add(load(total + i), load(partial + i)));
+        // Equal terms round the same way every time: short stretches, and sums that keep what rounding took.
+        alignas(64) float total[BLOCK_PAIRS] = {}, rest[BLOCK_PAIRS] = {};
+        run_block<StepPower<P>, SUM_STRETCH<P>>(&top, ws + out * in, rows, outs, in, [&](long, const float* partial) {
+            for (long i = 0; i < BLOCK_PAIRS; i += LANES) {
+                const F a = load(total + i), b = load(partial + i), sum = add(a, b), taken = sub(sum, a);
+                const F error = add(sub(a, sub(sum, taken)), sub(b, taken));
+                store(total + i, sum);
+                store(rest + i, add(load(rest + i), error));
+            }
         });
         for (long r = 0; r < rows; ++r) {
             float* target = y + (row + r) * shape.outs + out;
             by_vectors(outs, [&](long o, int n) {
-                const F sum = load(total + r * BLOCK_OUTS + o);
+                const F sum = add(load(total + r * BLOCK_OUTS + o), load(rest + r * BLOCK_OUTS + o));
                 const Mask safe = within(sum, set1(SAFE_LOW), set1(SAFE_HIGH));
                 const F root = chain_root<P>(select(safe, sum, set1(1.0f)));
                 store_part(target + o, mul(root, set1(back)), n);
