@@ -18,7 +18,7 @@ from linfnet.ops.library import lp_distance_backward, lp_distance_inference, lp_
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="the extension is not built")
 
 EXPONENTS = (1.0, 1.5, 2.0, 3.0, 8.0, 12.0, 28.0, 30.5, 64.0, 200.0, 1000.0, 1e4, math.inf)
-SHAPES = ((1, 1, 1), (3, 1, 63), (1, 10, 3), (5, 33, 100), (33, 37, 257), (12, 13, 1030))
+SHAPES = ((1, 1, 1), (3, 1, 63), (1, 10, 3), (5, 33, 100), (33, 37, 257), (2, 3, 1030), (12, 13, 1030))
 UNIT = 2.0**-24
 
 

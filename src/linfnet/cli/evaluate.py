@@ -28,6 +28,16 @@ def evaluate_with_progress(net: LinfNet, images: ImageSet, epsilons: tuple[Fract
         return evaluate(net, images, epsilons, steps=steps, advance=lambda n: progress.advance(task, n))
 
 
+def load_for(net: LinfNet, model: Path, name: str, split: str) -> ImageSet:
+    """A split of a data set, or an error if its images are of another shape than the model's."""
+    images = load(name, split)
+    if images.info.image_shape != net.image_shape:
+        raise LinfnetError(
+            f"{model} is a net for images of shape {net.image_shape}; {name} has {images.info.image_shape}"
+        )
+    return images
+
+
 def store_evaluation(
     folder: Path, evaluation: Evaluation, what: str, *, limit: int | None = None, samples: bool = True
 ) -> None:
@@ -85,11 +95,7 @@ class Evaluate:
         if not os.access(self.model, os.W_OK):
             raise LinfnetError(f"{self.model} may not be written: the results would have no place")
         net = LinfNet.load(self.model, device=device)
-        images = load(name, self.split, device=device).first(self.limit)
-        if images.info.image_shape != net.image_shape:
-            raise LinfnetError(
-                f"{self.model} is a net for images of shape {net.image_shape}; {name} has {images.info.image_shape}"
-            )
+        images = load_for(net, self.model, name, self.split).first(self.limit).to(device)
         evaluation = evaluate_with_progress(net, images, epsilons, self.steps)
         store_evaluation(self.model, evaluation, f"{name}-{self.split}", limit=self.limit)
         console.print(results_table(f"{len(images)} {self.split} images of {name}", [(self.model.name, evaluation)]))

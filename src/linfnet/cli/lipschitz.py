@@ -10,9 +10,10 @@ import torch
 import tyro
 
 from linfnet.cli.console import console
+from linfnet.cli.evaluate import load_for
 from linfnet.cli.theory import draw_into, with_progress
 from linfnet.cli.train import pick_device
-from linfnet.data import ImageSet, load
+from linfnet.data import ImageSet
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import write_json
 from linfnet.nn import LinfNet
@@ -116,9 +117,5 @@ class Lipschitz:
         if name is None:
             raise ArgumentError(f"{self.model} has no recipe.toml: give --data")
         net = LinfNet.load(self.model, device=device)
-        images = load(name, self.split, device=device).first(self.limit)
-        if images.info.image_shape != net.image_shape:
-            raise LinfnetError(
-                f"{self.model} is a net for images of shape {net.image_shape}; {name} has {images.info.image_shape}"
-            )
+        images = load_for(net, self.model, name, self.split).first(self.limit).to(device)
         return net, images

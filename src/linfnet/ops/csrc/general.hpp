@@ -43,19 +43,31 @@ struct Term {
     }
 };
 
+// A sum that keeps what rounding takes from it; far cheaper than the powers it adds.
+struct Sum {
+    F total = set1(0.0f), rest = set1(0.0f);
+
+    LINFNET_INLINE void add_term(F term) {
+        const F sum = add(total, term), taken = sub(sum, total);
+        rest = add(rest, add(sub(total, sub(sum, taken)), sub(term, taken)));
+        total = sum;
+    }
+    LINFNET_INLINE float value() const { return sum_of(add(total, rest)); }
+};
+
 // The sum over all features; the rounding of each ratio evens out among them unless they are few.
 inline float sum_of_powers(const float* x, const float* w, long count, const Term& term) {
-    F total = set1(0.0f);
+    Sum sum;
     for (long k = 0; k < count; k += LANES)
-        total = add(total, term(distance_of(x + k, w + k, int(min_of(LANES, count - k)))));
-    return sum_of(total);
+        sum.add_term(term(distance_of(x + k, w + k, int(min_of(LANES, count - k)))));
+    return sum.value();
 }
 
 inline float dense_sum(const float* x, const float* w, long count, const Reciprocal& r, float p) {
     const Term term(r, p);
     if (r.shift != 1.0f || count < BLOCK_FEATURES / 2) return sum_of_powers(x, w, count, term);
     constexpr int N = LOCKSTEP;
-    F total = set1(0.0f), part = set1(0.0f);
+    Sum sum;
     long k = 0;
     for (; k + N * LANES <= count; k += N * LANES) {
         F a[N];
@@ -63,13 +75,9 @@ inline float dense_sum(const float* x, const float* w, long count, const Recipro
             a[i] = mul(abs(sub(load(x + k + i * LANES), load(w + k + i * LANES))), term.inverse);
         powers<N>(a, term.p, term.offset);
         for (int i = 1; i < N; ++i) a[0] = add(a[0], a[i]);
-        part = add(part, a[0]);
-        if (k / BLOCK_FEATURES != (k + N * LANES) / BLOCK_FEATURES) {
-            total = add(total, part);
-            part = set1(0.0f);
-        }
+        sum.add_term(a[0]);
     }
-    return sum_of(add(total, part)) + (k < count ? sum_of_powers(x + k, w + k, count - k, term) : 0.0f);
+    return sum.value() + (k < count ? sum_of_powers(x + k, w + k, count - k, term) : 0.0f);
 }
 
 // y from the maximum and the sum; where the maximum is 0, infinite or NaN, it is the distance.
