@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from browser import browser, open_page  # noqa: F401
 from hypothesis import settings
 
 from linfnet.ops import default_implementation, names
