@@ -18,7 +18,7 @@ ORDER: list[set[str]] = [
     {"train"},
     {"certify", "attack", "theory"},
     {"evaluation"},
-    {"export"},
+    {"export", "reproduce"},
     {"cli"},
     {"__init__"},
     {"__main__"},

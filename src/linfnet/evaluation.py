@@ -117,6 +117,17 @@ def _check_sandwich(evaluation: Evaluation) -> None:
             )
 
 
+def result_key(what: str, epsilon: Fraction, *, limit: int | None = None, steps: int = 100) -> str:
+    """The name of an evaluation in results.json: which images, attacked in so many steps, at which epsilon.
+
+    >>> result_key("mnist-test", Fraction(3, 10), limit=500)
+    'mnist-test-first-500 eps=0.3'
+    """
+    first = "" if limit is None else f"-first-{limit}"
+    attack = "" if steps == 100 else f"-pgd-{steps}"
+    return f"{what}{first}{attack} eps={format_epsilon(epsilon)}"
+
+
 def write_samples(evaluation: Evaluation, path: Path) -> None:
     """Write a CSV with a row for each sample: label, prediction, margin, radius, and what holds at each epsilon."""
     header = ["index", "label", "prediction", "margin", "margin_radius", "real_margin_radius"]

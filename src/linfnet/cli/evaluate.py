@@ -13,7 +13,7 @@ from linfnet.cli.console import console, results_table
 from linfnet.cli.train import pick_device
 from linfnet.data import ImageSet, load
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.evaluation import Evaluation, evaluate, write_samples
+from linfnet.evaluation import Evaluation, evaluate, result_key, write_samples
 from linfnet.nn import LinfNet
 from linfnet.perturbation import format_epsilon, parse_epsilon
 from linfnet.recipes import Recipe
@@ -42,10 +42,6 @@ def store_evaluation(
     folder: Path, evaluation: Evaluation, what: str, *, limit: int | None = None, samples: bool = True
 ) -> None:
     """Add to results.json under a key of its own for each epsilon, and write the samples beside it."""
-    if limit is not None:
-        what += f"-first-{limit}"
-    if evaluation.steps != 100:
-        what += f"-pgd-{evaluation.steps}"
     for at in evaluation.at:
         entry = {
             "samples": len(evaluation.labels),
@@ -54,10 +50,11 @@ def store_evaluation(
             "pgd_steps": evaluation.steps,
             "seconds": round(at.seconds, 2),
         }
-        add_result(folder, f"{what} eps={format_epsilon(at.epsilon)}", entry)
-    if samples:
+        add_result(folder, result_key(what, at.epsilon, limit=limit, steps=evaluation.steps), entry)
+    if samples and evaluation.at:
+        name = result_key(what, evaluation.at[0].epsilon, limit=limit, steps=evaluation.steps).split(" eps=")[0]
         epsilons = "_".join(format_epsilon(at.epsilon).replace("/", "-") for at in evaluation.at)
-        write_samples(evaluation, folder / f"samples-{what}-eps-{epsilons}.csv")
+        write_samples(evaluation, folder / f"samples-{name}-eps-{epsilons}.csv")
 
 
 @dataclass(frozen=True)

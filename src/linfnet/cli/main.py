@@ -19,6 +19,7 @@ from linfnet.cli.evaluate import Evaluate
 from linfnet.cli.export import Export
 from linfnet.cli.lipschitz import Lipschitz
 from linfnet.cli.predict import Predict
+from linfnet.cli.reproduce import Reproduce
 from linfnet.cli.theory import Construct, Separate
 from linfnet.cli.train import Recipes, Train
 from linfnet.errors import ArgumentError, LinfnetError
@@ -48,6 +49,7 @@ Command = OmitSubcommandPrefixes[
     | Annotated[Attack, subcommand("attack")]
     | Annotated[Predict, subcommand("predict")]
     | Annotated[Export, subcommand("export")]
+    | Annotated[Reproduce, subcommand("reproduce")]
     | Annotated[Recipes, subcommand("recipes")]
     | Annotated[Data, subcommand("data")]
     | Annotated[Separate, subcommand("separation")]

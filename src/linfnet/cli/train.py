@@ -50,6 +50,20 @@ def start_run(recipe: Recipe, out: Path, device: torch.device) -> RunFolder:
     return folder
 
 
+def resume_run(folder: RunFolder, device: torch.device) -> None:
+    """Train on from the newest whole checkpoint of a run."""
+    name = folder.recipe.data.name
+    trainer = Trainer(folder, load(name, "train"), load(name, "test"), device)
+    folder.lock()
+    try:
+        for complaint in trainer.resume():
+            console.print(f"passed over: {complaint}")
+        console.print(f"resuming at step {trainer.progress.step} of {trainer.total_steps}")
+        train_with_display(trainer)
+    finally:
+        folder.release()
+
+
 def train_with_display(trainer: Trainer) -> None:
     """Run a trainer to its end, showing its progress."""
     epochs = trainer.recipe.schedule.phases().total
@@ -96,16 +110,7 @@ class Train:
         folder = RunFolder.open(path)
         if folder.finished:
             raise LinfnetError(f"{path} has finished; evaluate it with: linfnet evaluate {path}")
-        name = folder.recipe.data.name
-        trainer = Trainer(folder, load(name, "train"), load(name, "test"), device)
-        folder.lock()
-        try:
-            for complaint in trainer.resume():
-                console.print(f"passed over: {complaint}")
-            console.print(f"resuming at step {trainer.progress.step} of {trainer.total_steps}")
-            train_with_display(trainer)
-        finally:
-            folder.release()
+        resume_run(folder, device)
         return folder
 
 

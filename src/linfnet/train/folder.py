@@ -35,7 +35,7 @@ class RunFolder:
     def new(cls, path: Path, recipe: Recipe) -> "RunFolder":
         """A run that is to live in an empty or absent folder; nothing is written until `create`."""
         try:
-            if path.exists() and any(path.iterdir()):
+            if path.exists() and not _hardly_begun(path):
                 advice = f", or --resume {path}" if (path / "recipe.toml").exists() else ""
                 held = "a run" if advice else "files"
                 raise LinfnetError(f"output folder {path} already holds {held}; choose another --out{advice}")
@@ -46,8 +46,10 @@ class RunFolder:
     def create(self) -> None:
         """Make the folder, hold it, and write down what the run is."""
         try:
-            self.checkpoints.mkdir(parents=True)
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
             self.lock()
+            if (self.path / "recipe.toml").exists():
+                raise LinfnetError(f"output folder {self.path} has been taken by another run in the meantime")
             write_text(self.path / "recipe.toml", recipe_to_toml(self.recipe))
             write_json(self.path / "env.json", environment())
         except OSError as error:
@@ -114,6 +116,12 @@ class RunFolder:
         """Drop the events after a step: training goes on from there and will log them again."""
         kept = [json.dumps(event, allow_nan=False) for event in self.events() if event.get("step", 0) <= step]
         write_text(self.path / "events.jsonl", "".join(line + "\n" for line in kept))
+
+
+def _hardly_begun(path: Path) -> bool:
+    """Whether a folder is empty, or holds only what a run leaves that was killed before it wrote down its recipe."""
+    entries = [entry for entry in path.iterdir() if entry.name != ".lock" and not entry.match(".*.tmp")]
+    return all(entry.name == "checkpoints" and entry.is_dir() and not any(entry.iterdir()) for entry in entries)
 
 
 def add_result(folder: Path, key: str, value: Any) -> None:

@@ -189,18 +189,16 @@ class Trainer:
             reestimate_means(self.net, self._mean_batches())
         with self.net.at_infinity():
             logits = predict(self.net, self.test)
-            self.net.save(self.folder.path, class_names=self.images.info.classes)
         certified = margin_certified(logits, self.test.labels, self.net.lipschitz, self.recipe.evaluation.eps)
-        add_result(
-            self.folder.path,
-            "train",
-            {
-                "clean": accuracy(logits, self.test.labels),
-                "certified": certified,
-                "epochs": self.recipe.schedule.phases().total,
-                "seconds": round(self.progress.seconds, 1),
-                "seed": self.recipe.run.seed,
-                "parameters": sum(parameter.numel() for parameter in self.net.parameters()),
-            },
-        )
+        results = {
+            "clean": accuracy(logits, self.test.labels),
+            "certified": certified,
+            "epochs": self.recipe.schedule.phases().total,
+            "seconds": round(self.progress.seconds, 1),
+            "seed": self.recipe.run.seed,
+            "parameters": sum(parameter.numel() for parameter in self.net.parameters()),
+            "device": self.device.type,
+        }
+        self.net.save(self.folder.path, class_names=self.images.info.classes, results={"train": results})
+        add_result(self.folder.path, "train", results)
         self.folder.log("finish", step=self.progress.step, seconds=round(self.progress.seconds, 3))

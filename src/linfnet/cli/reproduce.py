@@ -1,0 +1,121 @@
+"""`linfnet reproduce`: the paper's tables, ours beside the published figures."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from rich.table import Table
+
+from linfnet.cli.console import console, percent
+from linfnet.cli.evaluate import evaluate_with_progress, store_evaluation
+from linfnet.cli.train import pick_device, resume_run, start_run
+from linfnet.data import load
+from linfnet.errors import ArgumentError
+from linfnet.nn import LinfNet
+from linfnet.recipes import Recipe
+from linfnet.reproduce import STUDIES, Figures, Options, Outcome, Spread, Study, run_study, spreads
+from linfnet.train import RunFolder
+
+
+class ShownWorkers:
+    """Trains and evaluates runs of a study on one device, with the displays of `train` and `evaluate`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def start(self, recipe: Recipe, path: Path) -> None:
+        """Train into a new folder."""
+        start_run(recipe, path, self.device)
+
+    def resume(self, folder: RunFolder) -> None:
+        """Train on from the last checkpoint."""
+        resume_run(folder, self.device)
+
+    def evaluate(self, folder: RunFolder, limit: int | None, steps: int) -> None:
+        """Evaluate on the test set and store the result in the folder."""
+        name = folder.recipe.data.name
+        images = load(name, "test", device=self.device).first(limit)
+        net = LinfNet.load(folder.path, device=self.device)
+        evaluation = evaluate_with_progress(net, images, folder.recipe.evaluation.eps, steps)
+        store_evaluation(folder.path, evaluation, f"{name}-test", limit=limit)
+
+
+def outcome_table(study: Study, outcome: Outcome) -> Table:
+    """Ours beside the paper's, in percent: the median over the seeds and, where there are several, the range."""
+    differs = outcome.label()
+    table = Table(title=study.title + (f"\n{differs}" if differs else ""), title_justify="left")
+    table.add_column("row", no_wrap=True)
+    table.add_column("whose")
+    for name in ("clean", f"PGD-{outcome.pgd_steps}", "certified (margin)", "certified (interval)"):
+        table.add_column(name, justify="right")
+    table.add_column("epochs, seconds of training, on")
+    for cell in outcome.cells:
+        runs = outcome.of(cell)
+        for run in runs[:1]:
+            found = spreads(runs)
+            whose = f"ours, {len(runs)} seeds" if len(runs) > 1 else f"ours, seed {run.seed}"
+            figures = (found[name] for name in ("clean", "pgd", "certified_margin", "certified_interval"))
+            cost = f"{run.epochs}, {found['seconds'].median:.0f}, {run.hardware}"
+            table.add_row(cell.label, whose, *(_spread(figure, len(runs)) for figure in figures), cost)
+        for whose, figures in (("paper", cell.paper), ("authors' log", cell.log)):
+            if figures != Figures():
+                numbers = (figures.clean, figures.pgd, None, figures.certified)
+                shown = ["" if number is None else f"{number:.2f}" for number in numbers]
+                table.add_row("" if runs else cell.label, whose, *shown, "")
+    return table
+
+
+def _spread(figure: Spread, runs: int) -> str:
+    middle = percent(figure.median)
+    return middle if runs == 1 else f"{middle} ({percent(figure.lowest)}–{percent(figure.highest)})"
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Run a table of the paper: ours beside the published figures. Finished runs are kept, interrupted ones go on."""
+
+    study: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="STUDY")] = None
+    """Which table; without it, all are listed."""
+    row: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
+    """Only these rows."""
+    scale: float = 1.0
+    """Shorten every phase of the schedules by this factor."""
+    seeds: int = 1
+    """So many runs for each row: the median and the range are given."""
+    set: Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE")] = ()
+    """Change keys of all recipes, as for `linfnet train`."""
+    limit: int | None = None
+    """Evaluate on the first so many test images only."""
+    steps: int = 100
+    """Steps of the PGD attack."""
+    out: Path | None = None
+    """Where the runs lie; by default runs/reproduce/STUDY."""
+    device: str = "auto"
+    """cpu, cuda, …; auto takes a GPU if there is one."""
+
+    def run(self) -> int:
+        """Run what is missing and print the table."""
+        if self.study is None:
+            return self._list()
+        if self.study not in STUDIES:
+            raise ArgumentError(f"there is no study {self.study!r}; wanted one of {', '.join(STUDIES)}")
+        for name, value in (("--limit", self.limit), ("--steps", self.steps)):
+            if value is not None and value < 1:
+                raise ArgumentError(f"{name} is {value}; wanted a whole number of at least 1")
+        study = STUDIES[self.study]
+        out = self.out or Path("runs") / "reproduce" / study.name
+        changes = tuple(change for group in self.set for change in group)
+        rows = tuple(label for group in self.row for label in group)
+        options = Options(out, rows, self.scale, self.seeds, changes, self.limit, self.steps)
+        outcome = run_study(study, options, ShownWorkers(pick_device(self.device)), console.print)
+        console.print(outcome_table(study, outcome))
+        console.print(f"outcome: {out / 'outcome.json'}, {out / 'outcome.csv'}")
+        return 0 if len(outcome.runs) == self.seeds * len(outcome.cells) else 2
+
+    @staticmethod
+    def _list() -> int:
+        for study in STUDIES.values():
+            console.print(f"{study.name}: {study.title} ({', '.join(cell.label for cell in study.cells)})")
+        return 0

@@ -1,0 +1,149 @@
+"""Runs a study: each cell and seed in a folder of its own; what is finished stays, what was interrupted goes on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from linfnet.data import load
+from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.evaluation import result_key
+from linfnet.files import read_json
+from linfnet.recipes import Recipe
+from linfnet.reproduce.outcome import Outcome, RunOutcome
+from linfnet.reproduce.study import Cell, Study
+from linfnet.train import RunFolder, StoppedError, read_results
+
+
+@dataclass(frozen=True)
+class Options:
+    """How much of a study is run, and where."""
+
+    out: Path
+    rows: tuple[str, ...] = ()  # labels; none: all
+    scale: float = 1.0
+    seeds: int = 1
+    changes: tuple[str, ...] = ()
+    limit: int | None = None  # test images for the evaluation
+    steps: int = 100  # of PGD
+
+
+class Workers(Protocol):
+    """Who trains and evaluates one run; the command line shows progress while it does."""
+
+    def start(self, recipe: Recipe, path: Path) -> None:
+        """Train into a new folder."""
+        ...
+
+    def resume(self, folder: RunFolder) -> None:
+        """Train on from the last checkpoint."""
+        ...
+
+    def evaluate(self, folder: RunFolder, limit: int | None, steps: int) -> None:
+        """Put the test figures of a trained net into its results.json."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One cell with one seed."""
+
+    cell: Cell
+    recipe: Recipe
+    path: Path
+
+
+def plan(study: Study, options: Options) -> list[PlannedRun]:
+    """All runs that the options ask for: seed by seed, so that the first row of every cell comes early."""
+    if options.seeds < 1:
+        raise ArgumentError(f"--seeds is {options.seeds}; wanted a whole number of at least 1")
+    length = f"scale-{options.scale:g}-" if options.scale < 1 else ""
+    runs: list[PlannedRun] = []
+    recipes = [(cell, cell.build(options.changes, options.scale)) for cell in study.rows(options.rows)]
+    for more in range(options.seeds):
+        for cell, recipe in recipes:
+            seed = recipe.run.seed + more
+            seeded = replace(recipe, run=replace(recipe.run, seed=seed))
+            runs.append(PlannedRun(cell, seeded, options.out / cell.label / f"{length}seed-{seed}"))
+    return runs
+
+
+def run_study(study: Study, options: Options, workers: Workers, note: Callable[[str], None]) -> Outcome:
+    """Run what is not yet finished, and gather all of it; `note` is told what happens to each run.
+
+    A run that fails is noted and the others go on; if none succeeds, the first failure is raised. The outcome is
+    written after each run.
+    """
+    planned = plan(study, options)
+    for name in sorted({run.recipe.data.name for run in planned}):
+        load(name, "test")  # missing data are told before the first hour of work
+    for run in planned:
+        _check_recipe(run)
+    cells = study.rows(options.rows)
+    outcome = Outcome(study.name, options.scale, options.changes, options.limit, options.steps, cells, ())
+    failures: list[LinfnetError] = []
+    for number, run in enumerate(planned, 1):
+        place = f"{number}/{len(planned)} {run.cell.label}, seed {run.recipe.run.seed}"
+        if not (run.path / "results.json").is_file():
+            note(f"{place}: training in {run.path}")
+        try:
+            note(f"{place}: {_finish(run, options, workers)}")
+        except StoppedError as stopped:
+            step = str(stopped).split(";")[0]
+            raise StoppedError(f"{place}: {step}; the same command goes on from there") from None
+        except LinfnetError as error:
+            note(f"{place}: failed: {error}")
+            failures.append(error)
+            continue
+        outcome = replace(outcome, runs=(*outcome.runs, gather(run, options)))
+        outcome.write(options.out)
+    if not outcome.runs:
+        raise failures[0]
+    return outcome
+
+
+def _finish(run: PlannedRun, options: Options, workers: Workers) -> str:
+    """Train and evaluate as far as that is still to be done; the words say what was."""
+    done = "resumed" if (run.path / "recipe.toml").is_file() else "trained"
+    if done == "trained":
+        workers.start(run.recipe, run.path)
+    folder = RunFolder.open(run.path)
+    if not folder.finished:
+        workers.resume(folder)
+    elif done == "resumed":
+        done = "kept"
+    if _key(run, options) not in read_results(run.path):
+        workers.evaluate(folder, options.limit, options.steps)
+        done += ", evaluated"
+    return done
+
+
+def _check_recipe(run: PlannedRun) -> None:
+    """A folder serves one recipe: its figures must not be taken for those of another."""
+    if not (run.path / "recipe.toml").is_file():
+        return
+    found = RunFolder.open(run.path).recipe
+    for section in ("data", "model", "loss", "schedule", "optimizer", "run", "evaluation"):
+        if getattr(found, section) != getattr(run.recipe, section):
+            raise LinfnetError(f"{run.path} holds a run with other settings in [{section}]; choose another --out")
+
+
+def _key(run: PlannedRun, options: Options) -> str:
+    what = f"{run.recipe.data.name}-test"
+    return result_key(what, run.recipe.evaluation.eps[0], limit=options.limit, steps=options.steps)
+
+
+def gather(run: PlannedRun, options: Options) -> RunOutcome:
+    """The figures of a finished run, from its folder."""
+    results, environment = read_results(run.path), read_json(run.path / "env.json")
+    measured, trained = results[_key(run, options)], results["train"]
+    return RunOutcome(
+        label=run.cell.label,
+        seed=run.recipe.run.seed,
+        **{name: measured[name] for name in ("clean", "pgd", "certified_margin", "certified_interval")},
+        seconds=trained["seconds"],
+        epochs=trained["epochs"],
+        hardware=environment["cpu"] if trained["device"] == "cpu" else environment["gpu"],
+        commit=environment["commit"],
+        folder=str(run.path),
+    )

@@ -1,0 +1,122 @@
+"""A study keeps what is finished, goes on with what was interrupted, and says what it did."""
+
+import csv
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from linfnet.cli.main import main
+from linfnet.errors import LinfnetError
+from linfnet.reproduce import STUDIES, Cell, Figures, Options, RunOutcome, Study, spreads
+from linfnet.reproduce.runner import plan
+
+SMALL = ("limit=100", "width=8", "depth=2", "epochs=[2, 4, 2]", "test_every=0")
+STUDY = Study(
+    "tiny",
+    "two tiny nets",
+    (Cell("narrow", "digits", SMALL, Figures(90.0, None, 80.0)), Cell("wide", "digits", (*SMALL, "width=12"))),
+)
+
+
+@pytest.fixture(autouse=True)
+def _tiny_study(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(STUDIES, "tiny", STUDY)
+    monkeypatch.chdir(tmp_path)
+
+
+def reproduce(*arguments: str) -> int:
+    return main(["reproduce", "tiny", "--out", "out", "--limit", "50", "--steps", "3", *arguments])
+
+
+def stamps(folder: str) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in Path(folder).rglob("seed-*/*") if path.is_file()}
+
+
+def test_a_study_is_run_once_and_kept(capsys: pytest.CaptureFixture[str]):
+    assert reproduce("--row", "narrow") == 0
+    first = stamps("out/narrow")
+    assert reproduce("--seeds", "2") == 0
+    printed = capsys.readouterr().out
+    assert "1/4 narrow, seed 0: kept\n" in printed
+    assert "4/4 wide, seed 1: trained, evaluated" in printed
+    assert "paper" in printed
+    assert "90.00" in printed
+    assert {path: stamp for path, stamp in stamps("out/narrow").items() if path in first} == first
+    outcome = json.loads(Path("out/outcome.json").read_text())
+    assert outcome["differs"] == "first 50 test images; PGD-3"
+    narrow, wide = outcome["cells"]
+    assert [run["seed"] for run in wide["runs"]] == [0, 1]
+    shares = sorted(run["clean"] for run in narrow["runs"])
+    assert narrow["spread"]["clean"] == {"median": sum(shares) / 2, "lowest": shares[0], "highest": shares[1]}
+    with Path("out/outcome.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["label"], row["seed"]) for row in rows] == [
+        ("narrow", "0"),
+        ("wide", "0"),
+        ("narrow", "1"),
+        ("wide", "1"),
+    ]
+    assert all(float(row["certified_margin"]) <= float(row["pgd"]) <= float(row["clean"]) for row in rows)
+
+
+def test_an_interrupted_run_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    from linfnet.train import Trainer
+
+    step = Trainer._step
+
+    def interrupted(trainer: Trainer, *arguments):
+        if trainer.progress.step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(trainer, *arguments)
+
+    monkeypatch.setattr(Trainer, "_step", interrupted)
+    assert reproduce("--row", "wide") == 130
+    assert "wide, seed 0: stopped at step 6; the same command goes on from there" in capsys.readouterr().err
+    monkeypatch.setattr(Trainer, "_step", step)
+    assert reproduce("--row", "wide") == 0
+    printed = capsys.readouterr().out
+    assert "resuming at step 6" in printed
+    assert "wide, seed 0: resumed, evaluated" in printed
+
+
+def test_a_shortened_study_says_so_and_has_its_own_folders(capsys: pytest.CaptureFixture[str]):
+    assert reproduce("--row", "narrow", "--scale", "0.5") == 0
+    assert "SHORTENED: every phase × 0.5" in capsys.readouterr().out
+    assert "epochs = [1, 2, 1]" in Path("out/narrow/scale-0.5-seed-0/recipe.toml").read_text()
+
+
+def test_a_folder_is_not_taken_for_that_of_another_recipe(capsys: pytest.CaptureFixture[str]):
+    assert reproduce("--row", "narrow") == 0
+    assert reproduce("--row", "narrow", "--set", "lr=0.01") == 2
+    assert "narrow/seed-0 holds a run with other settings in [optimizer]" in capsys.readouterr().err
+
+
+def test_a_run_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    from linfnet.cli import reproduce as commands
+
+    start = commands.start_run
+
+    def failing(recipe, path, device):
+        if recipe.model.width == 8:
+            raise LinfnetError("the loss is nan")
+        return start(recipe, path, device)
+
+    monkeypatch.setattr(commands, "start_run", failing)
+    assert reproduce() == 2
+    printed = capsys.readouterr().out
+    assert "1/2 narrow, seed 0: failed: the loss is nan" in printed
+    assert "2/2 wide, seed 0: trained, evaluated" in printed
+
+
+def test_seeds_count_up_from_that_of_the_recipe(tmp_path: Path):
+    runs = plan(STUDY, Options(tmp_path, ("wide",), seeds=3, changes=("seed=7",)))
+    assert [(run.recipe.run.seed, run.path.name) for run in runs] == [(7, "seed-7"), (8, "seed-8"), (9, "seed-9")]
+
+
+def test_the_median_is_that_of_the_seeds():
+    runs = tuple(RunOutcome("a", seed, x, x, x, x, 1.0, 1, "", None, "") for seed, x in enumerate((0.5, 0.1, 0.2)))
+    assert spreads(runs)["clean"].median == 0.2
+    assert spreads(()) == {}
