@@ -1,5 +1,6 @@
 import dataclasses
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,7 +8,8 @@ import torch
 from linfnet import evaluation as evaluation_module
 from linfnet.data import load
 from linfnet.errors import LinfnetError
-from linfnet.evaluation import evaluate
+from linfnet.evaluation import EXAMPLES, evaluate, write_broken
+from linfnet.files import read_tensors
 from linfnet.theory import nearest_neighbour_net
 
 
@@ -27,6 +29,27 @@ def test_the_sandwich(net_and_images):
     assert result.clean >= middle["pgd"] >= middle["certified_interval"] >= middle["certified_margin"] > 0
     assert middle["certified_interval"] >= large["certified_interval"]
     assert net.p == float("inf")
+
+
+def test_examples_of_broken_samples_are_kept(net_and_images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    net, test = net_and_images
+    monkeypatch.setattr(evaluation_module, "BATCH", 25)
+    epsilons = (Fraction(0), Fraction(3, 10))
+    result = evaluate(net, test, epsilons, steps=10)
+    nothing, broken = result.at[0].broken, result.at[1].broken
+    assert len(nothing.index) == 0
+    fell = ((result.margins > 0) & ~result.at[1].survived).nonzero().flatten()
+    assert len(broken.index) == EXAMPLES < len(fell)
+    assert set(broken.index.tolist()) <= set(fell.tolist())
+    assert broken.index.tolist() == sorted(fell.tolist(), key=lambda index: -result.radii[index].item())[:EXAMPLES]
+    assert (broken.images.double() - test.pixels(broken.index).double()).abs().max() <= 0.3
+    assert (broken.predictions != test.labels[broken.index]).all()
+    assert (net(broken.images).argmax(1) == broken.predictions).all()
+    write_broken(result, tmp_path / "broken.safetensors")
+    tensors, metadata = read_tensors(tmp_path / "broken.safetensors")
+    assert metadata["attack"] == "pgd-10"
+    assert torch.equal(tensors["index@0.3"], broken.index)
+    assert tensors["images@0"].shape == (0, 1, 8, 8)
 
 
 def test_a_net_that_is_always_wrong(net_and_images):

@@ -14,12 +14,32 @@ from linfnet.attack import pgd
 from linfnet.certify import MarginCertificate, certified_by_interval, certify_by_margin
 from linfnet.data import ImageSet
 from linfnet.errors import LinfnetError
-from linfnet.files import replacing
+from linfnet.files import replacing, write_tensors
 from linfnet.losses import margin
 from linfnet.nn import LinfNet
 from linfnet.perturbation import format_epsilon
 
 BATCH = 500
+# So many broken samples of each epsilon are kept with the image that breaks them.
+EXAMPLES = 12
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Samples that the attack broke, those of the largest proven radius first."""
+
+    index: Tensor  # [n]
+    images: Tensor  # [n, C, H, W]: within epsilon of the samples
+    predictions: Tensor  # [n]: what the net takes them for
+
+    def best(self, radii: Tensor) -> "Broken":
+        """The few that came nearest to being proven, by radii [N] of all samples."""
+        order = radii[self.index].argsort(descending=True, stable=True)[:EXAMPLES]
+        return Broken(self.index[order], self.images[order], self.predictions[order])
+
+    def __add__(self, other: "Broken") -> "Broken":
+        pairs = ((self.index, other.index), (self.images, other.images), (self.predictions, other.predictions))
+        return Broken(*(torch.cat(pair) for pair in pairs))
 
 
 @dataclass(frozen=True)
@@ -30,6 +50,7 @@ class AtEpsilon:
     by_margin: Tensor
     by_interval: Tensor
     survived: Tensor  # classified rightly, and still so after the attack
+    broken: Broken  # a few examples
     seconds: float
 
     def summary(self) -> dict[str, float]:
@@ -84,16 +105,22 @@ def evaluate(
                 torch.zeros_like(labels, dtype=torch.bool),
                 torch.zeros_like(labels, dtype=torch.bool),
             )
+            broken = Broken(labels[:0], images.pixels(slice(0, 0)), labels[:0])
             for part in parts:
                 pixels, truth = images.pixels(part), labels[part]
                 by_interval[part] = certified_by_interval(net, pixels, truth, epsilon)
                 right = margins[part] > 0
                 moved = pgd(net, pixels[right], truth[right], epsilon, steps=steps, generator=generator)
                 with torch.no_grad():
-                    survived[part] = right.masked_scatter(right, margin(net(moved), truth[right]) > 0)
+                    attacked = net(moved)
+                held = margin(attacked, truth[right]) > 0
+                survived[part] = right.masked_scatter(right, held)
+                index = right.nonzero().flatten()[~held] + part.start
+                found = Broken(index, moved[~held], _most_likely_other(attacked[~held], labels[index]))
+                broken = (broken + found).best(proven.radii)
                 advance(len(truth))
             seconds = time.perf_counter() - start
-            results.append(AtEpsilon(epsilon, proven.at(epsilon), by_interval, survived, seconds))
+            results.append(AtEpsilon(epsilon, proven.at(epsilon), by_interval, survived, broken, seconds))
     evaluation = Evaluation(logits, labels, margins, proven.radii, proven.real_radii, steps, tuple(results))
     _check_sandwich(evaluation)
     return evaluation
@@ -104,6 +131,11 @@ def _certify_all(net: LinfNet, images: ImageSet, parts: list[slice]) -> MarginCe
     found = [certify_by_margin(net, images.pixels(part), images.labels[part]) for part in parts or [slice(0, 0)]]
     names = ("logits", "labels", "radii", "real_radii")
     return MarginCertificate(**{name: torch.cat([getattr(part, name) for part in found]) for name in names})
+
+
+def _most_likely_other(logits: Tensor, labels: Tensor) -> Tensor:
+    """The class [n] of the largest logit but the label's."""
+    return logits.scatter(1, labels.unsqueeze(1), -torch.inf).argmax(1)
 
 
 def _check_sandwich(evaluation: Evaluation) -> None:
@@ -130,11 +162,13 @@ def result_key(what: str, epsilon: Fraction, *, limit: int | None = None, steps:
 
 def write_samples(evaluation: Evaluation, path: Path) -> None:
     """Write a CSV with a row for each sample: label, prediction, margin, radius, and what holds at each epsilon."""
-    header = ["index", "label", "prediction", "margin", "margin_radius", "real_margin_radius"]
+    header = ["index", "label", "prediction", "runner_up", "margin", "margin_radius", "real_margin_radius"]
+    first = evaluation.logits.argmax(1)
     columns: list[list[object]] = [
         list(range(len(evaluation.labels))),
         evaluation.labels.tolist(),
-        evaluation.logits.argmax(1).tolist(),
+        first.tolist(),
+        _most_likely_other(evaluation.logits, first).tolist(),
         [f"{value:.9g}" for value in evaluation.margins.tolist()],
         evaluation.radii.tolist(),  # in full: a rounded radius might be one that was not proven
         [f"{value:.9g}" for value in evaluation.real_radii.tolist()],
@@ -147,3 +181,13 @@ def write_samples(evaluation: Evaluation, path: Path) -> None:
         writer = csv.writer(file)
         writer.writerow(header)
         writer.writerows(zip(*columns, strict=True))
+
+
+def write_broken(evaluation: Evaluation, path: Path) -> None:
+    """Write the examples of broken samples as safetensors: `index@EPS`, `images@EPS` and `predictions@EPS`."""
+    tensors: dict[str, Tensor] = {}
+    for at in evaluation.at:
+        name = format_epsilon(at.epsilon)
+        parts = {"index": at.broken.index, "images": at.broken.images, "predictions": at.broken.predictions}
+        tensors |= {f"{part}@{name}": tensor for part, tensor in parts.items()}
+    write_tensors(path, tensors, {"linfnet": "broken-samples-1", "attack": f"pgd-{evaluation.steps}"})

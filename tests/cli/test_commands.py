@@ -38,6 +38,7 @@ def test_evaluate(run: Path, capsys: pytest.CaptureFixture[str]):
     with (run / "samples-digits-test-first-120-pgd-15-eps-8-255_0.1_0.02.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 120
+    assert all(row["runner_up"] != row["prediction"] for row in rows)
     for key, eps in zip(keys, ("8/255", "0.1", "0.02"), strict=True):
         entry = results[key]
         assert entry["certified_margin"] <= entry["certified_interval"] <= entry["pgd"] <= entry["clean"]

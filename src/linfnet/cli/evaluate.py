@@ -13,7 +13,7 @@ from linfnet.cli.console import console, results_table
 from linfnet.cli.train import pick_device
 from linfnet.data import ImageSet, load
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.evaluation import Evaluation, evaluate, result_key, write_samples
+from linfnet.evaluation import Evaluation, evaluate, result_key, write_broken, write_samples
 from linfnet.nn import LinfNet
 from linfnet.perturbation import format_epsilon, parse_epsilon
 from linfnet.recipes import Recipe
@@ -54,7 +54,9 @@ def store_evaluation(
     if samples and evaluation.at:
         name = result_key(what, evaluation.at[0].epsilon, limit=limit, steps=evaluation.steps).split(" eps=")[0]
         epsilons = "_".join(format_epsilon(at.epsilon).replace("/", "-") for at in evaluation.at)
-        write_samples(evaluation, folder / f"samples-{name}-eps-{epsilons}.csv")
+        stem = f"samples-{name}-eps-{epsilons}"
+        write_samples(evaluation, folder / f"{stem}.csv")
+        write_broken(evaluation, folder / f"{stem}.broken.safetensors")
 
 
 @dataclass(frozen=True)
