@@ -58,6 +58,10 @@ class AtEpsilon:
         shares = {"pgd": self.survived, "certified_margin": self.by_margin, "certified_interval": self.by_interval}
         return {name: flags.double().mean().item() for name, flags in shares.items()}
 
+    def violations(self) -> list[int]:
+        """The samples that are certified and yet did not survive; there must be none."""
+        return ((self.by_margin | self.by_interval) & ~self.survived).nonzero().flatten().tolist()
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -141,8 +145,7 @@ def _most_likely_other(logits: Tensor, labels: Tensor) -> Tensor:
 def _check_sandwich(evaluation: Evaluation) -> None:
     """A sample that is certified and yet broken is a bug: name it, never average it away."""
     for at in evaluation.at:
-        broken = ((at.by_margin | at.by_interval) & ~at.survived).nonzero().flatten().tolist()
-        if broken:
+        if broken := at.violations():
             raise LinfnetError(
                 f"samples {broken[:20]} are certified at eps = {format_epsilon(at.epsilon)} and yet broken by PGD: "
                 "this is a bug, please report it"

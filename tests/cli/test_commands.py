@@ -49,6 +49,10 @@ def test_evaluate(run: Path, capsys: pytest.CaptureFixture[str]):
             == sum(float(row["margin_radius"]) > (8 / 255 if "/" in eps else float(eps)) for row in rows) / 120
         )
     assert results[keys[0]]["clean"] > 0.3
+    assert results[keys[0]]["certified_and_broken"] == 0
+    card = (run / "README.md").read_text()
+    assert f"| train clean | {results['train']['clean']:.6g} |" in card
+    assert f"| {keys[1]} pgd | {results[keys[1]]['pgd']:.6g} |" in card
 
 
 def test_a_second_evaluation_keeps_the_first(run: Path):

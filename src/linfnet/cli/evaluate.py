@@ -14,6 +14,7 @@ from linfnet.cli.train import pick_device
 from linfnet.data import ImageSet, load
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.evaluation import Evaluation, evaluate, result_key, write_broken, write_samples
+from linfnet.export import write_card
 from linfnet.nn import LinfNet
 from linfnet.perturbation import format_epsilon, parse_epsilon
 from linfnet.recipes import Recipe
@@ -41,12 +42,16 @@ def load_for(net: LinfNet, model: Path, name: str, split: str) -> ImageSet:
 def store_evaluation(
     folder: Path, evaluation: Evaluation, what: str, *, limit: int | None = None, samples: bool = True
 ) -> None:
-    """Add to results.json under a key of its own for each epsilon, and write the samples beside it."""
+    """Add to results.json under a key of its own for each epsilon, and write the samples beside it.
+
+    A run's model card tells the new results, too; elsewhere README.md may be the user's own.
+    """
     for at in evaluation.at:
         entry = {
             "samples": len(evaluation.labels),
             "clean": evaluation.clean,
             **at.summary(),
+            "certified_and_broken": len(at.violations()),
             "pgd_steps": evaluation.steps,
             "seconds": round(at.seconds, 2),
         }
@@ -57,6 +62,8 @@ def store_evaluation(
         stem = f"samples-{name}-eps-{epsilons}"
         write_samples(evaluation, folder / f"{stem}.csv")
         write_broken(evaluation, folder / f"{stem}.broken.safetensors")
+    if (folder / "recipe.toml").is_file():
+        write_card(folder)
 
 
 @dataclass(frozen=True)

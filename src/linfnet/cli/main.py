@@ -19,6 +19,7 @@ from linfnet.cli.evaluate import Evaluate
 from linfnet.cli.export import Export
 from linfnet.cli.lipschitz import Lipschitz
 from linfnet.cli.predict import Predict
+from linfnet.cli.record import Plot, Record
 from linfnet.cli.reproduce import Reproduce
 from linfnet.cli.theory import Construct, Separate
 from linfnet.cli.train import Recipes, Train
@@ -49,7 +50,9 @@ Command = OmitSubcommandPrefixes[
     | Annotated[Attack, subcommand("attack")]
     | Annotated[Predict, subcommand("predict")]
     | Annotated[Export, subcommand("export")]
+    | Annotated[Plot, subcommand("plot")]
     | Annotated[Reproduce, subcommand("reproduce")]
+    | Annotated[Record, subcommand("record")]
     | Annotated[Recipes, subcommand("recipes")]
     | Annotated[Data, subcommand("data")]
     | Annotated[Separate, subcommand("separation")]

@@ -11,6 +11,7 @@ from linfnet.evaluation import result_key
 from linfnet.files import read_json
 from linfnet.recipes import Recipe
 from linfnet.reproduce.outcome import Outcome, RunOutcome
+from linfnet.reproduce.record import hardware_of
 from linfnet.reproduce.study import Cell, Study
 from linfnet.train import RunFolder, StoppedError, read_results
 
@@ -143,7 +144,7 @@ def gather(run: PlannedRun, options: Options) -> RunOutcome:
         **{name: measured[name] for name in ("clean", "pgd", "certified_margin", "certified_interval")},
         seconds=trained["seconds"],
         epochs=trained["epochs"],
-        hardware=environment["cpu"] if trained["device"] == "cpu" else environment["gpu"],
+        hardware=hardware_of(environment, trained),
         commit=environment["commit"],
         folder=str(run.path),
     )

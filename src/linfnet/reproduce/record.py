@@ -1,0 +1,83 @@
+"""A finished run as a record: one JSON file with all figures and their circumstances, and the event log, compressed."""
+
+import gzip
+import itertools
+from pathlib import Path
+from typing import Any
+
+from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.files import read_json, replacing, write_json
+from linfnet.recipes import Recipe, recipe_to_toml
+from linfnet.reproduce.curve import beside_authors
+from linfnet.train import RunFolder, read_results
+
+
+def hardware_of(environment: dict[str, Any], trained: dict[str, Any]) -> str:
+    """The name of what a run was trained on: its env.json and the `train` entry of its results say it together."""
+    return environment["cpu"] if trained.get("device") == "cpu" or not environment["gpu"] else environment["gpu"]
+
+
+def seconds_per_epoch(recipe: Recipe, events: list[dict[str, Any]]) -> dict[str, float]:
+    """Mean seconds of an epoch in each phase of the schedule, from the times that the epochs ended at."""
+    ends = {event["epoch"]: float(event["seconds"]) for event in events if event["event"] == "epoch"}
+    ends[0] = 0.0
+    borders = [0, *itertools.accumulate(recipe.schedule.epochs)]
+    phases = zip(("p_start", "rise", "infinite"), itertools.pairwise(borders), strict=True)
+    return {
+        name: round((ends[last] - ends[first]) / (last - first), 3)
+        for name, (first, last) in phases
+        if last > first and first in ends and last in ends
+    }
+
+
+def make_record(path: Path, what: str, events_file: str, commit: str | None = None) -> dict[str, Any]:
+    """All that a record says of the finished run in a folder.
+
+    Args:
+        path: the run folder.
+        what: a sentence about the run; by default its recipe's title.
+        events_file: the name of the file with the event log, beside the record.
+        commit: of the source, for a run that was not started from a git checkout.
+    """
+    folder = RunFolder.open(path)
+    if not folder.finished:
+        raise LinfnetError(f"{path} has not finished; go on with: linfnet train --resume {path}")
+    environment, results, events = read_json(path / "env.json"), read_results(path), folder.events()
+    if commit is not None:
+        if environment["commit"] not in (None, commit):
+            raise ArgumentError(f"--commit is {commit!r}, but env.json of the run says {environment['commit']!r}")
+        environment |= {"commit": commit, "commit_given_by_hand": True}
+    trained, recipe = results["train"], folder.recipe
+    seeds = {"seed": recipe.run.seed, "epochs": list(recipe.schedule.epochs)}
+    cost = {
+        "hardware": hardware_of(environment, trained),
+        "seconds": trained["seconds"],
+        "seconds_per_epoch": seconds_per_epoch(recipe, events),
+    }
+    beside = beside_authors(recipe, events)
+    return {
+        "what": what or recipe.title,
+        **seeds,
+        **cost,
+        "environment": environment,
+        "recipe": recipe_to_toml(recipe),
+        "results": results,
+        **({"beside_the_authors_curve": beside} if beside else {}),
+        "events": events_file,
+    }
+
+
+def write_record(path: Path, out: Path, *, what: str = "", commit: str | None = None, replace: bool = False) -> Path:
+    """Write `NAME.json` and `NAME.events.jsonl.gz`; the path of the latter."""
+    if out.suffix != ".json":
+        raise ArgumentError(f"--out is {str(out)!r}; wanted a file that ends in .json")
+    if out.exists() and not replace:
+        raise ArgumentError(f"{out} exists; give --replace to write it anew")
+    log = out.with_name(f"{out.stem}.events.jsonl.gz")
+    record = make_record(path, what, log.name, commit)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(log) as temporary:
+        # No time and no name inside: the same log gives the same file.
+        temporary.write_bytes(gzip.compress((path / "events.jsonl").read_bytes(), mtime=0))
+    write_json(out, record)
+    return log
