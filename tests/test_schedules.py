@@ -63,6 +63,28 @@ def test_pure_functions():
     assert cosine_learning_rate(1.0, peak=0.03) == pytest.approx(0.0)
 
 
+@pytest.mark.parametrize(
+    ("epoch", "p", "lr", "started"),
+    [
+        (0, 8.0, 0.02, 0.0),
+        (50, 8.0, 0.02, 0.5),
+        (100, 8.0, 0.02, 1.0),
+        (425, 89.4427191, 0.0111196447610, 1.0),
+        (450, 107.694959831, 0.01, 1.0),
+        (750, math.inf, 0.000250720878182, 1.0),
+        (775, math.inf, 6.28779010676e-5, 1.0),
+    ],
+)
+def test_the_schedule_of_2021(epoch: float, p: float, lr: float, started: float):
+    values = step_values(load_recipe("cifar10-8-2021"), round(epoch * STEPS), STEPS)
+    assert (values.p, values.lr, values.started) == (pytest.approx(p), pytest.approx(lr), started)
+    assert values.mixing == 0.0
+
+
+def test_a_first_phase_of_no_epochs_has_started():
+    assert Phases(0, 2, 3).start_progress(0.0) == 1.0
+
+
 def test_a_schedule_without_a_rise_jumps_to_infinity():
     phases = Phases(2, 0, 3)
     assert [phases.relaxation_progress(epoch) for epoch in (0, 1.99, 2, 4)] == [0.0, 0.0, 1.0, 1.0]

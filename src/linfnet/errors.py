@@ -1,4 +1,10 @@
-"""The one exception that a user's mistake turns into: the command line prints it as one line and exits with 2."""
+"""The one exception that a user's mistake turns into, and the words of common ones.
+
+The command line prints it as one line and exits with 2.
+"""
+
+import difflib
+from collections.abc import Iterable
 
 
 class LinfnetError(Exception):
@@ -7,3 +13,18 @@ class LinfnetError(Exception):
 
 class ArgumentError(LinfnetError, ValueError):
     """An argument is out of its range; the message names it, what it got and what it wanted."""
+
+
+def at_least(name: str, value: float, least: float, *, strictly: bool = False, most: float = 2**31) -> None:
+    """Raise unless least <= value <= most; `strictly` leaves out the least."""
+    if not (value > least if strictly else value >= least):
+        bound = "above" if strictly else "of at least"
+        raise ArgumentError(f"{name} is {value}; wanted a number {bound} {least}")
+    if value > most:
+        raise ArgumentError(f"{name} is too large; wanted a number of at most {most}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint at the known word that somebody may have meant, or nothing."""
+    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {match[0]!r}?" if match else ""

@@ -1,7 +1,7 @@
 """p, the mixing coefficient and the learning rate as functions of progress, step by step.
 
 Training has three phases of e1, e2 and e3 epochs: p stays at its start; p rises exponentially while the mixing
-coefficient falls; p is infinite. The learning rate follows one cosine over all of them.
+coefficient falls; p is infinite. The learning rate follows one cosine over all of them, or over all but the first.
 """
 
 import math
@@ -33,6 +33,10 @@ class Phases:
         """Epochs of all phases."""
         return self.start + self.rise + self.infinite
 
+    def start_progress(self, epoch: float) -> float:
+        """How far the first phase has come at a (fractional) epoch: 1 from its end on."""
+        return min(epoch / self.start, 1.0) if self.start else 1.0
+
     def relaxation_progress(self, epoch: float) -> float:
         """How far the rise of p has come at a (fractional) epoch: 0 before it, 1 from its end on."""
         if self.rise == 0:
@@ -62,10 +66,14 @@ def mixing_coefficient(progress: float, *, start: float, end: float) -> float:
     return start * (end / start) ** progress if start else 0.0
 
 
-def cosine_learning_rate(progress: float, *, peak: float) -> float:
+def cosine_learning_rate(progress: float, *, peak: float, held: float = 0.0) -> float:
     """The learning rate at a progress through the whole run: from `peak` to 0 along half a cosine, no warm-up.
+
+    For a `held` part of the run it stays at the peak, and the cosine spans the rest.
 
     >>> cosine_learning_rate(0.0, peak=0.03), round(cosine_learning_rate(0.5, peak=0.03), 12)
     (0.03, 0.015)
     """
-    return 0.5 * peak * (1 + math.cos(math.pi * progress))
+    if progress <= held:
+        return peak
+    return 0.5 * peak * (1 + math.cos(math.pi * (progress - held) / (1 - held)))

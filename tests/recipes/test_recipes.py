@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from linfnet.errors import LinfnetError
+from linfnet.losses import Hinge, Mixture
 from linfnet.recipes import Recipe, load_recipe, recipe_from_toml, recipe_names, recipe_to_toml
 
 PUBLISHED = {
@@ -34,9 +35,8 @@ def test_published_hyper_parameters(name: str):
     assert (recipe.data.name, recipe.data.pad, recipe.data.flip, recipe.data.limit) == (data, pad, flip, 0)
     assert (recipe.model.depth, recipe.model.width) == (layers, 5120)
     assert recipe.evaluation.eps == (Fraction(eps),)
-    assert recipe.loss.theta == Fraction(theta)
-    assert (recipe.loss.mixing_start, recipe.loss.mixing_end) == (first, last)
-    assert recipe.loss.mixing_zero_at_infinity is False
+    loss = Mixture(theta=Fraction(theta), mixing_start=first, mixing_end=last, mixing_zero_at_infinity=False)
+    assert recipe.loss == loss
     assert recipe.schedule.epochs == epochs
     assert recipe.schedule.phases().total == total
     assert (recipe.schedule.p_start, recipe.schedule.p_end) == (8.0, 1000.0)
@@ -46,8 +46,43 @@ def test_published_hyper_parameters(name: str):
     assert (recipe.reported.clean, recipe.reported.pgd, recipe.reported.certified) == REPORTED[name]
 
 
-def test_the_recipes_are_the_published_rows_and_the_demonstration():
-    assert set(recipe_names()) == {*PUBLISHED, "digits"}
+PUBLISHED_2021 = {
+    # name: data, layers, eps, theta, epochs, padding, flip, clean, PGD-20, certified
+    "mnist-0.1-2021": ("mnist", 5, "0.1", "0.8", (50, 300, 50), 1, False, 98.66, 97.79, 97.70),
+    "mnist-0.3-2021": ("mnist", 5, "0.3", "0.9", (50, 300, 50), 1, False, 98.54, 94.71, 92.64),
+    "cifar10-2-2021": ("cifar10", 6, "2/255", "32/255", (100, 650, 50), 4, True, 60.33, 51.45, 50.94),
+    "cifar10-8-2021": ("cifar10", 6, "8/255", "80/255", (100, 650, 50), 4, True, 56.80, 37.46, 33.30),
+    "cifar10-16-2021": ("cifar10", 6, "16/255", "128/255", (100, 650, 50), 4, True, 55.05, 26.02, 19.28),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED_2021)
+def test_the_training_of_2021(name: str):
+    recipe = load_recipe(name)
+    data, layers, eps, theta, epochs, pad, flip, *reported = PUBLISHED_2021[name]
+    assert (recipe.data.name, recipe.data.pad, recipe.data.flip, recipe.data.limit) == (data, pad, flip, 0)
+    assert (recipe.model.depth, recipe.model.width) == (layers, 5120)
+    assert (recipe.evaluation.eps, recipe.evaluation.pgd_steps) == ((Fraction(eps),), 20)
+    assert recipe.loss == Hinge(theta=Fraction(theta), max_share=0.75, warmup=False)
+    assert recipe.loss.learns_scale is False
+    assert (recipe.schedule.epochs, recipe.schedule.hold_lr) == (epochs, True)
+    assert (recipe.schedule.p_start, recipe.schedule.p_end) == (8.0, 1000.0)
+    optimizer = recipe.optimizer
+    assert (optimizer.beta1, optimizer.beta2, optimizer.eps) == (0.9, 0.99, 1e-10)
+    assert (optimizer.lr, optimizer.weight_decay, optimizer.batch) == (0.02, 5e-3, 512)
+    assert [recipe.reported.clean, recipe.reported.pgd, recipe.reported.certified] == reported
+
+
+def test_the_recipes_of_the_paper_use_none_of_the_tricks_of_2021():
+    for name in PUBLISHED:
+        recipe = load_recipe(name)
+        assert isinstance(recipe.loss, Mixture)
+        assert (recipe.optimizer.weight_decay, recipe.schedule.hold_lr) == (0.0, False)
+        assert recipe.evaluation.pgd_steps == 100
+
+
+def test_every_published_row_and_the_demonstration_have_a_recipe():
+    assert {*PUBLISHED, *PUBLISHED_2021, "digits"} <= set(recipe_names())
 
 
 def flat(text: str) -> dict[str, object]:
@@ -58,7 +93,8 @@ def flat(text: str) -> dict[str, object]:
 @pytest.mark.parametrize("name", recipe_names())
 def test_recipes_name_only_what_differs(name: str):
     given = flat((resources.files("linfnet.recipes") / f"{name}.toml").read_text())
-    defaults = flat(recipe_to_toml(Recipe()))
+    objective = type(load_recipe(name).loss)
+    defaults = flat(recipe_to_toml(Recipe(loss=objective()))) | {"loss.name": "mixture"}
     assert [key for key, value in given.items() if defaults[key] == value] == []
 
 
@@ -84,6 +120,18 @@ def test_changes():
     assert recipe_from_toml(recipe_to_toml(recipe), "copy", "digits") == recipe
 
 
+def test_another_objective_by_a_change_keeps_what_it_knows_of_the_file():
+    recipe = load_recipe("mnist-0.1", ["max_share=0.5", "loss.name=hinge"])
+    assert recipe.loss == Hinge(theta=Fraction(3, 5), max_share=0.5)
+    assert recipe_from_toml(recipe_to_toml(recipe), "copy", "mnist-0.1") == recipe
+    back = load_recipe("mnist-0.1-2021", ["loss.name=mixture", "mixing_end=0.1"])
+    assert back.loss == Mixture(theta=Fraction(4, 5), mixing_end=0.1)
+
+
+def test_a_recipe_without_a_named_objective_has_the_papers():
+    assert recipe_from_toml("[loss]\nmixing_start = 0.2", "text", "old").loss == Mixture(mixing_start=0.2)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -106,6 +154,10 @@ def test_changes():
         ("flip=1", "data.flip is 1; wanted true or false"),
         ("evaluation.eps=[]", "evaluation.eps"),
         ("evaluation.eps=2", "evaluation.eps"),
+        ("loss.name=hinj", "loss.name is 'hinj'; wanted one of cross_entropy, hinge, .*; did you mean 'hinge'"),
+        ("max_share=1", "unknown key 'max_share'"),
+        ("weight_decay=-1", "optimizer.weight_decay is -1.0"),
+        ("pgd_steps=0", "evaluation.pgd_steps is 0"),
         ("width", "wanted key=value"),
         ("=3", "wanted key=value"),
     ],

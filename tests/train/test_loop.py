@@ -147,6 +147,20 @@ def test_adam_has_the_papers_constants_and_a_group_for_the_scale(new_trainer: Ca
         assert group["weight_decay"] == 0
 
 
+@pytest.mark.parametrize("name", ["hinge", "cross_entropy", "thresholded_cross_entropy", "mixture"])
+def test_every_objective_trains_stops_and_resumes(new_trainer: Callable[..., Trainer], watcher, name: str):
+    changes = ("limit=0", "pad=0", "epochs=[2, 2, 1]", "weight_decay=5e-3", "hold_lr=true", f"loss.name={name}")
+    trainer = new_trainer(name, *changes)
+    trainer.run(watcher)
+    losses = [event["loss"] for event in watcher.events if event["event"] == "epoch"]
+    assert losses[1] < losses[0]
+    assert (trainer.net.scale.item() == 1.0) is (not trainer.recipe.loss.learns_scale)
+    (trainer.folder.path / "results.json").unlink()
+    resumed = Trainer(trainer.folder, trainer.images, trainer.test, torch.device("cpu"))
+    assert resumed.resume() == []
+    assert all(torch.equal(a, b) for a, b in zip(trainer.net.parameters(), resumed.net.parameters(), strict=True))
+
+
 def test_a_diverging_loss_stops_the_run_and_keeps_the_last_checkpoint(new_trainer: Callable[..., Trainer], watcher):
     trainer = new_trainer()
 

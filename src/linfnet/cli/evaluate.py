@@ -78,8 +78,8 @@ class Evaluate:
     """Which images."""
     limit: int | None = None
     """Only the first so many images."""
-    steps: int = 100
-    """Steps of the PGD attack."""
+    steps: int | None = None
+    """Steps of the PGD attack; by default those of the run's recipe, or 100."""
     data: str | None = None
     """Another data set than the run's own."""
     device: str = "auto"
@@ -102,7 +102,8 @@ class Evaluate:
             raise LinfnetError(f"{self.model} may not be written: the results would have no place")
         net = LinfNet.load(self.model, device=device)
         images = load_for(net, self.model, name, self.split).first(self.limit).to(device)
-        evaluation = evaluate_with_progress(net, images, epsilons, self.steps)
+        steps = self.steps or (recipe.evaluation.pgd_steps if recipe else 100)
+        evaluation = evaluate_with_progress(net, images, epsilons, steps)
         store_evaluation(self.model, evaluation, f"{name}-{self.split}", limit=self.limit)
         console.print(results_table(f"{len(images)} {self.split} images of {name}", [(self.model.name, evaluation)]))
         console.print(f"results: {self.model / 'results.json'}")

@@ -1,6 +1,7 @@
 """Modules: distance layers, mean shift, normalisation, and the nets built from them."""
 
 from linfnet.nn.conv import LpDistanceConv2d as LpDistanceConv2d
+from linfnet.nn.distance import DistanceModule as DistanceModule
 from linfnet.nn.distance import LpDistance as LpDistance
 from linfnet.nn.mean_shift import MeanShift as MeanShift
 from linfnet.nn.means import means_at_infinity as means_at_infinity

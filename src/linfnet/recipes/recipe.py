@@ -3,17 +3,10 @@
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from linfnet.errors import ArgumentError
+from linfnet.errors import ArgumentError, at_least
+from linfnet.losses import Mixture, Objective
 from linfnet.ops import check_p
 from linfnet.schedules import Phases
-
-
-def _at_least(section: str, key: str, value: float, least: float, *, strictly: bool = False, most: int = 2**31) -> None:
-    if not (value > least if strictly else value >= least):
-        bound = "above" if strictly else "of at least"
-        raise ArgumentError(f"{section}.{key} is {value}; wanted a number {bound} {least}")
-    if value > most:
-        raise ArgumentError(f"{section}.{key} is too large; wanted a number of at most {most}")
 
 
 @dataclass(frozen=True)
@@ -26,8 +19,8 @@ class Data:
     limit: int = 0  # train on the first so many images only; 0: all
 
     def __post_init__(self) -> None:
-        _at_least("data", "pad", self.pad, 0, most=1000)
-        _at_least("data", "limit", self.limit, 0)
+        at_least("data.pad", self.pad, 0, most=1000)
+        at_least("data.limit", self.limit, 0)
 
 
 @dataclass(frozen=True)
@@ -38,24 +31,8 @@ class Model:
     width: int = 5120
 
     def __post_init__(self) -> None:
-        _at_least("model", "depth", self.depth, 1, most=1000)
-        _at_least("model", "width", self.width, 1, most=1_000_000)
-
-
-@dataclass(frozen=True)
-class Loss:
-    """The mixture of scaled cross-entropy and clipped hinge; theta in pixel units."""
-
-    theta: Fraction = Fraction(48, 255)
-    mixing_start: float = 0.1
-    mixing_end: float = 5e-4
-    # The paper's text drops the cross-entropy in the last phase; its published numbers kept it at mixing_end.
-    mixing_zero_at_infinity: bool = False
-
-    def __post_init__(self) -> None:
-        _at_least("loss", "theta", float(self.theta), 0, strictly=True)
-        _at_least("loss", "mixing_start", self.mixing_start, 0)
-        _at_least("loss", "mixing_end", self.mixing_end, 0)
+        at_least("model.depth", self.depth, 1, most=1000)
+        at_least("model.width", self.width, 1, most=1_000_000)
 
 
 @dataclass(frozen=True)
@@ -67,6 +44,8 @@ class Schedule:
     p_end: float = 1000.0
     # Round p to the nearest exponent that kernels raise to by multiplication: several times faster where p is small.
     snap_p: bool = False
+    # Keep the learning rate at its peak through the first phase, as in 2021; else one cosine spans all phases.
+    hold_lr: bool = False
 
     def __post_init__(self) -> None:
         self.phases()
@@ -82,7 +61,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Adam; the temperature s learns at a fifth of the rate."""
+    """Adam; the temperature s learns at a fifth of the rate. The weight decay is that of 2021, aware of p."""
 
     lr: float = 0.03
     scale_lr_factor: float = 0.2
@@ -90,12 +69,14 @@ class Optimizer:
     beta2: float = 0.99
     eps: float = 1e-10
     batch: int = 512
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        _at_least("optimizer", "lr", self.lr, 0, strictly=True)
-        _at_least("optimizer", "scale_lr_factor", self.scale_lr_factor, 0)
-        _at_least("optimizer", "eps", self.eps, 0)
-        _at_least("optimizer", "batch", self.batch, 1)
+        at_least("optimizer.lr", self.lr, 0, strictly=True)
+        at_least("optimizer.scale_lr_factor", self.scale_lr_factor, 0)
+        at_least("optimizer.eps", self.eps, 0)
+        at_least("optimizer.batch", self.batch, 1)
+        at_least("optimizer.weight_decay", self.weight_decay, 0)
         for key, value in (("beta1", self.beta1), ("beta2", self.beta2)):
             if not 0 <= value < 1:
                 raise ArgumentError(f"optimizer.{key} is {value}; wanted a number from 0 to below 1")
@@ -113,17 +94,19 @@ class Run:
 
     def __post_init__(self) -> None:
         for key, least in (("seed", 0), ("test_every", 0), ("checkpoint_every", 0), ("keep_checkpoints", 1)):
-            _at_least("run", key, getattr(self, key), least)
-        _at_least("run", "checkpoint_minutes", self.checkpoint_minutes, 0)
+            at_least(f"run.{key}", getattr(self, key), least)
+        at_least("run.checkpoint_minutes", self.checkpoint_minutes, 0)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The perturbations the recipe is made for."""
+    """The perturbations the recipe is made for, and the steps of the attack."""
 
     eps: tuple[Fraction, ...] = (Fraction(8, 255),)
+    pgd_steps: int = 100
 
     def __post_init__(self) -> None:
+        at_least("evaluation.pgd_steps", self.pgd_steps, 1)
         if not self.eps or not all(0 <= eps <= 1 for eps in self.eps):
             raise ArgumentError(f"evaluation.eps is {[str(e) for e in self.eps]}; wanted one or more numbers in [0, 1]")
 
@@ -147,7 +130,7 @@ class Recipe:
     title: str = ""
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
-    loss: Loss = field(default_factory=Loss)
+    loss: Objective = field(default_factory=Mixture)
     schedule: Schedule = field(default_factory=Schedule)
     optimizer: Optimizer = field(default_factory=Optimizer)
     run: Run = field(default_factory=Run)

@@ -1,7 +1,6 @@
 """Recipes as TOML: read with types and ranges checked, changed by `key=value`, written back whole."""
 
 import dataclasses
-import difflib
 import json
 import math
 import tomllib
@@ -11,7 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
-from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.errors import ArgumentError, LinfnetError, nearest
+from linfnet.losses import Mixture, Objective, find_objective
 from linfnet.perturbation import format_epsilon, parse_rational
 from linfnet.recipes.recipe import Recipe
 
@@ -39,7 +39,7 @@ def load_recipe(source: str | Path, changes: Iterable[str] = ()) -> Recipe:
         except (OSError, UnicodeDecodeError) as error:
             raise LinfnetError(f"recipe file {path} cannot be read: {error}") from None
     else:
-        raise LinfnetError(f"unknown recipe {name!r}{_nearest(name, recipe_names())} (`linfnet recipes` lists them)")
+        raise LinfnetError(f"unknown recipe {name!r}{nearest(name, recipe_names())} (`linfnet recipes` lists them)")
     return recipe_from_toml(text, where, name, changes)
 
 
@@ -55,13 +55,19 @@ def recipe_from_toml(text: str, where: str, name: str, changes: Iterable[str] = 
             flat |= {f"{key}.{inner}": v for inner, v in cast(dict[str, Any], value).items()}
         else:
             flat[key] = value
+    known = _types(find_objective(flat.get("loss.name", Mixture.name)))
     for key in flat:
-        if key not in _types():
-            raise LinfnetError(f"{where} has an unknown key {key!r}{_nearest(key, _types())}")
+        if key not in known:
+            raise LinfnetError(f"{where} has an unknown key {key!r}{nearest(key, known)}")
+    changes = list(changes)
     for change in changes:
-        key, value = _parse_change(change)
-        flat[key] = value
-    return _build({key: _coerce(key, value, _types()[key]) for key, value in flat.items()})
+        if change.partition("=")[0].strip() == "loss.name":
+            # Another objective has other keys: those of the file that it does not know go with the old one.
+            flat["loss.name"] = _parse_change(change, known)[1]
+            known = _types(find_objective(flat["loss.name"]))
+            flat = {key: value for key, value in flat.items() if key in known}
+    flat |= dict(_parse_change(change, known) for change in changes)
+    return _build({key: _coerce(key, value, known[key]) for key, value in flat.items()})
 
 
 def recipe_to_toml(recipe: Recipe) -> str:
@@ -70,37 +76,38 @@ def recipe_to_toml(recipe: Recipe) -> str:
     for section in dataclasses.fields(recipe)[2:]:
         lines += ["", f"[{section.name}]"]
         values: Any = getattr(recipe, section.name)
+        lines += [f"name = {_literal(values.name)}"] if isinstance(values, Objective) else []
         lines += [f"{f.name} = {_literal(getattr(values, f.name))}" for f in dataclasses.fields(values)]
     return "\n".join(lines) + "\n"
 
 
-def _types() -> dict[str, Any]:
-    """Every key, dotted, with its type."""
-    hints: dict[str, Any] = {"name": str, "title": str}
+def _section(name: str, loss: type[Objective]) -> type:
+    """The class of a section; that of the loss is chosen by its name."""
+    return loss if name == "loss" else cast(type, get_type_hints(Recipe)[name])
+
+
+def _types(loss: type[Objective]) -> dict[str, Any]:
+    """Every key, dotted, with its type, for recipes with that objective."""
+    types: dict[str, Any] = {"name": str, "title": str, "loss.name": str}
     for section in dataclasses.fields(Recipe)[2:]:
-        kind = cast(type, get_type_hints(Recipe)[section.name])
-        hints |= {f"{section.name}.{key}": hint for key, hint in get_type_hints(kind).items()}
-    return hints
+        kind = _section(section.name, loss)
+        hints = get_type_hints(kind)
+        types |= {f"{section.name}.{field.name}": hints[field.name] for field in dataclasses.fields(kind)}
+    return types
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
-    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {match[0]!r}?" if match else ""
-
-
-def _parse_change(change: str) -> tuple[str, Any]:
+def _parse_change(change: str, known: Mapping[str, Any]) -> tuple[str, Any]:
     key, equals, text = change.partition("=")
     key, text = key.strip(), text.strip()
     if not equals or not key:
         raise ArgumentError(f"--set got {change!r}; wanted key=value")
-    known = _types()
     if key not in known:
         full = [name for name in known if name.split(".")[-1] == key]
         if len(full) > 1:
             raise ArgumentError(f"key {key!r} is not clear; wanted one of {', '.join(full)}")
         if not full:
             leaves = {name.split(".")[-1]: name for name in known}
-            hint = _nearest(key, known) or _nearest(key, leaves)
+            hint = nearest(key, known) or nearest(key, leaves)
             raise ArgumentError(f"unknown key {key!r}{hint}")
         key = full[0]
     try:
@@ -131,10 +138,13 @@ def _coerce(key: str, value: Any, kind: Any) -> Any:
 
 def _build(flat: Mapping[str, Any]) -> Recipe:
     sections: dict[str, Any] = {key: value for key, value in flat.items() if "." not in key}
+    loss = find_objective(flat.get("loss.name", Mixture.name))
     for section in dataclasses.fields(Recipe)[2:]:
-        kind = cast(type, get_type_hints(Recipe)[section.name])
         prefix = f"{section.name}."
-        sections[section.name] = kind(**{k.removeprefix(prefix): v for k, v in flat.items() if k.startswith(prefix)})
+        given = {key.removeprefix(prefix): value for key, value in flat.items() if key.startswith(prefix)}
+        if section.name == "loss":
+            given.pop("name", None)
+        sections[section.name] = _section(section.name, loss)(**given)
     return Recipe(**sections)
 
 

@@ -74,7 +74,7 @@ def load_checkpoint(
             if key != "step" and tensor.shape != parameter.shape:
                 raise LinfnetError(f"{path}: {prefix}{key} has shape {tuple(tensor.shape)}: it belongs to another net")
             state[key] = tensor.to(parameter.device)
-        if not state:
+        if not state and parameter.requires_grad:
             raise LinfnetError(f"{path} lacks parts of a checkpoint: the optimizer's state of {name}")
         moments[parameter] = state
     if metadata.get("recipe") != recipe_digest:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from linfnet.data import EpochPlan, ImageSet, augment, plan_epoch, to_pixels
 from linfnet.errors import LinfnetError
-from linfnet.losses import mixture
 from linfnet.nn import means_at_infinity, reestimate_means
 from linfnet.recipes import recipe_to_toml
 from linfnet.train.checkpoint import Progress, load_newest, save_checkpoint
+from linfnet.train.decay import decay_weights
 from linfnet.train.folder import RunFolder, add_result
 from linfnet.train.signals import StopRequest, stop_on_signals
 from linfnet.train.steps import (
@@ -142,9 +142,10 @@ class Trainer:
         self.optimizer.param_groups[0]["lr"] = values.lr
         self.optimizer.param_groups[1]["lr"] = values.lr * self.recipe.optimizer.scale_lr_factor
         logits = self.net(pixels)
-        loss = mixture(logits, labels, threshold=self.threshold, mixing=values.mixing, scale=self.net.scale)
+        loss = self.recipe.loss(logits, labels, values.moment(self.net))
         self.optimizer.zero_grad()
         loss.backward()
+        decay_weights(self.net, values.lr * self.recipe.optimizer.weight_decay)
         self.optimizer.step()
         record_step(self.record, row, loss.detach(), logits.detach(), labels, self.threshold)
         return values

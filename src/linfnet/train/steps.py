@@ -8,35 +8,41 @@ from torch import Tensor
 
 from linfnet.data import SetInfo
 from linfnet.errors import LinfnetError
-from linfnet.losses import margin_shares
+from linfnet.losses import Moment, margin_shares
 from linfnet.nn import LinfNet
 from linfnet.ops import snapped_p
 from linfnet.recipes import Recipe
-from linfnet.schedules import cosine_learning_rate, mixing_coefficient, relaxation_p
+from linfnet.schedules import cosine_learning_rate, relaxation_p
 
 
 @dataclass(frozen=True)
 class StepValues:
-    """p, the mixing coefficient lambda and the learning rate of one step."""
+    """p, the mixing coefficient lambda and the learning rate of one step, and the progress of the first two phases."""
 
     p: float
     mixing: float
     lr: float
+    started: float
+    relaxed: float
+
+    def moment(self, net: LinfNet) -> Moment:
+        """What the objective may look at."""
+        return Moment(self.started, self.relaxed, net.scale, net.lipschitz)
 
 
 def step_values(recipe: Recipe, step: int, steps_per_epoch: int) -> StepValues:
     """The values of a step (counted from 0), a pure function of the recipe."""
-    schedule, loss = recipe.schedule, recipe.loss
+    schedule = recipe.schedule
     phases = schedule.phases()
     relaxed = phases.relaxation_progress(step / steps_per_epoch)
-    mixing = mixing_coefficient(relaxed, start=loss.mixing_start, end=loss.mixing_end)
-    if relaxed >= 1 and loss.mixing_zero_at_infinity:
-        mixing = 0.0
     p = relaxation_p(relaxed, start=schedule.p_start, end=schedule.p_end)
+    held = phases.start / phases.total if schedule.hold_lr else 0.0
     return StepValues(
         p=snapped_p(p) if schedule.snap_p else p,
-        mixing=mixing,
-        lr=cosine_learning_rate(step / (phases.total * steps_per_epoch), peak=recipe.optimizer.lr),
+        mixing=recipe.loss.mixing(relaxed),
+        lr=cosine_learning_rate(step / (phases.total * steps_per_epoch), peak=recipe.optimizer.lr, held=held),
+        started=phases.start_progress(step / steps_per_epoch),
+        relaxed=relaxed,
     )
 
 
@@ -55,6 +61,7 @@ def build_net(recipe: Recipe, info: SetInfo) -> LinfNet:
 def build_optimizer(recipe: Recipe, net: LinfNet) -> torch.optim.Adam:
     """Adam with two groups: the weights, and the temperature s at a fraction of their rate."""
     settings = recipe.optimizer
+    net.scale.requires_grad_(recipe.loss.learns_scale)
     weights = [parameter for name, parameter in net.named_parameters() if name != "scale"]
     groups = [
         {"params": weights, "lr": settings.lr},

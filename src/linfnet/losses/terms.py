@@ -1,4 +1,4 @@
-"""The objectives of the paper as pure functions of logits [B, K] and labels [B].
+"""What objectives are made of: pure functions of logits [B, K] and labels [B].
 
 Thresholds are in the units of the logits: a threshold of theta in pixels is `theta * net.lipschitz` here.
 """
@@ -24,13 +24,29 @@ def scaled_cross_entropy(logits: Tensor, labels: Tensor, scale: Tensor | float =
     return F.cross_entropy(scale * logits, labels)
 
 
-def hinge(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
-    """mean of max(1 - margin / threshold, 0).
+def thresholded(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
+    """The logits with that of the true class lowered by the threshold.
 
-    >>> hinge(torch.tensor([[1.0, 0.0]]), torch.tensor([1]), 2.0)
-    tensor(1.5000)
+    >>> thresholded(torch.tensor([[3.0, 1.0]]), torch.tensor([0]), 2.0)
+    tensor([[1., 1.]])
     """
-    return (1 - margin(logits, labels) / threshold).clamp(min=0).mean()
+    lowered = torch.full_like(labels, -threshold, dtype=logits.dtype).unsqueeze(1)
+    return logits.scatter_add(1, labels.unsqueeze(1), lowered)
+
+
+def hinge(logits: Tensor, labels: Tensor, threshold: float, *, max_share: float = 1.0, warmth: float = 1.0) -> Tensor:
+    """mean of max(1 - margin / threshold, 0), or with a share of it on the mean over all classes instead of the worst.
+
+    The mean counts the true class as 0. A warmth below 1 asks for that part of the threshold only.
+
+    >>> logits, labels = torch.tensor([[1.0, 0.0, -1.0, 2.0]]), torch.tensor([0])
+    >>> hinge(logits, labels, 2.0), hinge(logits, labels, 2.0, max_share=0.75, warmth=0.0)
+    (tensor(1.5000), tensor(0.4062))
+    """
+    column = labels.unsqueeze(1)
+    gaps = logits.gather(1, column) - logits
+    terms = (warmth - gaps / threshold).clamp(min=0).scatter(1, column, 0.0)
+    return max_share * terms.max(1).values.mean() + (1 - max_share) * terms.mean()
 
 
 def clipped_hinge(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:

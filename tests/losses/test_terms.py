@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linfnet.losses import clipped_hinge, hinge, margin, margin_shares, mixture, scaled_cross_entropy
+from linfnet.losses import clipped_hinge, hinge, margin, margin_shares, mixture, scaled_cross_entropy, thresholded
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [1.0, 1.0, 0.0]], dtype=torch.float64)
 LABELS = torch.tensor([0, 0, 1])
@@ -26,6 +26,21 @@ def test_losses_by_hand():
     assert scaled_cross_entropy(LOGITS, LABELS, 3.0).item() == pytest.approx(sum(terms) / 3)
     total = mixture(LOGITS, LABELS, threshold=2.0, mixing=0.1, scale=3.0).item()
     assert total == pytest.approx(0.1 * sum(terms) / 3 + 2.5 / 3)
+
+
+def test_class_mixing_and_warmth_by_hand():
+    # gaps to the true class: (0, 1, 2), (0, -3, -1), (0, 0, 1); terms at threshold 2 for the two other classes
+    terms = [(0.5, 0.0), (2.5, 1.5), (1.0, 0.5)]
+    expected = sum(0.75 * max(pair) + 0.25 * sum(pair) / 3 for pair in terms) / 3
+    assert hinge(LOGITS, LABELS, 2.0, max_share=0.75).item() == pytest.approx(expected)
+    # Half the threshold is asked for, in units of the whole: every term is 0.5 less, or 0.
+    cooler = [tuple(max(term - 0.5, 0) for term in pair) for pair in terms]
+    expected = sum(0.75 * max(pair) + 0.25 * sum(pair) / 3 for pair in cooler) / 3
+    assert hinge(LOGITS, LABELS, 2.0, max_share=0.75, warmth=0.5).item() == pytest.approx(expected)
+
+
+def test_lowering_the_true_logit_lowers_every_margin():
+    assert margin(thresholded(LOGITS, LABELS, 0.5), LABELS).tolist() == [0.5, -3.5, -0.5]
 
 
 def test_the_clipped_hinge_equals_the_max_over_classes_of_clipped_terms():
@@ -58,6 +73,8 @@ def test_all_losses_have_right_gradients():
     logits = torch.randn(6, 5, dtype=torch.float64, requires_grad=True)
     labels, scale = torch.randint(5, (6,)), torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda z: hinge(z, labels, 0.9), (logits,))
+    assert torch.autograd.gradcheck(lambda z: hinge(z, labels, 0.9, max_share=0.6, warmth=0.8), (logits,))
+    assert torch.autograd.gradcheck(lambda z: thresholded(z, labels, 0.9).logsumexp(1), (logits,))
     assert torch.autograd.gradcheck(lambda z: clipped_hinge(z, labels, 0.9), (logits,))
     assert torch.autograd.gradcheck(
         lambda z, s: mixture(z, labels, threshold=0.9, mixing=0.2, scale=s), (logits, scale)
