@@ -12,12 +12,12 @@ from linfnet.errors import LinfnetError
 
 def down(value: Tensor) -> Tensor:
     """Strictly below the exact result of the one float64 operation that gave `value`."""
-    return torch.nextafter(value, torch.full_like(value, -math.inf))
+    return torch.nextafter(value, value.new_tensor(-math.inf))
 
 
 def up(value: Tensor) -> Tensor:
     """Strictly above the exact result of the one float64 operation that gave `value`."""
-    return torch.nextafter(value, torch.full_like(value, math.inf))
+    return torch.nextafter(value, value.new_tensor(math.inf))
 
 
 def float_below(value: Fraction) -> float:

@@ -11,12 +11,12 @@ as computed, K being the number of rounded steps plus two. The proof is in docs/
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from linfnet.certify.arithmetic import Rounding, check_subnormals, down, float_above, float_below, up
-from linfnet.certify.certificates import margin_radius
 from linfnet.certify.magnitudes import Pass, forward_with_magnitudes
 from linfnet.nn import LinfNet
 from linfnet.perturbation import check_images
@@ -41,8 +41,17 @@ class MarginCertificate:
 
     def accuracy(self, epsilons: Iterable[Fraction]) -> list[float]:
         """The share of certified samples at each epsilon."""
-        ends = self.radii.new_tensor([float_above(epsilon) for epsilon in epsilons])
-        return (self.radii >= ends.unsqueeze(1)).double().mean(1).tolist()
+        return certified_shares(self.radii, epsilons)
+
+
+def certified_shares(radii: Tensor, epsilons: Iterable[Fraction]) -> list[float]:
+    """The share of samples whose certified radius reaches each epsilon.
+
+    >>> certified_shares(torch.tensor([0.1, 0.3]).double(), [Fraction(0), Fraction(1, 5)])
+    [1.0, 0.5]
+    """
+    ends = radii.new_tensor([float_above(epsilon) for epsilon in epsilons])
+    return (radii >= ends.unsqueeze(1)).double().mean(1).tolist()
 
 
 @torch.no_grad()
@@ -58,8 +67,9 @@ def certify_by_margin(net: LinfNet, images: Tensor, labels: Tensor | None = None
     with net.at_infinity():
         run = forward_with_magnitudes(net, images)
     classes = run.logits.argmax(1) if labels is None else labels
-    radii = sound_radius(run, classes)
-    return MarginCertificate(run.logits, classes, radii, margin_radius(run.logits, classes, 1 / run.std))
+    own, best_other = _top(run, classes)
+    radii = _sound_radius(run, own, best_other)
+    return MarginCertificate(run.logits, classes, radii, (own - best_other) * run.std / 2)
 
 
 def error_bound(run: Pass) -> Tensor:
@@ -71,17 +81,21 @@ def error_bound(run: Pass) -> Tensor:
 
 def change_bound(run: Pass, epsilon: Fraction) -> Tensor:
     """float64 [N]: no logit of the program changes by more between x and any floating-point x' within epsilon of x."""
-    growth, slope, rest = _constants(run)
+    growth, slope, rest = _constants(run.logits.dtype, run.steps)
     start = float_above(epsilon / Fraction(run.std))
     return up(float_above(growth) * up(up(slope * run.magnitude) + float_above(Fraction(start) + Fraction(rest))))
 
 
-def sound_radius(run: Pass, labels: Tensor) -> Tensor:
-    """float64 [N], rounded down: for every eps <= radius, twice `change_bound` is strictly below the margin."""
-    growth, slope, rest = _constants(run)
+def _top(run: Pass, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """float64 [N]: the logit of the label and the largest other one, as the program computes them."""
     column = labels.unsqueeze(1)
     logits = run.logits.double()
-    own, best_other = logits.gather(1, column).squeeze(1), logits.scatter(1, column, -torch.inf).amax(1)
+    return logits.gather(1, column).squeeze(1), logits.scatter(1, column, -torch.inf).amax(1)
+
+
+def _sound_radius(run: Pass, own: Tensor, best_other: Tensor) -> Tensor:
+    """float64 [N], rounded down: for every eps <= radius, twice `change_bound` is strictly below the margin."""
+    growth, slope, rest = _constants(run.logits.dtype, run.steps)
     lost = up(up(slope * run.magnitude) + rest)
     radii = down(down(down(down(own - best_other) * float_below(1 / (2 * growth))) - lost) * run.std)
     # The image itself is the only one within 0, and the program is a function: a strict margin is a proof.
@@ -91,8 +105,9 @@ def sound_radius(run: Pass, labels: Tensor) -> Tensor:
     return torch.where((own > best_other) & finite, radii, -torch.inf)
 
 
-def _constants(run: Pass) -> tuple[Fraction, float, float]:
+@lru_cache
+def _constants(dtype: torch.dtype, steps: int) -> tuple[Fraction, float, float]:
     """(1 + u)^K, and u (2 + u) and 3 tiny rounded up."""
-    rounding = Rounding.of(run.logits.dtype)
+    rounding = Rounding.of(dtype)
     u = rounding.unit
-    return (1 + u) ** (run.steps + 2), float_above(u * (2 + u)), float_above(3 * rounding.tiny)
+    return (1 + u) ** (steps + 2), float_above(u * (2 + u)), float_above(3 * rounding.tiny)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from linfnet.certify.arithmetic import float_above
 from linfnet.certify.certificates import certified_by_interval
-from linfnet.certify.margins import certify_by_margin
+from linfnet.certify.margins import certified_shares, certify_by_margin
 from linfnet.certify.radii import STEPS, interval_radius
 from linfnet.errors import LinfnetError
 from linfnet.files import replacing
@@ -52,16 +52,8 @@ class Certification:
         """(eps, certified by margin, by interval) at even steps from 0 to `last`, by default the largest radius."""
         end = Fraction(self.radii.clamp(min=0).max().item() if last is None else last)
         epsilons = [end * step / (points - 1) for step in range(points)]
-        return [(e, certified_share(self.margin_radii, e), certified_share(self.interval_radii, e)) for e in epsilons]
-
-
-def certified_share(radii: Tensor, epsilon: Fraction) -> float:
-    """The share of samples whose certified radius reaches epsilon.
-
-    >>> certified_share(torch.tensor([0.1, 0.3]).double(), Fraction(1, 5))
-    0.5
-    """
-    return (radii >= float_above(epsilon)).double().mean().item()
+        shares = (certified_shares(radii, epsilons) for radii in (self.margin_radii, self.interval_radii))
+        return list(zip(epsilons, *shares, strict=True))
 
 
 def certify_images(

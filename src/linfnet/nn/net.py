@@ -112,17 +112,21 @@ class LinfNet(nn.Module):
     @contextlib.contextmanager
     def at_infinity(self) -> Generator[Self]:
         """Evaluate at p = inf, in eval mode; afterwards p and the training flags are what they were."""
-        relaxations = [(layer, layer.p) for layer in self._distances()]
-        flags = [(module, module.training) for module in self.modules()]
-        self.p = math.inf
-        self.eval()
+        # Only what must change is touched: setting an attribute of a module costs as much as a small layer.
+        modules = list(self.modules())
+        relaxed = [(m, m.p) for m in modules if isinstance(m, DistanceModule) and not math.isinf(m.p)]
+        in_training = [module for module in modules if module.training]
+        for layer, _ in relaxed:
+            layer.p = math.inf
+        for module in in_training:
+            module.training = False
         try:
             yield self
         finally:
-            for layer, p in relaxations:
+            for layer, p in relaxed:
                 layer.p = p
-            for module, flag in flags:
-                module.training = flag
+            for module in in_training:
+                module.training = True
 
     def forward(self, images: Tensor) -> Tensor:
         """images: [B, C, H, W] in [0, 1] -> logits [B, classes]."""
