@@ -117,6 +117,8 @@ def test_seeds_count_up_from_that_of_the_recipe(tmp_path: Path):
 
 
 def test_the_median_is_that_of_the_seeds():
-    runs = tuple(RunOutcome("a", seed, x, x, x, x, 1.0, 1, "", None, "") for seed, x in enumerate((0.5, 0.1, 0.2)))
+    runs = tuple(
+        RunOutcome("a", seed, x, x, x, x, None, None, 1.0, 1, "", None, "") for seed, x in enumerate((0.5, 0.1, 0.2))
+    )
     assert spreads(runs)["clean"].median == 0.2
     assert spreads(()) == {}

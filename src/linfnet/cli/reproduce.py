@@ -12,10 +12,11 @@ from linfnet.cli.console import console, percent
 from linfnet.cli.evaluate import evaluate_with_progress, store_evaluation
 from linfnet.cli.train import pick_device, resume_run, start_run
 from linfnet.data import load
-from linfnet.errors import ArgumentError
+from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import LinfNet
 from linfnet.recipes import Recipe
-from linfnet.reproduce import STUDIES, Figures, Options, Outcome, Spread, Study, run_study, spreads
+from linfnet.reproduce import SMALL, STUDIES, Figures, Options, Outcome, Spread, Study, run_study, spreads
+from linfnet.reproduce.drawing import draw_study
 from linfnet.train import RunFolder
 
 
@@ -48,7 +49,15 @@ def outcome_table(study: Study, outcome: Outcome) -> Table:
     table = Table(title=study.title + (f"\n{differs}" if differs else ""), title_justify="left")
     table.add_column("row", no_wrap=True)
     table.add_column("whose")
-    for name in ("clean", f"PGD-{outcome.pgd_steps}", "certified (margin)", "certified (interval)"):
+    columns = {
+        "clean": "clean",
+        "pgd": f"PGD-{outcome.pgd_steps}",
+        "certified_margin": "certified (margin)",
+        "certified_interval": "certified (interval)",
+    }
+    if study.on_train:
+        columns |= {"certified_train": "on train (margin)", "above_theta": "train margins > θ"}
+    for name in columns.values():
         table.add_column(name, justify="right")
     table.add_column("epochs, seconds of training, on")
     for cell in outcome.cells:
@@ -56,18 +65,27 @@ def outcome_table(study: Study, outcome: Outcome) -> Table:
         for run in runs[:1]:
             found = spreads(runs)
             whose = f"ours, {len(runs)} seeds" if len(runs) > 1 else f"ours, seed {run.seed}"
-            figures = (found[name] for name in ("clean", "pgd", "certified_margin", "certified_interval"))
             cost = f"{run.epochs}, {found['seconds'].median:.0f}, {run.hardware}"
-            table.add_row(cell.label, whose, *(_spread(figure, len(runs)) for figure in figures), cost)
+            table.add_row(cell.label, whose, *(_spread(found.get(name), len(runs)) for name in columns), cost)
         for whose, figures in (("paper", cell.paper), ("authors' log", cell.log)):
             if figures != Figures():
-                numbers = (figures.clean, figures.pgd, None, figures.certified)
-                shown = ["" if number is None else f"{number:.2f}" for number in numbers]
+                shown = _published(figures, on_train=study.on_train)
                 table.add_row("" if runs else cell.label, whose, *shown, "")
     return table
 
 
-def _spread(figure: Spread, runs: int) -> str:
+def _published(figures: Figures, *, on_train: bool) -> list[str]:
+    """In the order of the columns; the published certificates are the interval's, or as strong."""
+    clean, certified = figures.deviation or (None, None)
+    pairs = [(figures.clean, clean), (figures.pgd, None), (None, None), (figures.certified, certified)]
+    if on_train:
+        pairs += [(figures.certified_train, None), (None, None)]
+    return ["" if n is None else f"{n:.2f}" if d is None else f"{n:.2f} ± {d:.2f}" for n, d in pairs]
+
+
+def _spread(figure: Spread | None, runs: int) -> str:
+    if figure is None:
+        return ""
     middle = percent(figure.median)
     return middle if runs == 1 else f"{middle} ({percent(figure.lowest)}–{percent(figure.highest)})"
 
@@ -80,7 +98,9 @@ class Reproduce:
     """Which table; without it, all are listed."""
     row: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
     """Only these rows."""
-    scale: float = 1.0
+    small: bool = False
+    """The trend on a CPU in minutes: narrow nets, few images, short schedules. Not the paper's nets."""
+    scale: float | None = None
     """Shorten every phase of the schedules by this factor."""
     seeds: int = 1
     """So many runs for each row: the median and the range are given."""
@@ -88,10 +108,10 @@ class Reproduce:
     """Change keys of all recipes, as for `linfnet train`."""
     limit: int | None = None
     """Evaluate on the first so many test images only."""
-    steps: int = 100
-    """Steps of the PGD attack."""
+    steps: int | None = None
+    """Steps of the PGD attack; 100 by default."""
     out: Path | None = None
-    """Where the runs lie; by default runs/reproduce/STUDY."""
+    """Where the runs lie; by default runs/reproduce/STUDY, or STUDY-small."""
     device: str = "auto"
     """cpu, cuda, …; auto takes a GPU if there is one."""
 
@@ -105,14 +125,34 @@ class Reproduce:
             if value is not None and value < 1:
                 raise ArgumentError(f"{name} is {value}; wanted a whole number of at least 1")
         study = STUDIES[self.study]
-        out = self.out or Path("runs") / "reproduce" / study.name
-        changes = tuple(change for group in self.set for change in group)
-        rows = tuple(label for group in self.row for label in group)
-        options = Options(out, rows, self.scale, self.seeds, changes, self.limit, self.steps)
+        options = self._options(study)
         outcome = run_study(study, options, ShownWorkers(pick_device(self.device)), console.print)
         console.print(outcome_table(study, outcome))
-        console.print(f"outcome: {out / 'outcome.json'}, {out / 'outcome.csv'}")
+        console.print(f"outcome: {options.out / 'outcome.json'}, {options.out / 'outcome.csv'}")
+        picture = options.out / f"{study.name}.png"
+        try:
+            draw_study(picture, study, outcome)
+            console.print(f"figure: {picture}")
+        except LinfnetError as error:
+            console.print(f"no figure: {error}")
         return 0 if len(outcome.runs) == self.seeds * len(outcome.cells) else 2
+
+    def _options(self, study: Study) -> Options:
+        """What was asked for, on top of what `--small` stands for."""
+        changes = tuple(change for group in self.set for change in group)
+        rows = tuple(label for group in self.row for label in group)
+        out = self.out or Path("runs") / "reproduce" / (study.name + ("-small" if self.small else ""))
+        scale, limit, steps = (SMALL.scale, SMALL.limit, SMALL.steps) if self.small else (1.0, None, 100)
+        return Options(
+            out,
+            rows,
+            scale if self.scale is None else self.scale,
+            self.seeds,
+            (*SMALL.changes, *changes) if self.small else changes,
+            limit if self.limit is None else self.limit,
+            self.steps or steps,
+            self.small,
+        )
 
     @staticmethod
     def _list() -> int:

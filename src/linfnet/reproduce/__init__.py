@@ -8,6 +8,7 @@ from linfnet.reproduce.runner import Options as Options
 from linfnet.reproduce.runner import Workers as Workers
 from linfnet.reproduce.runner import run_study as run_study
 from linfnet.reproduce.studies import STUDIES as STUDIES
+from linfnet.reproduce.study import SMALL as SMALL
 from linfnet.reproduce.study import Cell as Cell
 from linfnet.reproduce.study import Figures as Figures
 from linfnet.reproduce.study import Study as Study

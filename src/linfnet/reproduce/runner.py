@@ -9,6 +9,7 @@ from linfnet.data import load
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.evaluation import result_key
 from linfnet.files import read_json
+from linfnet.perturbation import format_epsilon
 from linfnet.recipes import Recipe
 from linfnet.reproduce.outcome import Outcome, RunOutcome
 from linfnet.reproduce.record import hardware_of
@@ -27,6 +28,7 @@ class Options:
     changes: tuple[str, ...] = ()
     limit: int | None = None  # test images for the evaluation
     steps: int = 100  # of PGD
+    small: bool = False  # whether the changes are those of `--small`: the outcome says so
 
 
 class Workers(Protocol):
@@ -81,7 +83,9 @@ def run_study(study: Study, options: Options, workers: Workers, note: Callable[[
     for run in planned:
         _check_recipe(run)
     cells = study.rows(options.rows)
-    outcome = Outcome(study.name, options.scale, options.changes, options.limit, options.steps, cells, ())
+    outcome = Outcome(
+        study.name, options.scale, options.changes, options.limit, options.steps, cells, (), options.small
+    )
     failures: list[LinfnetError] = []
     for number, run in enumerate(planned, 1):
         place = f"{number}/{len(planned)} {run.cell.label}, seed {run.recipe.run.seed}"
@@ -138,10 +142,13 @@ def gather(run: PlannedRun, options: Options) -> RunOutcome:
     """The figures of a finished run, from its folder."""
     results, environment = read_results(run.path), read_json(run.path / "env.json")
     measured, trained = results[_key(run, options)], results["train"]
+    seen = trained.get("training_images")
     return RunOutcome(
         label=run.cell.label,
         seed=run.recipe.run.seed,
         **{name: measured[name] for name in ("clean", "pgd", "certified_margin", "certified_interval")},
+        certified_train=seen and seen["certified"][format_epsilon(run.recipe.evaluation.eps[0])],
+        above_theta=seen and seen["above"],
         seconds=trained["seconds"],
         epochs=trained["epochs"],
         hardware=hardware_of(environment, trained),

@@ -1,5 +1,6 @@
 """The tables of the paper that `linfnet reproduce` knows."""
 
+from linfnet.reproduce.ablations import ABLATION, ADAM, BUDGET, GRID, LAMBDA, THETA
 from linfnet.reproduce.study import Cell, Figures, Study
 
 TABLE1 = Study(
@@ -14,4 +15,4 @@ TABLE1 = Study(
     ),
 )
 
-STUDIES: dict[str, Study] = {study.name: study for study in (TABLE1,)}
+STUDIES: dict[str, Study] = {study.name: study for study in (TABLE1, ABLATION, LAMBDA, THETA, GRID, BUDGET, ADAM)}

@@ -1,6 +1,7 @@
 """A study: a table of the paper as data, each cell a recipe, what is changed in it, and what was published for it."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from linfnet.errors import ArgumentError
 from linfnet.recipes import Recipe, load_recipe
@@ -13,6 +14,8 @@ class Figures:
     clean: float | None = None
     pgd: float | None = None
     certified: float | None = None
+    certified_train: float | None = None  # on the training images
+    deviation: tuple[float, float] | None = None  # of clean and certified over the runs
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,9 @@ class Cell:
     changes: tuple[str, ...] = ()  # key=value, as after --set
     paper: Figures = Figures()
     log: Figures = Figures()  # the log that the authors released
+    # Where the cell stands in the study's drawing: on which line, and where along the axis.
+    line: str = ""
+    at: float | None = None
 
     def build(self, changes: tuple[str, ...] = (), scale: float = 1.0) -> Recipe:
         """The recipe of the cell, with further changes, its schedule scaled."""
@@ -37,6 +43,9 @@ class Study:
     name: str
     title: str
     cells: tuple[Cell, ...]
+    drawing: Literal["bars", "lines", "map"] = "bars"
+    axis: str = ""  # what lies along it
+    on_train: bool = False  # whether the training images are looked at, too
 
     def __post_init__(self) -> None:
         labels = [cell.label for cell in self.cells]
@@ -50,6 +59,26 @@ class Study:
             if label not in known:
                 raise ArgumentError(f"--row is {label!r}; {self.name} has {', '.join(known)}")
         return tuple(cell for cell in self.cells if not labels or cell.label in labels)
+
+
+@dataclass(frozen=True)
+class Small:
+    """The trend on a CPU in minutes: narrow nets, few images, short schedules. Not the paper's nets."""
+
+    changes: tuple[str, ...] = (
+        "model.depth=4",
+        "model.width=128",
+        "data.limit=5000",
+        "optimizer.batch=128",
+        "schedule.snap_p=true",
+        "run.test_every=0",
+    )
+    scale: float = 0.03
+    limit: int = 1000  # test images that are attacked
+    steps: int = 20  # of PGD
+
+
+SMALL = Small()
 
 
 def scaled(recipe: Recipe, scale: float) -> Recipe:

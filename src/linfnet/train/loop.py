@@ -27,7 +27,7 @@ from linfnet.train.steps import (
     step_values,
     summarise,
 )
-from linfnet.train.testing import accuracy, margin_certified, pixel_batches, predict
+from linfnet.train.testing import accuracy, margin_certified, margin_statistics, pixel_batches, predict
 
 # Training images on which running means are re-estimated before a test at p = inf.
 MEAN_IMAGES = 8192
@@ -161,8 +161,12 @@ class Trainer:
         else:
             with means_at_infinity(self.net, self._mean_batches):
                 logits = predict(self.net, self.test)
-        certified = margin_certified(logits, self.test.labels, self.net.lipschitz, self.recipe.evaluation.eps)
-        return {"accuracy_at_p": at_p, "clean": accuracy(logits, self.test.labels), "certified": certified}
+        return {"accuracy_at_p": at_p, **self._figures(logits, self.test.labels)}
+
+    def _figures(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
+        """Clean and certified accuracy by logits at p = inf."""
+        certified = margin_certified(logits, labels, self.net.lipschitz, self.recipe.evaluation.eps)
+        return {"clean": accuracy(logits, labels), "certified": certified}
 
     def _mean_batches(self) -> Iterator[Tensor]:
         return pixel_batches(self.images.first(MEAN_IMAGES), self.batch)
@@ -189,11 +193,13 @@ class Trainer:
         if not math.isinf(self.net.p):
             reestimate_means(self.net, self._mean_batches())
         with self.net.at_infinity():
-            logits = predict(self.net, self.test)
-        certified = margin_certified(logits, self.test.labels, self.net.lipschitz, self.recipe.evaluation.eps)
+            logits, train_logits = (predict(self.net, images) for images in (self.test, self.images))
         results = {
-            "clean": accuracy(logits, self.test.labels),
-            "certified": certified,
+            **self._figures(logits, self.test.labels),
+            "training_images": {
+                **self._figures(train_logits, self.images.labels),
+                **margin_statistics(train_logits, self.images.labels, self.threshold),
+            },
             "epochs": self.recipe.schedule.phases().total,
             "seconds": round(self.progress.seconds, 1),
             "seed": self.recipe.run.seed,

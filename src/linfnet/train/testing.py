@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from linfnet.data import ImageSet
-from linfnet.losses import margin
+from linfnet.losses import margin, margin_shares
 from linfnet.nn import LinfNet
 from linfnet.perturbation import format_epsilon
 
@@ -40,3 +40,9 @@ def margin_certified(
     """
     gap = margin(logits, labels).double() / (2 * lipschitz)
     return {format_epsilon(eps): (gap > float(eps)).double().mean().item() for eps in epsilons}
+
+
+def margin_statistics(logits: Tensor, labels: Tensor, threshold: float) -> dict[str, float]:
+    """Shares of samples with a margin above the threshold, in [0, threshold] and below 0: how far a hinge has come."""
+    shares = margin_shares(logits, labels, threshold).double() / len(labels)
+    return dict(zip(("above", "between", "below"), shares.tolist(), strict=True))
