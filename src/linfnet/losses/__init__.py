@@ -4,11 +4,11 @@ from linfnet.losses.cross_entropies import CrossEntropy as CrossEntropy
 from linfnet.losses.cross_entropies import ThresholdedCrossEntropy as ThresholdedCrossEntropy
 from linfnet.losses.hinges import Hinge as Hinge
 from linfnet.losses.mixtures import Mixture as Mixture
-from linfnet.losses.objective import Moment as Moment
-from linfnet.losses.objective import Objective as Objective
-from linfnet.losses.objective import find_objective as find_objective
-from linfnet.losses.objective import objective as objective
-from linfnet.losses.objective import objective_names as objective_names
+from linfnet.losses.objectives import Moment as Moment
+from linfnet.losses.objectives import Objective as Objective
+from linfnet.losses.objectives import find_objective as find_objective
+from linfnet.losses.objectives import objective as objective
+from linfnet.losses.objectives import objective_names as objective_names
 from linfnet.losses.terms import clipped_hinge as clipped_hinge
 from linfnet.losses.terms import hinge as hinge
 from linfnet.losses.terms import margin as margin

@@ -6,7 +6,7 @@ from fractions import Fraction
 from torch import Tensor
 
 from linfnet.errors import ArgumentError
-from linfnet.losses.objective import Moment, Objective, objective
+from linfnet.losses.objectives import Moment, Objective, objective
 from linfnet.losses.terms import hinge
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from linfnet.errors import at_least
-from linfnet.losses.objective import Moment, Objective, objective
+from linfnet.losses.objectives import Moment, Objective, objective
 from linfnet.losses.terms import mixture
 from linfnet.schedules import mixing_coefficient
 
