@@ -16,6 +16,7 @@ ORDER: list[set[str]] = [
     {"schedules"},
     {"losses"},
     {"recipes"},
+    {"systems"},
     {"train"},
     {"certify", "attack", "theory"},
     {"evaluation"},

@@ -10,4 +10,5 @@ from linfnet.nn import LinfNet as LinfNet
 from linfnet.ops import linf_distance_bounds as linf_distance_bounds
 from linfnet.ops import lp_distance as lp_distance
 from linfnet.perturbation import parse_epsilon as parse_epsilon
+from linfnet.systems import load_model as load_model
 from linfnet.version import __version__ as __version__

@@ -16,7 +16,7 @@ from linfnet.data import ImageSet
 from linfnet.errors import LinfnetError
 from linfnet.files import replacing, write_tensors
 from linfnet.losses import margin
-from linfnet.nn import LinfNet
+from linfnet.nn import Classifier, LinfNet
 from linfnet.perturbation import format_epsilon
 
 BATCH = 500
@@ -52,15 +52,28 @@ class AtEpsilon:
     survived: Tensor  # classified rightly, and still so after the attack
     broken: Broken  # a few examples
     seconds: float
+    # Both certificates of an l_inf-distance net, or the one of another system, kept as the interval one.
+    certificates: tuple[str, ...] = ("margin", "interval")
+    certify_seconds: tuple[float, ...] = ()  # of each certificate, for all samples
+
+    def held(self) -> dict[str, Tensor]:
+        """Which samples [N] are certified, by the name of each certificate."""
+        flags = (self.by_margin, self.by_interval)
+        return dict(zip(self.certificates, flags[-len(self.certificates) :], strict=True))
 
     def summary(self) -> dict[str, float]:
         """Accuracies in [0, 1]."""
-        shares = {"pgd": self.survived, "certified_margin": self.by_margin, "certified_interval": self.by_interval}
+        shares = {"pgd": self.survived, **{f"certified_{name}": held for name, held in self.held().items()}}
         return {name: flags.double().mean().item() for name, flags in shares.items()}
 
     def violations(self) -> list[int]:
         """The samples that are certified and yet did not survive; there must be none."""
         return ((self.by_margin | self.by_interval) & ~self.survived).nonzero().flatten().tolist()
+
+    def cost(self) -> dict[str, float]:
+        """Seconds for each image, by the name of each certificate."""
+        spent = zip(self.certificates, self.certify_seconds, strict=True)
+        return {name: float(f"{seconds / max(len(self.survived), 1):.3g}") for name, seconds in spent}
 
 
 @dataclass(frozen=True)
@@ -74,6 +87,7 @@ class Evaluation:
     real_radii: Tensor  # [N], in pixels: the margin radius in real arithmetic
     steps: int
     at: tuple[AtEpsilon, ...]
+    arithmetic: str = "float32"  # what the certificates speak of: the program, or real numbers
 
     @property
     def clean(self) -> float:
@@ -82,7 +96,7 @@ class Evaluation:
 
 
 def evaluate(
-    net: LinfNet,
+    net: Classifier,
     images: ImageSet,
     epsilons: tuple[Fraction, ...],
     *,
@@ -90,7 +104,7 @@ def evaluate(
     seed: int = 0,
     advance: Callable[[int], None] = lambda samples: None,
 ) -> Evaluation:
-    """Evaluate a net at p = inf: margins, both certificates and PGD for each epsilon.
+    """Evaluate a net at p = inf: margins, certificates and PGD for each epsilon.
 
     Only samples that are classified rightly are attacked. `advance` is told how many samples are done.
     Raises an error that names the samples if a certified one is broken: that would be a bug in this library.
@@ -98,12 +112,14 @@ def evaluate(
     with net.at_infinity():
         parts = [slice(start, start + BATCH) for start in range(0, len(images), BATCH)]
         labels = images.labels
+        clock = _Clock(labels.device)
         proven = _certify_all(net, images, parts)
+        margin_seconds = clock.lap()
         logits = proven.logits
         margins = margin(logits, labels)
         results: list[AtEpsilon] = []
         for epsilon in epsilons:
-            start = time.perf_counter()
+            start, interval_seconds = time.perf_counter(), 0.0
             generator = torch.Generator(labels.device).manual_seed(seed)
             survived, by_interval = (
                 torch.zeros_like(labels, dtype=torch.bool),
@@ -112,7 +128,9 @@ def evaluate(
             broken = Broken(labels[:0], images.pixels(slice(0, 0)), labels[:0])
             for part in parts:
                 pixels, truth = images.pixels(part), labels[part]
+                clock.lap()
                 by_interval[part] = certified_by_interval(net, pixels, truth, epsilon)
+                interval_seconds += clock.lap()
                 right = margins[part] > 0
                 moved = pgd(net, pixels[right], truth[right], epsilon, steps=steps, generator=generator)
                 with torch.no_grad():
@@ -124,14 +142,38 @@ def evaluate(
                 broken = (broken + found).best(proven.radii)
                 advance(len(truth))
             seconds = time.perf_counter() - start
-            results.append(AtEpsilon(epsilon, proven.at(epsilon), by_interval, survived, broken, seconds))
-    evaluation = Evaluation(logits, labels, margins, proven.radii, proven.real_radii, steps, tuple(results))
+            at = (epsilon, proven.at(epsilon), by_interval, survived, broken, seconds)
+            if isinstance(net, LinfNet):
+                results.append(AtEpsilon(*at, certify_seconds=(margin_seconds, interval_seconds)))
+            else:
+                results.append(AtEpsilon(*at, (net.certificate,), (interval_seconds,)))
+    radii = (proven.radii, proven.real_radii)
+    evaluation = Evaluation(logits, labels, margins, *radii, steps, tuple(results), net.arithmetic)
     _check_sandwich(evaluation)
     return evaluation
 
 
-def _certify_all(net: LinfNet, images: ImageSet, parts: list[slice]) -> MarginCertificate:
-    """One forward pass over a whole set, with the margin certificate of every sample."""
+class _Clock:
+    """Seconds between laps, work that a GPU still has to do included."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.last = time.perf_counter()
+
+    def lap(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.last, before = time.perf_counter(), self.last
+        return self.last - before
+
+
+def _certify_all(net: Classifier, images: ImageSet, parts: list[slice]) -> MarginCertificate:
+    """One forward pass over a whole set, with the margin certificate of every sample; other systems have none."""
+    if not isinstance(net, LinfNet):
+        with torch.no_grad():
+            logits = torch.cat([net(images.pixels(part)) for part in parts or [slice(0, 0)]])
+        labels = images.labels
+        return MarginCertificate(logits, labels, *(torch.full_like(labels, -torch.inf, dtype=torch.float64),) * 2)
     found = [certify_by_margin(net, images.pixels(part), images.labels[part]) for part in parts or [slice(0, 0)]]
     names = ("logits", "labels", "radii", "real_radii")
     return MarginCertificate(**{name: torch.cat([getattr(part, name) for part in found]) for name in names})
@@ -165,7 +207,7 @@ def result_key(what: str, epsilon: Fraction, *, limit: int | None = None, steps:
 
 def write_samples(evaluation: Evaluation, path: Path) -> None:
     """Write a CSV with a row for each sample: label, prediction, margin, radius, and what holds at each epsilon."""
-    header = ["index", "label", "prediction", "runner_up", "margin", "margin_radius", "real_margin_radius"]
+    header = ["index", "label", "prediction", "runner_up", "margin"]
     first = evaluation.logits.argmax(1)
     columns: list[list[object]] = [
         list(range(len(evaluation.labels))),
@@ -173,13 +215,18 @@ def write_samples(evaluation: Evaluation, path: Path) -> None:
         first.tolist(),
         _most_likely_other(evaluation.logits, first).tolist(),
         [f"{value:.9g}" for value in evaluation.margins.tolist()],
-        evaluation.radii.tolist(),  # in full: a rounded radius might be one that was not proven
-        [f"{value:.9g}" for value in evaluation.real_radii.tolist()],
     ]
+    if any("margin" in at.certificates for at in evaluation.at):
+        header += ["margin_radius", "real_margin_radius"]
+        # In full: a rounded radius might be one that was not proven.
+        columns.append(evaluation.radii.tolist())
+        columns.append([f"{value:.9g}" for value in evaluation.real_radii.tolist()])
     for at in evaluation.at:
         name = format_epsilon(at.epsilon)
-        header += [f"certified_margin@{name}", f"certified_interval@{name}", f"pgd{evaluation.steps}@{name}"]
-        columns += [flags.int().tolist() for flags in (at.by_margin, at.by_interval, at.survived)]
+        held = {f"certified_{kind}@{name}": flags for kind, flags in at.held().items()}
+        held[f"pgd{evaluation.steps}@{name}"] = at.survived
+        header += list(held)
+        columns += [flags.int().tolist() for flags in held.values()]
     with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(header)

@@ -10,6 +10,7 @@ import pytest
 from linfnet.errors import LinfnetError
 from linfnet.losses import Hinge, Mixture
 from linfnet.recipes import Recipe, load_recipe, recipe_from_toml, recipe_names, recipe_to_toml
+from linfnet.systems import system_of
 
 PUBLISHED = {
     # name: data, layers, eps, theta, lambda_0, lambda_end, epochs, total, padding, flip
@@ -95,7 +96,10 @@ def test_recipes_name_only_what_differs(name: str):
     given = flat((resources.files("linfnet.recipes") / f"{name}.toml").read_text())
     objective = type(load_recipe(name).loss)
     defaults = flat(recipe_to_toml(Recipe(loss=objective()))) | {"loss.name": "mixture"}
+    own = {key.removeprefix("system."): given.pop(key) for key in list(given) if key.startswith("system.")}
     assert [key for key, value in given.items() if defaults[key] == value] == []
+    system = system_of(load_recipe(name))
+    assert [key for key in own if key != "name" and getattr(system, key) == getattr(type(system)(), key)] == []
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from linfnet.errors import LinfnetError
-from linfnet.nn import LinfNet
+from linfnet.nn import Classifier
 from linfnet.perturbation import inner_box
 
 
-def auto_attack(net: LinfNet, images: Tensor, labels: Tensor, epsilon: Fraction, generator: torch.Generator) -> Tensor:
+def auto_attack(
+    net: Classifier, images: Tensor, labels: Tensor, epsilon: Fraction, generator: torch.Generator
+) -> Tensor:
     """APGD on cross-entropy and DLR, DeepFool and Square, as the toolbox runs them, put back into the exact ball.
 
     Args:

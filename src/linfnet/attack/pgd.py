@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from linfnet.losses import scaled_cross_entropy
-from linfnet.nn import LinfNet
+from linfnet.nn import Classifier
 from linfnet.perturbation import check_images, inner_box
 
 
 def pgd(
-    net: LinfNet,
+    net: Classifier,
     images: Tensor,
     labels: Tensor,
     epsilon: Fraction,

@@ -9,13 +9,13 @@ from torch import Tensor
 from linfnet.attack.objectives import find_objective
 from linfnet.attack.smoothed import smoothed_logits
 from linfnet.losses import margin
-from linfnet.nn import LinfNet
+from linfnet.nn import Classifier
 from linfnet.ops import check_p
 from linfnet.perturbation import check_images, inner_box
 
 
 def best_pgd(
-    net: LinfNet,
+    net: Classifier,
     images: Tensor,
     labels: Tensor,
     epsilon: Fraction | Tensor,
@@ -64,7 +64,7 @@ def best_pgd(
 
 
 def _descend(
-    net: LinfNet,
+    net: Classifier,
     start: Tensor,
     labels: Tensor,
     low: Tensor,

@@ -10,9 +10,9 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from linfnet.nn import LinfNet
+from linfnet.nn import Classifier
 from linfnet.nn.distance import DistanceModule
 
 
@@ -28,25 +28,31 @@ class _SlopeOf(torch.autograd.Function):
         return grads[0], None
 
 
-def smoothed_logits(net: LinfNet, images: Tensor, p: float) -> Tensor:
+def smoothed_logits(net: Classifier, images: Tensor, p: float) -> Tensor:
     """Logits [N, K] of the net at infinity, whose gradient in the images is that of l_p distances.
 
     Args:
-        net: in eval mode; its p is infinity again afterwards. p = inf gives `net(images)` itself.
+        net: in eval mode; its p is infinity again afterwards. Without distance layers this is `net(images)`.
         images: [N, C, H, W].
         p: exponent of the slopes; small is smooth.
     """
     if math.isinf(p):
         return net(images)
-    x = net.normalize(images).flatten(1)
+
+    def lend_slope(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        assert isinstance(layer, DistanceModule)
+        layer.p = math.inf
+        with torch.no_grad():
+            value = layer.forward(inputs[0])
+        layer.p = p
+        return _SlopeOf.apply(output, value)  # pyright: ignore[reportReturnType]
+
+    layers = [module for module in net.modules() if isinstance(module, DistanceModule)]
+    handles = [layer.register_forward_hook(lend_slope) for layer in layers]
+    net.p = p
     try:
-        for layer in net.layers:
-            assert isinstance(layer, DistanceModule)
-            layer.p = math.inf
-            with torch.no_grad():
-                value = layer(x)
-            layer.p = p
-            x: Tensor = _SlopeOf.apply(layer(x), value)  # pyright: ignore[reportAssignmentType]
+        return net(images)
     finally:
         net.p = math.inf
-    return -x if net.negate_logits else x
+        for handle in handles:
+            handle.remove()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from linfnet.losses import margin
-from linfnet.nn import LinfNet
+from linfnet.nn import Classifier
 from linfnet.perturbation import check_images, inner_box
 
 # Progress through the search (of 10,000 queries) at which the share of changed pixels halves.
@@ -25,7 +25,7 @@ def square_share(progress: float, first: float) -> float:
 
 @torch.no_grad()
 def square_attack(
-    net: LinfNet,
+    net: Classifier,
     images: Tensor,
     labels: Tensor,
     epsilon: Fraction | Tensor,

@@ -13,13 +13,13 @@ from linfnet.attack.pgd import pgd
 from linfnet.attack.restarts import best_pgd
 from linfnet.attack.square import square_attack
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.nn import LinfNet
+from linfnet.nn import Classifier
 from linfnet.ops import check_p
 from linfnet.perturbation import format_epsilon, inner_box
 
 BATCH = 500
 
-Attack = Callable[[LinfNet, Tensor, Tensor, Fraction, torch.Generator], Tensor]
+Attack = Callable[[Classifier, Tensor, Tensor, Fraction, torch.Generator], Tensor]
 """(net at p = inf, images, labels, epsilon, generator on the CPU or the device) -> images within epsilon."""
 
 
@@ -36,13 +36,13 @@ def known_attacks(
     if min(steps, restarts, queries) < 1:
         raise ArgumentError(f"{steps=}, {restarts=}, {queries=}; wanted at least 1 of each")
 
-    def paper(net: LinfNet, x: Tensor, y: Tensor, epsilon: Fraction, generator: torch.Generator) -> Tensor:
+    def paper(net: Classifier, x: Tensor, y: Tensor, epsilon: Fraction, generator: torch.Generator) -> Tensor:
         return pgd(net, x, y, epsilon, steps=steps, generator=generator)
 
-    def sparse(net: LinfNet, x: Tensor, y: Tensor, epsilon: Fraction, generator: torch.Generator) -> Tensor:
+    def sparse(net: Classifier, x: Tensor, y: Tensor, epsilon: Fraction, generator: torch.Generator) -> Tensor:
         return best_pgd(net, x, y, epsilon, steps=steps, restarts=restarts, generator=generator)
 
-    def smoothed(net: LinfNet, x: Tensor, y: Tensor, epsilon: Fraction, generator: torch.Generator) -> Tensor:
+    def smoothed(net: Classifier, x: Tensor, y: Tensor, epsilon: Fraction, generator: torch.Generator) -> Tensor:
         moved, broken = x.clone(), torch.zeros_like(y, dtype=torch.bool)
         for objective in ("margin", "dlr"):
             for p in exponents:
@@ -56,7 +56,7 @@ def known_attacks(
                     broken[rest] = ~still_right(net(found), y[rest])
         return moved
 
-    def square(net: LinfNet, x: Tensor, y: Tensor, epsilon: Fraction, generator: torch.Generator) -> Tensor:
+    def square(net: Classifier, x: Tensor, y: Tensor, epsilon: Fraction, generator: torch.Generator) -> Tensor:
         source = torch.Generator().manual_seed(generator.initial_seed())
         return square_attack(net, x, y, epsilon, queries=queries, generator=source)
 
@@ -85,7 +85,7 @@ class Attacked:
 
 @torch.no_grad()
 def attack_all(
-    net: LinfNet,
+    net: Classifier,
     images: Tensor,
     labels: Tensor,
     epsilons: Sequence[Fraction],

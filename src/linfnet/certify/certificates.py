@@ -7,7 +7,7 @@ from torch import Tensor
 
 from linfnet.certify.arithmetic import check_subnormals
 from linfnet.losses import margin
-from linfnet.nn import LinfNet
+from linfnet.nn import Classifier, LinfNet
 from linfnet.perturbation import check_images, outer_box
 
 
@@ -31,11 +31,12 @@ def certified_by_margin(logits: Tensor, labels: Tensor, lipschitz: float, epsilo
 
 
 @torch.no_grad()
-def certified_by_interval(net: LinfNet, images: Tensor, labels: Tensor, epsilon: Fraction | Tensor) -> Tensor:
+def certified_by_interval(net: Classifier, images: Tensor, labels: Tensor, epsilon: Fraction | Tensor) -> Tensor:
     """Which samples [N] interval bounds prove at epsilon, perturbed images staying in [0, 1].
 
     The end points of the box are rounded outwards and every step of the net is monotone in floating point, so the proof
     holds for the float32 program itself (docs/certificates.md). It proves all that the margin proves, rounding apart.
+    Nets of other systems prove by bounds of their own, in real arithmetic.
 
     Args:
         net: evaluated at p = inf, whatever its present p.
@@ -43,6 +44,8 @@ def certified_by_interval(net: LinfNet, images: Tensor, labels: Tensor, epsilon:
         labels: [N].
         epsilon: exact, in pixel units; a float64 tensor [N] gives each image its own.
     """
+    if not isinstance(net, LinfNet):
+        return net.certified(images, labels, epsilon)
     check_subnormals(images)
     with net.at_infinity():
         lower, upper = net.bounds(*outer_box(check_images(images), epsilon))

@@ -15,12 +15,15 @@ from linfnet.certify.margins import certified_shares, certify_by_margin
 from linfnet.certify.radii import STEPS, interval_radius
 from linfnet.errors import LinfnetError
 from linfnet.files import replacing
-from linfnet.nn import LinfNet
+from linfnet.nn import Classifier, LinfNet
 
 
 @dataclass(frozen=True)
 class Certification:
-    """What is proven about each of N images, all of it for the floating-point program."""
+    """What is proven about each of N images: of an l_inf-distance net, all of it for the floating-point program.
+
+    Nets of other systems have one certificate, kept as the interval one; their margin proves nothing.
+    """
 
     labels: Tensor
     """[N]: the classes the certificates speak of; the predictions, where no labels were given."""
@@ -37,11 +40,15 @@ class Certification:
     """bool [E, N]: certified by the margin at each epsilon."""
     by_interval: Tensor
     """bool [E, N]."""
+    certificates: tuple[str, ...] = ("margin", "interval")
+    """The names of the certificates there are: both, or the system's own."""
+    arithmetic: str = "float32"
+    """What they speak of: the program, or the real function it stands for."""
 
     @property
     def clean(self) -> float:
         """The share of images whose label is strictly on top."""
-        return (self.margin_radii >= 0).double().mean().item()
+        return (self.radii >= 0).double().mean().item()
 
     @property
     def radii(self) -> Tensor:
@@ -57,7 +64,7 @@ class Certification:
 
 
 def certify_images(
-    net: LinfNet,
+    net: Classifier,
     batches: Iterable[tuple[Tensor, Tensor | None]],
     epsilons: Sequence[Fraction] = (),
     *,
@@ -71,17 +78,22 @@ def certify_images(
     labels, first, second, margin, real, interval, by_margin, by_interval = (
         torch.cat(column, -1) for column in zip(*parts, strict=True)
     )
-    return Certification(labels, first, second, margin, real, interval, tuple(epsilons), by_margin, by_interval)
+    proven = (labels, first, second, margin, real, interval, tuple(epsilons), by_margin, by_interval)
+    if isinstance(net, LinfNet):
+        return Certification(*proven)
+    return Certification(*proven, certificates=(net.certificate,), arithmetic=net.arithmetic)
 
 
 def _certify_batch(
-    net: LinfNet,
+    net: Classifier,
     images: Tensor,
     labels: Tensor | None,
     epsilons: Sequence[Fraction],
     steps: int,
     advance: Callable[[int], None],
 ) -> list[Tensor]:
+    if not isinstance(net, LinfNet):
+        return _certify_by_system(net, images, labels, epsilons, steps, advance)
     margins = certify_by_margin(net, images, labels)
     reach = interval_radius(net, images, margins.labels, steps=steps)
     best = margins.logits.topk(2).indices
@@ -94,7 +106,29 @@ def _certify_batch(
     return [margins.labels, best[:, 0], best[:, 1], *radii, by_margin, by_interval]
 
 
-def _held_at(net: LinfNet, images: Tensor, labels: Tensor, reach: Tensor, epsilon: Fraction, steps: int) -> Tensor:
+@torch.no_grad()
+def _certify_by_system(
+    net: Classifier,
+    images: Tensor,
+    labels: Tensor | None,
+    epsilons: Sequence[Fraction],
+    steps: int,
+    advance: Callable[[int], None],
+) -> list[Tensor]:
+    """As `_certify_batch`, with nothing proven by the margin."""
+    with net.at_infinity():
+        best = net(images).topk(2).indices
+    classes = best[:, 0] if labels is None else labels
+    reach = interval_radius(net, images, classes, steps=steps)
+    none = torch.full_like(reach, -torch.inf)
+    held = torch.zeros(len(epsilons), len(reach), dtype=torch.bool, device=reach.device)
+    for row, epsilon in enumerate(epsilons):
+        held[row] = _held_at(net, images, classes, reach, epsilon, steps)
+    advance(len(images))
+    return [classes, best[:, 0], best[:, 1], none, none, reach, torch.zeros_like(held), held]
+
+
+def _held_at(net: Classifier, images: Tensor, labels: Tensor, reach: Tensor, epsilon: Fraction, steps: int) -> Tensor:
     """Whether the interval certificate holds at epsilon: bisection leaves the samples open that it stopped short of."""
     held = reach >= float_above(epsilon)
     undecided = ~held & (reach + 2.0**-steps >= float(epsilon))
@@ -104,25 +138,35 @@ def _held_at(net: LinfNet, images: Tensor, labels: Tensor, reach: Tensor, epsilo
 
 def write_radii(certification: Certification, path: Path, names: Sequence[str] = ()) -> None:
     """Write a CSV with a row for each image; radii are in pixel units, written in full."""
-    header = ["image", "label", "prediction", "runner_up", "margin_radius", "interval_radius", "real_margin_radius"]
     c = certification
-    columns = (c.labels, c.predictions, c.runners_up, c.margin_radii, c.interval_radii, c.real_radii)
+    known = {"margin": c.margin_radii, "interval": c.interval_radii}
+    columns = {"label": c.labels, "prediction": c.predictions, "runner_up": c.runners_up}
+    columns |= {f"{name}_radius": known.get(name, c.interval_radii) for name in c.certificates}
+    if "margin" in c.certificates:
+        columns["real_margin_radius"] = c.real_radii
     images = list(names) or list(map(str, range(len(c.labels))))
     with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows(zip(images, *(column.tolist() for column in columns), strict=True))
+        writer.writerow(["image", *columns])
+        writer.writerows(zip(images, *(column.tolist() for column in columns.values()), strict=True))
 
 
-def write_curve(rows: Sequence[tuple[Fraction, float, float]], path: Path) -> None:
-    """Write the curve as CSV: eps, certified share by margin and by interval."""
+def write_curve(
+    rows: Sequence[tuple[Fraction, float, float]], path: Path, certificates: Sequence[str] = ("margin", "interval")
+) -> None:
+    """Write the curve as CSV: eps, certified share by each certificate."""
     with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["eps", "certified_margin", "certified_interval"])
-        writer.writerows((float(epsilon), margin, interval) for epsilon, margin, interval in rows)
+        writer.writerow(["eps", *(f"certified_{name}" for name in certificates)])
+        writer.writerows((float(epsilon), *shares[-len(certificates) :]) for epsilon, *shares in rows)
 
 
-def plot_curve(rows: Sequence[tuple[Fraction, float, float]], path: Path, title: str) -> None:
+def plot_curve(
+    rows: Sequence[tuple[Fraction, float, float]],
+    path: Path,
+    title: str,
+    certificates: Sequence[str] = ("margin", "interval"),
+) -> None:
     """Draw the curve as PNG, SVG or PDF, by the ending of the path; needs matplotlib."""
     try:
         from matplotlib.figure import Figure
@@ -131,8 +175,9 @@ def plot_curve(rows: Sequence[tuple[Fraction, float, float]], path: Path, title:
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     sizes = [float(row[0]) for row in rows]
-    axes.plot(sizes, [100 * row[2] for row in rows], label="interval")
-    axes.plot(sizes, [100 * row[1] for row in rows], "--", label="margin")
+    axes.plot(sizes, [100 * row[2] for row in rows], label=certificates[-1])
+    if len(certificates) > 1:
+        axes.plot(sizes, [100 * row[1] for row in rows], "--", label=certificates[0])
     axes.set(xlabel="ε (pixels in [0, 1])", ylabel="certified accuracy in %", title=title, ylim=(0, 100))
     axes.set_xlim(left=0)
     axes.grid(alpha=0.3)

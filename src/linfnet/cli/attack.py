@@ -20,9 +20,10 @@ from linfnet.cli.console import console, percent
 from linfnet.cli.train import pick_device
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import replacing
-from linfnet.nn import LinfNet
+from linfnet.nn import Classifier
 from linfnet.nn.hub import find_model
 from linfnet.perturbation import format_epsilon, parse_epsilon
+from linfnet.systems import load_model
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Attack:
         epsilons = tuple(sorted(asked or (run.recipe.evaluation.eps if run else ())))
         if data is None or not epsilons:
             raise ArgumentError(f"{self.model} has no recipe.toml: give --data and --eps")
-        net = LinfNet.load(model, device=device)
+        net = load_model(model, device=device)
         subject = find_subject(data, self.split, self.limit, net, device)
         found = certify_images(net, subject.batches(BATCH), epsilons)
         results = self._attack(net, subject, found.labels, epsilons, chosen)
@@ -90,7 +91,7 @@ class Attack:
 
     def _attack(
         self,
-        net: LinfNet,
+        net: Classifier,
         subject: Subject,
         labels: torch.Tensor,
         epsilons: tuple[Fraction, ...],

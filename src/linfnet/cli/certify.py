@@ -18,9 +18,10 @@ from linfnet.cli.predict import class_names, format_radius
 from linfnet.cli.train import pick_device
 from linfnet.data import known_sets, load
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.nn import LinfNet
+from linfnet.nn import Classifier
 from linfnet.nn.hub import find_model
 from linfnet.perturbation import format_epsilon, parse_epsilon
+from linfnet.systems import load_model
 from linfnet.train import RunFolder
 
 BATCH = 500
@@ -56,7 +57,7 @@ def run_of(model: Path) -> RunFolder | None:
     return run
 
 
-def find_subject(data: str, split: str, limit: int | None, net: LinfNet, device: torch.device) -> Subject:
+def find_subject(data: str, split: str, limit: int | None, net: Classifier, device: torch.device) -> Subject:
     """A known data set, or else the user's own folder or file."""
     if limit is not None and limit < 1:
         raise ArgumentError(f"--limit is {limit}; wanted a whole number of at least 1")
@@ -99,7 +100,7 @@ class Certify:
         if data is None:
             raise ArgumentError(f"{self.model} has no recipe.toml: give --data")
         epsilons = asked or (run.recipe.evaluation.eps if run else ())
-        net = LinfNet.load(model, device=device)
+        net = load_model(model, device=device)
         subject = find_subject(data, self.split, self.limit, net, device)
         columns = (TextColumn("certifying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -121,22 +122,23 @@ class Certify:
             raise LinfnetError(f"output folder {out} cannot be written: {error.strerror}") from None
         write_radii(found, out / "radii.csv", subject.names)
         rows = found.curve()
-        write_curve(rows, out / "curve.csv")
+        write_curve(rows, out / "curve.csv", found.certificates)
         console.print(f"radii and curve: {out}")
         try:
-            plot_curve(rows, out / "curve.png", f"{self.model.name} on {subject.title}")
+            plot_curve(rows, out / "curve.png", f"{self.model.name} on {subject.title}", found.certificates)
         except LinfnetError as error:
             console.print(f"no plot: {error}", markup=False)
 
 
 def _images_table(found: Certification, subject: Subject, names: list[str]) -> Table:
-    table = Table("image", "class", "margin radius", "interval radius", "runner-up")
+    table = Table("image", "class", *(f"{name} radius" for name in found.certificates), "runner-up")
+    radii = (found.margin_radii, found.interval_radii)[-len(found.certificates) :]
     rows = zip(
-        subject.names, found.predictions.tolist(), found.margin_radii.tolist(), found.interval_radii.tolist(),
+        subject.names, found.predictions.tolist(), zip(*(column.tolist() for column in radii), strict=True),
         found.runners_up.tolist(), strict=True,
     )  # fmt: skip
-    for image, first, margin, interval, second in rows:
-        table.add_row(image, names[first], format_radius(margin), format_radius(interval), names[second])
+    for image, first, proven, second in rows:
+        table.add_row(image, names[first], *map(format_radius, proven), names[second])
     return table
 
 
@@ -144,11 +146,14 @@ def _shares_table(found: Certification, subject: Subject) -> Table:
     whole = "right" if subject.labels is not None else "without a tie"
     table = Table(title=f"{len(subject.names)} images of {subject.title}, in %", title_justify="left")
     table.add_column("eps")
-    for name in (whole, "certified (margin)", "certified (interval)"):
+    for name in (whole, *(f"certified ({name})" for name in found.certificates)):
         table.add_column(name, justify="right")
-    for epsilon, margin, interval in zip(found.epsilons, found.by_margin, found.by_interval, strict=True):
-        shares = (found.clean, margin.double().mean().item(), interval.double().mean().item())
+    kept = slice(-len(found.certificates), None)
+    for epsilon, *held in zip(found.epsilons, found.by_margin, found.by_interval, strict=True):
+        shares = (found.clean, *(flags.double().mean().item() for flags in held[kept]))
         table.add_row(format_epsilon(epsilon), *map(percent, shares))
-    medians = (found.margin_radii.clamp(min=0).median().item(), found.interval_radii.clamp(min=0).median().item())
+    medians = [radii.clamp(min=0).median().item() for radii in (found.margin_radii, found.interval_radii)[kept]]
     table.add_row("median radius", "", *map(format_radius, medians), style="dim")
+    if found.arithmetic == "real":
+        table.caption = "certificates hold in real arithmetic, rounding apart"
     return table

@@ -22,14 +22,22 @@ def percent(share: float) -> str:
 def results_table(title: str, rows: list[tuple[str, Evaluation]]) -> Table:
     """Clean, attacked and certified accuracy in percent: one row for each net and epsilon."""
     steps = rows[0][1].steps
+    names = list(dict.fromkeys(name for _, evaluation in rows for at in evaluation.at for name in at.certificates))
     table = Table(title=title, title_justify="left")
     for name in ("net", "eps"):
         table.add_column(name)
-    for name in ("clean", f"PGD-{steps}", "certified (margin)", "certified (interval)"):
+    for name in ("clean", f"PGD-{steps}", *(f"certified ({name})" for name in names)):
         table.add_column(name, justify="right")
+    table.caption = _caption(rows)
     for net, evaluation in rows:
         for at in evaluation.at:
             shares = at.summary()
-            cells = (evaluation.clean, shares["pgd"], shares["certified_margin"], shares["certified_interval"])
-            table.add_row(net, format_epsilon(at.epsilon), *map(percent, cells))
+            cells = [evaluation.clean, shares["pgd"], *(shares.get(f"certified_{name}") for name in names)]
+            table.add_row(net, format_epsilon(at.epsilon), *("" if cell is None else percent(cell) for cell in cells))
     return table
+
+
+def _caption(rows: list[tuple[str, Evaluation]]) -> str | None:
+    """A line under the table where certificates do not account for rounding."""
+    real = [net for net, evaluation in rows if evaluation.arithmetic == "real"]
+    return f"certificates of {', '.join(real)} hold in real arithmetic, rounding apart" if real else None

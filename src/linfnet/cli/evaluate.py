@@ -15,13 +15,14 @@ from linfnet.data import ImageSet, load
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.evaluation import Evaluation, evaluate, result_key, write_broken, write_samples
 from linfnet.export import write_card
-from linfnet.nn import LinfNet
+from linfnet.nn import Classifier
 from linfnet.perturbation import format_epsilon, parse_epsilon
 from linfnet.recipes import Recipe
+from linfnet.systems import load_model
 from linfnet.train import RunFolder, add_result, read_results
 
 
-def evaluate_with_progress(net: LinfNet, images: ImageSet, epsilons: tuple[Fraction, ...], steps: int) -> Evaluation:
+def evaluate_with_progress(net: Classifier, images: ImageSet, epsilons: tuple[Fraction, ...], steps: int) -> Evaluation:
     """Evaluate, with a progress bar over the samples of all epsilons."""
     columns = (TextColumn("evaluating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -29,7 +30,7 @@ def evaluate_with_progress(net: LinfNet, images: ImageSet, epsilons: tuple[Fract
         return evaluate(net, images, epsilons, steps=steps, advance=lambda n: progress.advance(task, n))
 
 
-def load_for(net: LinfNet, model: Path, name: str, split: str) -> ImageSet:
+def load_for(net: Classifier, model: Path, name: str, split: str) -> ImageSet:
     """A split of a data set, or an error if its images are of another shape than the model's."""
     images = load(name, split)
     if images.info.image_shape != net.image_shape:
@@ -52,7 +53,9 @@ def store_evaluation(
             "clean": evaluation.clean,
             **at.summary(),
             "certified_and_broken": len(at.violations()),
+            "arithmetic": evaluation.arithmetic,
             "pgd_steps": evaluation.steps,
+            "certify_seconds_per_image": at.cost(),
             "seconds": round(at.seconds, 2),
         }
         add_result(folder, result_key(what, at.epsilon, limit=limit, steps=evaluation.steps), entry)
@@ -100,7 +103,7 @@ class Evaluate:
         read_results(self.model)  # an unreadable file is told before the work, not after it
         if not os.access(self.model, os.W_OK):
             raise LinfnetError(f"{self.model} may not be written: the results would have no place")
-        net = LinfNet.load(self.model, device=device)
+        net = load_model(self.model, device=device)
         images = load_for(net, self.model, name, self.split).first(self.limit).to(device)
         steps = self.steps or (recipe.evaluation.pgd_steps if recipe else 100)
         evaluation = evaluate_with_progress(net, images, epsilons, steps)

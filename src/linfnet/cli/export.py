@@ -12,9 +12,10 @@ from linfnet.cli.certify import Subject, find_subject, run_of
 from linfnet.cli.console import console
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.export import push_to_hub, verify_onnx, write_card, write_onnx, write_vnnlib
-from linfnet.nn import LinfNet
+from linfnet.nn import Classifier, LinfNet
 from linfnet.nn.hub import find_model
 from linfnet.perturbation import format_epsilon, parse_epsilon
+from linfnet.systems import load_model
 
 # Images the ONNX file is checked on.
 CHECKED = 16
@@ -50,7 +51,7 @@ class Export:
             raise ArgumentError("nothing to export: give --onnx, --vnnlib, --card or --hub")
         model = find_model(self.model)
         run = run_of(model)
-        net = LinfNet.load(model)
+        net = load_model(model)
         if self.onnx is not None:
             self._write_onnx(net, self.onnx)
         if self.vnnlib is not None:
@@ -66,7 +67,7 @@ class Export:
             console.print(f"uploaded: {push_to_hub(model, self.hub)}")
         return 0
 
-    def _write_vnnlib(self, net: LinfNet, folder: Path, subject: Subject, epsilons: tuple[Fraction, ...]) -> None:
+    def _write_vnnlib(self, net: Classifier, folder: Path, subject: Subject, epsilons: tuple[Fraction, ...]) -> None:
         for sample in self.samples:
             if not 0 <= sample < len(subject.pixels):
                 raise ArgumentError(f"--samples has {sample}; {subject.title} has 0 to {len(subject.pixels) - 1}")
@@ -82,7 +83,9 @@ class Export:
         console.print(f"{len(self.samples) * len(epsilons)} properties: {folder}")
 
     @staticmethod
-    def _write_onnx(net: LinfNet, path: Path) -> None:
+    def _write_onnx(net: Classifier, path: Path) -> None:
+        if not isinstance(net, LinfNet):
+            raise LinfnetError(f"--onnx writes l_inf-distance nets; the model is of system {net.system!r}")
         if path.is_dir():
             raise ArgumentError(f"--onnx is the folder {path}; wanted a file")
         _make_folder(path.parent)

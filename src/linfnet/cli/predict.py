@@ -13,8 +13,8 @@ from linfnet.cli.console import console
 from linfnet.cli.pictures import read_image
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_json
-from linfnet.nn import LinfNet
 from linfnet.nn.hub import find_model
+from linfnet.systems import load_model
 
 
 def format_radius(radius: float) -> str:
@@ -48,7 +48,7 @@ class Predict:
         if not self.images:
             raise ArgumentError("no image given")
         model = find_model(self.model)
-        net = LinfNet.load(model)
+        net = load_model(model)
         names = class_names(model, net.classes)
         pixels = torch.stack([read_image(path, net.image_shape) for path in self.images])
         found = certify_images(net, [(pixels, None)])

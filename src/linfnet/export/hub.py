@@ -6,18 +6,19 @@ from typing import Any
 
 from linfnet.errors import LinfnetError
 from linfnet.files import read_json, write_text
-from linfnet.nn import LinfNet
+from linfnet.nn import count_parameters
 from linfnet.nn.card import model_card
+from linfnet.systems import load_model
 
 FILES = ("model.safetensors", "config.json", "README.md")
 
 
 def write_card(folder: Path) -> Path:
     """Write the model card of a folder anew, with all that its results.json holds by now."""
-    net = LinfNet.load(folder)
+    net = load_model(folder)
     results: dict[str, Any] = read_json(folder / "results.json") if (folder / "results.json").is_file() else {}
-    count = sum(parameter.numel() for parameter in net.parameters())
-    write_text(folder / "README.md", model_card(read_json(folder / "config.json"), count, results))
+    card = model_card(read_json(folder / "config.json"), net.describe(), count_parameters(net), results)
+    write_text(folder / "README.md", card)
     return folder / "README.md"
 
 

@@ -1,5 +1,8 @@
 """Modules: distance layers, mean shift, normalisation, and the nets built from them."""
 
+from linfnet.nn.classifier import Classifier as Classifier
+from linfnet.nn.classifier import count_parameters as count_parameters
+from linfnet.nn.classifier import load_weights as load_weights
 from linfnet.nn.conv import LpDistanceConv2d as LpDistanceConv2d
 from linfnet.nn.distance import DistanceModule as DistanceModule
 from linfnet.nn.distance import LpDistance as LpDistance
@@ -7,5 +10,4 @@ from linfnet.nn.mean_shift import MeanShift as MeanShift
 from linfnet.nn.means import means_at_infinity as means_at_infinity
 from linfnet.nn.means import reestimate_means as reestimate_means
 from linfnet.nn.net import LinfNet as LinfNet
-from linfnet.nn.net import load_weights as load_weights
 from linfnet.nn.normalize import Normalize as Normalize

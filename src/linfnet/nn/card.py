@@ -11,14 +11,15 @@ tags: [linfnet, certified-robustness, l-infinity]
 ---
 # {title}
 
-An ℓ∞-distance net: {shape} images in [0, 1] → {classes} classes, hidden layers {hidden}, {parameters:,} parameters.
-It is {lipschitz:.6g}-Lipschitz in the ℓ∞ norm of the pixels: one forward pass proves a radius inside which its class
-cannot change. Normalisation (mean {mean}, std {std:g}) is part of the model.
+{description}
+
+{shape} images in [0, 1] → {classes} classes, {parameters:,} parameters. Normalisation (mean {mean},
+std {std:g}) is part of the model.
 
 ```python
-from linfnet import LinfNet
+from linfnet import load_model
 
-net = LinfNet.load("path/to/this/folder")
+net = load_model("path/to/this/folder")
 logits = net(images)  # [batch, {channels}, {rows}, {columns}] in [0, 1]
 ```
 
@@ -31,12 +32,17 @@ logits = net(images)  # [batch, {channels}, {rows}, {columns}] in [0, 1]
 
 
 def model_card(
-    config: Mapping[str, Any], parameters: int, results: Mapping[str, Any] | None = None, title: str = "ℓ∞-distance net"
+    config: Mapping[str, Any],
+    description: str,
+    parameters: int,
+    results: Mapping[str, Any] | None = None,
+    title: str = "A net with certificates",
 ) -> str:
     """The text of README.md for a net of that config, with a table of results where there are some.
 
     Args:
         config: as in config.json.
+        description: what the net is and what its proofs are.
         parameters: how many numbers the net learned.
         results: what was measured, by a name for each: numbers, or mappings of numbers.
         title: the heading.
@@ -45,14 +51,13 @@ def model_card(
     channels, rows, columns = config["image_shape"]
     return CARD.format(
         title=title,
+        description=description,
         shape=f"{channels}×{rows}×{columns}",
         channels=channels,
         rows=rows,
         columns=columns,
         classes=config["classes"],
-        hidden="×".join(map(str, config["hidden"])) or "none",
         parameters=parameters,
-        lipschitz=1 / config["std"],
         mean=", ".join(f"{value:g}" for value in config["mean"]),
         std=config["std"],
         names=", ".join(names) if names else f"numbered 0 to {config['classes'] - 1}",

@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator, Iterable
 import torch
 from torch import Tensor, nn
 
+from linfnet.nn.classifier import Classifier
 from linfnet.nn.mean_shift import MeanShift
-from linfnet.nn.net import LinfNet
 
 
 def _shifts(net: nn.Module) -> list[MeanShift]:
@@ -16,7 +16,7 @@ def _shifts(net: nn.Module) -> list[MeanShift]:
 
 
 @torch.no_grad()
-def reestimate_means(net: LinfNet, batches: Iterable[Tensor]) -> None:
+def reestimate_means(net: Classifier, batches: Iterable[Tensor]) -> None:
     """Replace the running means by the even average over batches of training images [B, C, H, W] at p = inf."""
     p, training, shifts = net.p, net.training, _shifts(net)
     momenta = [shift.momentum for shift in shifts]
@@ -36,7 +36,7 @@ def reestimate_means(net: LinfNet, batches: Iterable[Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def means_at_infinity(net: LinfNet, batches: Callable[[], Iterable[Tensor]]) -> Generator[LinfNet]:
+def means_at_infinity(net: Classifier, batches: Callable[[], Iterable[Tensor]]) -> Generator[Classifier]:
     """Inside the block the net stands at p = inf, in eval mode, with means re-estimated there; afterwards as before."""
     shifts = _shifts(net)
     kept = [(shift.running_mean.clone(), shift.batches) for shift in shifts]

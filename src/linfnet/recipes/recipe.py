@@ -1,7 +1,9 @@
 """A recipe: everything that decides a training run, as typed data with the paper's shared values as defaults."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
 from linfnet.errors import ArgumentError, at_least
 from linfnet.losses import Mixture, Objective
@@ -136,3 +138,10 @@ class Recipe:
     run: Run = field(default_factory=Run)
     evaluation: Evaluation = field(default_factory=Evaluation)
     reported: Reported = field(default_factory=Reported)
+    # What is trained, where it is no l_inf-distance net: its name and the keys of its own (see `linfnet.systems`).
+    system: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def system_name(self) -> str:
+        """The system that the recipe trains."""
+        return str(self.system.get("name", "linf"))

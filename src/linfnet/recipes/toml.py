@@ -4,17 +4,23 @@ import dataclasses
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from linfnet.errors import ArgumentError, LinfnetError, nearest
 from linfnet.losses import Mixture, Objective, find_objective
 from linfnet.perturbation import format_epsilon, parse_rational
 from linfnet.recipes.recipe import Recipe
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Options = TypeVar("Options", bound="DataclassInstance")
+# The prefix of keys that belong to a system.
+SYSTEM = "system."
 _FOLDER = resources.files("linfnet.recipes")
 
 
@@ -57,7 +63,7 @@ def recipe_from_toml(text: str, where: str, name: str, changes: Iterable[str] = 
             flat[key] = value
     known = _types(find_objective(flat.get("loss.name", Mixture.name)))
     for key in flat:
-        if key not in known:
+        if key not in known and not key.startswith(SYSTEM):
             raise LinfnetError(f"{where} has an unknown key {key!r}{nearest(key, known)}")
     changes = list(changes)
     for change in changes:
@@ -65,20 +71,38 @@ def recipe_from_toml(text: str, where: str, name: str, changes: Iterable[str] = 
             # Another objective has other keys: those of the file that it does not know go with the old one.
             flat["loss.name"] = _parse_change(change, known)[1]
             known = _types(find_objective(flat["loss.name"]))
-            flat = {key: value for key, value in flat.items() if key in known}
+            flat = {key: value for key, value in flat.items() if key in known or key.startswith(SYSTEM)}
     flat |= dict(_parse_change(change, known) for change in changes)
-    return _build({key: _coerce(key, value, known[key]) for key, value in flat.items()})
+    # A system's own keys get their types from the system, which is not known here.
+    system = {key.removeprefix(SYSTEM): value for key, value in flat.items() if key.startswith(SYSTEM)}
+    return _build({key: _coerce(key, value, known[key]) for key, value in flat.items() if key in known}, system)
 
 
 def recipe_to_toml(recipe: Recipe) -> str:
     """All keys of a recipe as TOML that `load_recipe` reads back to the same recipe."""
     lines = [f"name = {_literal(recipe.name)}", f"title = {_literal(recipe.title)}"]
-    for section in dataclasses.fields(recipe)[2:]:
+    for section in _sections():
         lines += ["", f"[{section.name}]"]
         values: Any = getattr(recipe, section.name)
         lines += [f"name = {_literal(values.name)}"] if isinstance(values, Objective) else []
         lines += [f"{f.name} = {_literal(getattr(values, f.name))}" for f in dataclasses.fields(values)]
+    if recipe.system:
+        lines += ["", "[system]", *(f"{key} = {_literal(value)}" for key, value in recipe.system.items())]
     return "\n".join(lines) + "\n"
+
+
+def options_from_mapping(kind: type[Options], values: Mapping[str, Any], where: str) -> Options:
+    """A dataclass from the keys of a TOML table, each coerced to its field's type; `where` is the table's name."""
+    hints = {field.name: get_type_hints(kind)[field.name] for field in dataclasses.fields(kind)}
+    for key in values:
+        if key not in hints:
+            raise ArgumentError(f"unknown key {f'{where}.{key}'!r}{nearest(key, hints)}")
+    return kind(**{key: _coerce(f"{where}.{key}", value, hints[key]) for key, value in values.items()})
+
+
+def _sections() -> list[dataclasses.Field[Any]]:
+    """The sections of a recipe whose keys are known beforehand."""
+    return [field for field in dataclasses.fields(Recipe) if field.name not in ("name", "title", "system")]
 
 
 def _section(name: str, loss: type[Objective]) -> type:
@@ -89,7 +113,7 @@ def _section(name: str, loss: type[Objective]) -> type:
 def _types(loss: type[Objective]) -> dict[str, Any]:
     """Every key, dotted, with its type, for recipes with that objective."""
     types: dict[str, Any] = {"name": str, "title": str, "loss.name": str}
-    for section in dataclasses.fields(Recipe)[2:]:
+    for section in _sections():
         kind = _section(section.name, loss)
         hints = get_type_hints(kind)
         types |= {f"{section.name}.{field.name}": hints[field.name] for field in dataclasses.fields(kind)}
@@ -101,7 +125,7 @@ def _parse_change(change: str, known: Mapping[str, Any]) -> tuple[str, Any]:
     key, text = key.strip(), text.strip()
     if not equals or not key:
         raise ArgumentError(f"--set got {change!r}; wanted key=value")
-    if key not in known:
+    if key not in known and not key.startswith(SYSTEM):
         full = [name for name in known if name.split(".")[-1] == key]
         if len(full) > 1:
             raise ArgumentError(f"key {key!r} is not clear; wanted one of {', '.join(full)}")
@@ -136,10 +160,10 @@ def _coerce(key: str, value: Any, kind: Any) -> Any:
     return value
 
 
-def _build(flat: Mapping[str, Any]) -> Recipe:
-    sections: dict[str, Any] = {key: value for key, value in flat.items() if "." not in key}
+def _build(flat: Mapping[str, Any], system: Mapping[str, Any]) -> Recipe:
+    sections: dict[str, Any] = {key: value for key, value in flat.items() if "." not in key} | {"system": system}
     loss = find_objective(flat.get("loss.name", Mixture.name))
-    for section in dataclasses.fields(Recipe)[2:]:
+    for section in _sections():
         prefix = f"{section.name}."
         given = {key.removeprefix(prefix): value for key, value in flat.items() if key.startswith(prefix)}
         if section.name == "loss":
@@ -151,8 +175,8 @@ def _build(flat: Mapping[str, Any]) -> Recipe:
 def _literal(value: object) -> str:
     if isinstance(value, Fraction):
         return json.dumps(format_epsilon(value))
-    if isinstance(value, tuple):
-        return "[" + ", ".join(_literal(item) for item in cast(tuple[object, ...], value)) + "]"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(_literal(item) for item in cast(Sequence[object], value)) + "]"
     if isinstance(value, bool):
         return "true" if value else "false"
     # A JSON string in ASCII is a TOML basic string, but for DEL; Python writes floats as TOML does.

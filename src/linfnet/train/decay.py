@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from linfnet.nn import DistanceModule, LinfNet
+from linfnet.nn import Classifier, DistanceModule
 
 
 @torch.no_grad()
@@ -35,11 +35,17 @@ def decay_rows(weight: Tensor, p: float, amount: float) -> None:
     rows.addcmul_(shares.div_(norms).pow_(p - 1).mul_(norms * largest), rows.sign(), value=-amount)
 
 
-def decay_weights(net: LinfNet, amount: float) -> None:
-    """Decay the weights and biases of all distance layers, each at its own p; the temperature s does not decay."""
+def decay_weights(net: Classifier, amount: float) -> None:
+    """Decay the weights and biases of all layers, those that measure distances each at its own p.
+
+    The temperature s does not decay.
+    """
     if amount == 0:
         return
     for module in net.modules():
         if isinstance(module, DistanceModule):
             for parameter in module.parameters(recurse=False):
                 decay_rows(parameter, module.p, amount)
+        elif module is not net:
+            for parameter in module.parameters(recurse=False):
+                decay_rows(parameter, 2.0, amount)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from linfnet.data import EpochPlan, ImageSet, augment, plan_epoch, to_pixels
 from linfnet.errors import LinfnetError
-from linfnet.nn import means_at_infinity, reestimate_means
+from linfnet.nn import LinfNet, count_parameters, means_at_infinity, reestimate_means
 from linfnet.recipes import recipe_to_toml
+from linfnet.systems import system_of
 from linfnet.train.checkpoint import Progress, load_newest, save_checkpoint
 from linfnet.train.decay import decay_weights
 from linfnet.train.folder import RunFolder, add_result
@@ -20,14 +21,20 @@ from linfnet.train.signals import StopRequest, stop_on_signals
 from linfnet.train.steps import (
     RECORD_COLUMNS,
     StepValues,
-    build_net,
     build_optimizer,
     check_finite,
     record_step,
     step_values,
     summarise,
 )
-from linfnet.train.testing import accuracy, margin_certified, margin_statistics, pixel_batches, predict
+from linfnet.train.testing import (
+    accuracy,
+    certified_shares,
+    margin_certified,
+    margin_statistics,
+    pixel_batches,
+    predict,
+)
 
 # Training images on which running means are re-estimated before a test at p = inf.
 MEAN_IMAGES = 8192
@@ -58,14 +65,16 @@ class Trainer:
         self.batch = self.recipe.optimizer.batch
         self.steps_per_epoch = math.ceil(len(self.images) / self.batch)
         self.total_steps = self.steps_per_epoch * self.recipe.schedule.phases().total
+        self.system = system_of(self.recipe)
         torch.manual_seed(self.recipe.run.seed)
         try:
-            self.net = build_net(self.recipe, images.info).to(device)
+            self.net = self.system.build(self.recipe, images.info).to(device)
         except RuntimeError as error:
             raise LinfnetError(f"the net cannot be built: {str(error).splitlines()[0]}") from None
         self.recipe_digest = hashlib.sha256(recipe_to_toml(self.recipe).encode()).hexdigest()
         self.optimizer = build_optimizer(self.recipe, self.net)
-        self.threshold = float(self.recipe.loss.theta) * self.net.lipschitz
+        # Other systems have no theta: their margins are counted above and below 0.
+        self.threshold = float(self.recipe.loss.theta) * self.net.lipschitz if isinstance(self.net, LinfNet) else 0.0
         self.record = torch.zeros(self.steps_per_epoch, RECORD_COLUMNS, device=device)
         sizes = [min(self.batch, len(self.images) - start) for start in range(0, len(self.images), self.batch)]
         self.sizes = torch.tensor(sizes, dtype=torch.float64)
@@ -141,8 +150,12 @@ class Trainer:
         self.net.p = values.p
         self.optimizer.param_groups[0]["lr"] = values.lr
         self.optimizer.param_groups[1]["lr"] = values.lr * self.recipe.optimizer.scale_lr_factor
-        logits = self.net(pixels)
-        loss = self.recipe.loss(logits, labels, values.moment(self.net))
+        if isinstance(self.net, LinfNet):
+            logits = self.net(pixels)
+            loss = self.recipe.loss(logits, labels, values.moment(self.net))
+        else:
+            epoch = self.progress.step / self.steps_per_epoch
+            loss, logits = self.system.loss(self.recipe, self.net, pixels, labels, epoch)
         self.optimizer.zero_grad()
         loss.backward()
         decay_weights(self.net, values.lr * self.recipe.optimizer.weight_decay)
@@ -157,16 +170,21 @@ class Trainer:
         self.net.train()
         if math.isinf(self.net.p):
             with self.net.at_infinity():
-                logits = predict(self.net, self.test)
+                figures = self._figures(self.test)
         else:
             with means_at_infinity(self.net, self._mean_batches):
-                logits = predict(self.net, self.test)
-        return {"accuracy_at_p": at_p, **self._figures(logits, self.test.labels)}
+                figures = self._figures(self.test)
+        return {"accuracy_at_p": at_p, **figures}
 
-    def _figures(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Clean and certified accuracy by logits at p = inf."""
-        certified = margin_certified(logits, labels, self.net.lipschitz, self.recipe.evaluation.eps)
-        return {"clean": accuracy(logits, labels), "certified": certified}
+    def _figures(self, images: ImageSet, margins: bool = False) -> dict[str, Any]:
+        """Clean and certified accuracy of the net at p = inf in eval mode, and how its margins lie if asked."""
+        logits, epsilons = predict(self.net, images), self.recipe.evaluation.eps
+        if isinstance(self.net, LinfNet):
+            certified = margin_certified(logits, images.labels, self.net.lipschitz, epsilons)
+        else:
+            certified = certified_shares(self.net, images, epsilons)
+        shares = margin_statistics(logits, images.labels, self.threshold) if margins else {}
+        return {"clean": accuracy(logits, images.labels), "certified": certified, **shares}
 
     def _mean_batches(self) -> Iterator[Tensor]:
         return pixel_batches(self.images.first(MEAN_IMAGES), self.batch)
@@ -193,17 +211,14 @@ class Trainer:
         if not math.isinf(self.net.p):
             reestimate_means(self.net, self._mean_batches())
         with self.net.at_infinity():
-            logits, train_logits = (predict(self.net, images) for images in (self.test, self.images))
+            figures, train_figures = self._figures(self.test), self._figures(self.images, margins=True)
         results = {
-            **self._figures(logits, self.test.labels),
-            "training_images": {
-                **self._figures(train_logits, self.images.labels),
-                **margin_statistics(train_logits, self.images.labels, self.threshold),
-            },
+            **figures,
+            "training_images": train_figures,
             "epochs": self.recipe.schedule.phases().total,
             "seconds": round(self.progress.seconds, 1),
             "seed": self.recipe.run.seed,
-            "parameters": sum(parameter.numel() for parameter in self.net.parameters()),
+            "parameters": count_parameters(self.net),
             "device": self.device.type,
         }
         self.net.save(self.folder.path, class_names=self.images.info.classes, results={"train": results})

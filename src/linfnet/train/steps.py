@@ -4,15 +4,16 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from linfnet.data import SetInfo
 from linfnet.errors import LinfnetError
 from linfnet.losses import Moment, margin_shares
-from linfnet.nn import LinfNet
+from linfnet.nn import Classifier, LinfNet
 from linfnet.ops import snapped_p
 from linfnet.recipes import Recipe
 from linfnet.schedules import cosine_learning_rate, relaxation_p
+from linfnet.systems import system_of
 
 
 @dataclass(frozen=True)
@@ -46,26 +47,20 @@ def step_values(recipe: Recipe, step: int, steps_per_epoch: int) -> StepValues:
     )
 
 
-def build_net(recipe: Recipe, info: SetInfo) -> LinfNet:
-    """The net of a recipe with freshly drawn weights, at the recipe's first p."""
-    return LinfNet(
-        info.image_shape,
-        len(info.classes),
-        (recipe.model.width,) * (recipe.model.depth - 1),
-        mean=info.mean,
-        std=info.std,
-        p=recipe.schedule.p_start,
-    )
+def build_net(recipe: Recipe, info: SetInfo) -> Classifier:
+    """The net of a recipe's system with freshly drawn weights, at the recipe's first p."""
+    return system_of(recipe).build(recipe, info)
 
 
-def build_optimizer(recipe: Recipe, net: LinfNet) -> torch.optim.Adam:
+def build_optimizer(recipe: Recipe, net: Classifier) -> torch.optim.Adam:
     """Adam with two groups: the weights, and the temperature s at a fraction of their rate."""
     settings = recipe.optimizer
-    net.scale.requires_grad_(recipe.loss.learns_scale)
+    scale = [net.scale] if isinstance(net.scale, nn.Parameter) else []  # other systems may have a fixed one
+    net.scale.requires_grad_(bool(scale) and recipe.loss.learns_scale)
     weights = [parameter for name, parameter in net.named_parameters() if name != "scale"]
     groups = [
         {"params": weights, "lr": settings.lr},
-        {"params": [net.scale], "lr": settings.lr * settings.scale_lr_factor},
+        {"params": scale, "lr": settings.lr * settings.scale_lr_factor},
     ]
     return torch.optim.Adam(groups, betas=(settings.beta1, settings.beta2), eps=settings.eps, fused=True)
 

@@ -1,0 +1,7 @@
+"""Systems: the paper's net and its peers. A file each, found by its name: nothing else is to be told of a new one."""
+
+from linfnet.systems.find import find_system as find_system
+from linfnet.systems.find import load_model as load_model
+from linfnet.systems.find import system_names as system_names
+from linfnet.systems.find import system_of as system_of
+from linfnet.systems.system import System as System

@@ -1,0 +1,161 @@
+"""The l_inf-distance net + MLP of 2021: distance layers as robust features, a small perceptron on interval bounds."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linfnet.data import SetInfo
+from linfnet.errors import ArgumentError
+from linfnet.nn import LpDistance
+from linfnet.nn.classifier import Classifier
+from linfnet.nn.intervals import least_margin, linear_bounds, worst_margins
+from linfnet.recipes import Recipe
+from linfnet.systems.system import System
+
+
+class ScaledLinear(nn.Module):
+    """x W^T / sqrt(in) + b with W from N(0, 1): every weight learns at the same rate, whatever the width.
+
+    >>> ScaledLinear(16, 3)(torch.zeros(2, 16)).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(out_features, in_features))
+        self.bias = nn.Parameter(torch.zeros(out_features))
+
+    def scaled(self) -> Tensor:
+        """The weight [out, in] that is multiplied with."""
+        return self.weight / math.sqrt(self.weight.shape[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.scaled(), self.bias)
+
+
+class HybridNet(Classifier):
+    """Distance layers (mean shift, no bias), then Linear - Tanh - Linear.
+
+    Args:
+        image_shape: (C, H, W) of the images.
+        classes: number of logits.
+        hidden: width of each distance layer.
+        mlp_hidden: width of the perceptron's one hidden layer.
+        mean: as in `Classifier`.
+        std: as in `Classifier`.
+        p: exponent of the distance layers at first.
+    """
+
+    system: ClassVar[str] = "hybrid"
+    certificate: ClassVar[str] = "interval"
+
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        classes: int,
+        hidden: Sequence[int],
+        mlp_hidden: int,
+        *,
+        mean: float | Sequence[float] = 0.0,
+        std: float = 1.0,
+        p: float = math.inf,
+    ) -> None:
+        super().__init__(image_shape, classes, mean=mean, std=std)
+        if not hidden or min(*hidden, mlp_hidden) < 1:
+            raise ArgumentError(f"hidden is {tuple(hidden)}, mlp_hidden {mlp_hidden}; wanted widths above 0")
+        self.hidden, self.mlp_hidden = tuple(hidden), mlp_hidden
+        sizes = [math.prod(image_shape), *hidden]
+        pairs = itertools.pairwise(sizes)
+        self.layers = nn.Sequential(*(LpDistance(a, b, p=p, mean_shift=True, identity_init=True) for a, b in pairs))
+        self.first = ScaledLinear(sizes[-1], mlp_hidden)
+        self.last = ScaledLinear(mlp_hidden, classes)
+
+    def features(self, images: Tensor) -> Tensor:
+        """images: [B, C, H, W] -> [B, width]; 1 / std-Lipschitz in l_inf at p = inf and in eval mode."""
+        return self.layers(self.normalize(self.check_shape(images)).flatten(1))
+
+    def head(self, features: Tensor) -> Tensor:
+        """[B, width] -> logits [B, classes]."""
+        return self.last(torch.tanh(self.first(features)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """images: [B, C, H, W] in [0, 1] -> logits [B, classes]."""
+        return self.head(self.features(images))
+
+    def head_margins(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
+        """Least margins [B, classes] of the labels over a box of features."""
+        low, high = linear_bounds(lower, upper, self.first.scaled(), self.first.bias)
+        return worst_margins(torch.tanh(low), torch.tanh(high), self.last.scaled(), self.last.bias, labels)
+
+    def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
+        low, high = (end.flatten(1) for end in self.normalize.bounds(self.check_shape(lower), self.check_shape(upper)))
+        for layer in self.layers:
+            low, high = cast(LpDistance, layer).bounds(low, high)
+        return least_margin(self.head_margins(low, high, labels), labels)
+
+    def settings(self) -> dict[str, Any]:
+        return {"hidden": list(self.hidden), "mlp_hidden": self.mlp_hidden}
+
+    def describe(self) -> str:
+        return (
+            f"An ℓ∞-distance net + MLP: distance layers {'×'.join(map(str, self.hidden))} as features, then "
+            f"Linear({self.mlp_hidden})–Tanh–Linear. Certificates are interval bounds and hold in real arithmetic: "
+            "the rounding of the matrix products is not accounted for."
+        )
+
+
+@dataclass(frozen=True)
+class Hybrid(System):
+    """Cross-entropy on the worst-case margins over features within eps_train, mixed with that on the logits.
+
+    The features move by at most eps at p = inf; training takes that for granted at finite p. eps_train grows from 0
+    through the first phase.
+    """
+
+    net_type: ClassVar[type[Classifier]] = HybridNet
+
+    hidden: int = 512  # width of the perceptron
+    eps_train: Fraction = Fraction(88, 2550)
+    worst_share: float = 0.95  # weight of the worst case; the rest is on the logits
+
+    def __post_init__(self) -> None:
+        if self.hidden < 1:
+            raise ArgumentError(f"system.hidden is {self.hidden}; wanted a number of at least 1")
+        if not (0 <= self.eps_train <= 1 and 0 <= self.worst_share <= 1):
+            shares = f"{self.eps_train}, system.worst_share {self.worst_share}"
+            raise ArgumentError(f"system.eps_train is {shares}; wanted numbers from 0 to 1")
+
+    def build(self, recipe: Recipe, info: SetInfo) -> HybridNet:
+        """`model.depth` distance layers, all `model.width` wide."""
+        return HybridNet(
+            info.image_shape,
+            len(info.classes),
+            (recipe.model.width,) * recipe.model.depth,
+            self.hidden,
+            mean=info.mean,
+            std=info.std,
+            p=recipe.schedule.p_start,
+        )
+
+    def loss(
+        self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, epoch: float
+    ) -> tuple[Tensor, Tensor]:
+        """One pass through the distance layers gives both terms."""
+        assert isinstance(net, HybridNet)
+        start = recipe.schedule.phases().start
+        radius = float(self.eps_train) / net.std * (min(epoch / start, 1.0) if start else 1.0)
+        features = net.features(pixels)
+        logits = net.head(features)
+        margins = net.head_margins(features - radius, features + radius, labels)
+        worst = F.cross_entropy(-margins, labels)
+        return self.worst_share * worst + (1 - self.worst_share) * F.cross_entropy(logits, labels), logits
+
+
+SYSTEM = Hybrid

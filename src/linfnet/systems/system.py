@@ -1,0 +1,39 @@
+"""What a system is: how a recipe builds its net, and the loss of a training step. How it is certified is in the net."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from linfnet.data import SetInfo
+from linfnet.nn.classifier import Classifier
+from linfnet.recipes import Recipe
+
+
+@dataclass(frozen=True)
+class System(ABC):
+    """A frozen dataclass in a file of this folder; its fields are the keys of a recipe's [system], besides the name.
+
+    The file is the system's name, and says `SYSTEM = TheClass`.
+    """
+
+    net_type: ClassVar[type[Classifier]]
+
+    @abstractmethod
+    def build(self, recipe: Recipe, info: SetInfo) -> Classifier:
+        """The net with freshly drawn weights, for the images of a set."""
+
+    @abstractmethod
+    def loss(
+        self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, epoch: float
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of a batch, and the net's logits [B, K] on it.
+
+        Args:
+            recipe: the run's.
+            net: what `build` gave, in training mode, at the p of this step.
+            pixels: [B, C, H, W] in [0, 1].
+            labels: [B].
+            epoch: epochs done so far, with a fraction.
+        """

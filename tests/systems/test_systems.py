@@ -1,0 +1,172 @@
+"""Systems are found by name, and every command works on runs of any of them."""
+
+import csv
+import shutil
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from linfnet import LinfNet, load, load_model
+from linfnet.certify import certify_images
+from linfnet.cli.main import main
+from linfnet.errors import LinfnetError
+from linfnet.files import read_json, write_json
+from linfnet.nn import Classifier
+from linfnet.recipes import load_recipe, recipe_from_toml, recipe_to_toml
+from linfnet.systems import system_names, system_of
+
+# Recipes small enough to train within a second or two, one for each system.
+SMALL = {
+    "hybrid": """
+[system]
+name = "hybrid"
+hidden = 16
+eps_train = 0.05
+[data]
+name = "digits"
+[model]
+depth = 2
+width = 32
+[schedule]
+epochs = [2, 6, 1]
+[optimizer]
+lr = 0.02
+batch = 128
+[run]
+checkpoint_every = 4
+[evaluation]
+eps = ["0.02"]
+""",
+}
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A finished run of each system."""
+    folder = tmp_path_factory.mktemp("systems")
+    for name, text in SMALL.items():
+        (folder / f"{name}.toml").write_text(text)
+        assert main(["train", str(folder / f"{name}.toml"), "--out", str(folder / name), "--device", "cpu"]) == 0
+    return {name: folder / name for name in SMALL}
+
+
+def test_every_system_is_tried():
+    assert set(SMALL) | {"linf"} == set(system_names())
+
+
+@pytest.mark.parametrize("name", SMALL)
+class TestCommands:
+    def test_evaluation_is_labelled(self, runs: dict[str, Path], name: str, capsys: pytest.CaptureFixture[str]):
+        assert main(["evaluate", str(runs[name]), "--limit", "100", "--steps", "5", "--device", "cpu"]) == 0
+        assert "real arithmetic" in capsys.readouterr().out
+        entry = read_json(runs[name] / "results.json")["digits-test-first-100-pgd-5 eps=0.02"]
+        net = load_model(runs[name])
+        certified = entry[f"certified_{net.certificate}"]
+        assert entry["arithmetic"] == "real"
+        assert "certified_margin" not in entry
+        assert 0 < certified <= entry["pgd"] <= entry["clean"]
+        assert entry["clean"] > 0.5
+        assert entry["certify_seconds_per_image"][net.certificate] > 0
+
+    def test_radii_are_proven_and_written(self, runs: dict[str, Path], name: str, tmp_path: Path):
+        assert main(["certify", str(runs[name]), "--limit", "20", "--out", str(tmp_path), "--device", "cpu"]) == 0
+        net, digits = load_model(runs[name]), load("digits", "test").first(20)
+        with (tmp_path / "radii.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        radii = torch.tensor([float(row[f"{net.certificate}_radius"]) for row in rows]).double()
+        found = certify_images(net, [(digits.pixels(), digits.labels)], [Fraction(1, 50)])
+        assert found.arithmetic == "real"
+        assert torch.equal(radii, found.interval_radii)
+        assert found.clean == (radii >= 0).double().mean().item()
+        # Bisection stops a little short of what is proven, never beyond.
+        assert bool((found.by_interval[0] | (radii < 0.02)).all())
+        assert bool((~found.by_interval[0] | (radii >= 0.02 - 2**-15)).all())
+
+    def test_attacks_keep_the_sandwich(self, runs: dict[str, Path], name: str, capsys: pytest.CaptureFixture[str]):
+        attacks = ["--attacks", "pgd", "best-pgd", "smoothed", "square", "--steps", "4", "--queries", "10"]
+        assert main(["attack", str(runs[name]), "--limit", "40", *attacks, "--device", "cpu"]) == 0
+        assert "holds for every sample" in capsys.readouterr().out
+
+    def test_an_image_is_classified(self, runs: dict[str, Path], name: str, tmp_path: Path):
+        np.save(tmp_path / "digit.npy", load("digits", "test").first(1).pixels()[0].numpy())
+        assert main(["predict", str(runs[name]), str(tmp_path / "digit.npy")]) == 0
+
+    def test_what_is_for_distance_nets_says_so(
+        self, runs: dict[str, Path], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ):
+        assert main(["export", str(runs[name]), "--onnx", str(tmp_path / "net.onnx")]) == 2
+        assert repr(name) in capsys.readouterr().err
+        with pytest.raises(LinfnetError, match=name):
+            LinfNet.load(runs[name])
+
+    def test_the_card_says_what_the_proofs_are(self, runs: dict[str, Path], name: str):
+        assert main(["export", str(runs[name]), "--card"]) == 0
+        assert "real arithmetic" in (runs[name] / "README.md").read_text()
+
+    def test_at_zero_certified_is_right(self, runs: dict[str, Path], name: str):
+        net, digits = load_model(runs[name]), load("digits", "test").first(50)
+        with torch.no_grad():
+            right = net(digits.pixels()).argmax(1) == digits.labels
+        assert torch.equal(net.certified(digits.pixels(), digits.labels, Fraction(0)), right)
+
+    def test_resumed_is_the_same(self, runs: dict[str, Path], name: str, tmp_path: Path):
+        copy = Path(shutil.copytree(runs[name], tmp_path / name))
+        newest, *older = sorted((copy / "checkpoints").iterdir(), reverse=True)
+        assert older
+        for file in (newest, copy / "model.safetensors", copy / "results.json"):
+            file.unlink()
+        assert main(["train", "--resume", str(copy), "--device", "cpu"]) == 0
+        expected = load_model(runs[name]).state_dict()
+        for key, tensor in load_model(copy).state_dict().items():
+            assert torch.equal(tensor, expected[key]), key
+
+
+class TestFinding:
+    def test_the_paper_s_net_is_the_default(self):
+        assert load_recipe("digits").system_name == "linf"
+        assert isinstance(load_model("mnist-small"), LinfNet)
+
+    def test_recipes_read_back_the_same(self):
+        for name in ("mnist-0.3-hybrid", "cifar10-8-hybrid"):
+            recipe = load_recipe(name, ["system.hidden=99"])
+            again = recipe_from_toml(recipe_to_toml(recipe), "again", name)
+            assert again == recipe
+            assert system_of(again) == system_of(recipe)
+
+    def test_only_files_of_the_folder_are_imported(self, tmp_path: Path):
+        LinfNet((1, 2, 2), 2).save(tmp_path)
+        write_json(tmp_path / "config.json", {**read_json(tmp_path / "config.json"), "system": "os"})
+        with pytest.raises(LinfnetError, match="unknown system 'os'; known are hybrid"):
+            load_model(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("change", "complaint"),
+        [
+            ("system.name=hybird", "unknown system 'hybird'"),
+            ("system.hiden=3", "unknown key 'system.hiden'; did you mean 'hidden'?"),
+            ("system.hidden=much", "system.hidden is 'much'; wanted a whole number"),
+            ("system.hidden=0", "system.hidden is 0; wanted a number of at least 1"),
+            ("system.eps_train=2", "wanted numbers from 0 to 1"),
+        ],
+    )
+    def test_mistakes_are_told_before_anything_is_written(
+        self, change: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ):
+        recipe = tmp_path / "small.toml"
+        recipe.write_text(SMALL["hybrid"])
+        assert main(["train", str(recipe), "--out", str(tmp_path / "run"), "--set", change]) == 2
+        assert complaint in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+
+    def test_a_base_net_proves_nothing(self):
+        class Silent(Classifier):
+            system, certificate = "silent", "none"
+
+            def forward(self, images: torch.Tensor) -> torch.Tensor:
+                return images.flatten(1)[:, :2]
+
+        with pytest.raises(NotImplementedError):
+            Silent((1, 1, 2), 2).certified(torch.rand(3, 1, 1, 2), torch.zeros(3, dtype=torch.long), Fraction(1, 10))
