@@ -72,6 +72,7 @@ def test_the_thresholds():
     assert [cell.paper.certified_train for cell in mixture] == train
     assert [cell.build().loss for cell in mixture] == [Mixture(theta=k * EPS) for k in range(3, 11)]
     assert [cell.build().loss for cell in hinge] == [Hinge(theta=k * EPS, max_share=0.75) for k in range(3, 11)]
+    assert (hinge[-1].paper.certified, hinge[-1].paper.above_theta) == (33.30, 1.62)
     assert all(cell.build().optimizer == load_recipe("cifar10-8-2021").optimizer for cell in hinge)
 
 
@@ -92,7 +93,7 @@ def test_the_grid():
         loss = cell.build().loss
         assert isinstance(loss, Mixture)
         found[loss.mixing_start, loss.mixing_end] = cell.paper.certified
-        assert (float(cell.line), cell.at) == (loss.mixing_start, loss.mixing_end)
+        assert (cell.line, cell.at) == (f"λ0 = {loss.mixing_start:g}", loss.mixing_end)
     assert found == expected
 
 

@@ -79,7 +79,7 @@ def _published(figures: Figures, *, on_train: bool) -> list[str]:
     clean, certified = figures.deviation or (None, None)
     pairs = [(figures.clean, clean), (figures.pgd, None), (None, None), (figures.certified, certified)]
     if on_train:
-        pairs += [(figures.certified_train, None), (None, None)]
+        pairs += [(figures.certified_train, None), (figures.above_theta, None)]
     return ["" if n is None else f"{n:.2f}" if d is None else f"{n:.2f} ± {d:.2f}" for n, d in pairs]
 
 

@@ -62,26 +62,33 @@ def _bars(study: Study, outcome: Outcome, figure: "Figure") -> None:
 
 
 def _lines(study: Study, outcome: Outcome, figure: "Figure") -> None:
-    figure.set_size_inches(7, 5)
-    axes = figure.subplots()
-    names = list(dict.fromkeys(cell.line for cell in outcome.cells))
-    for line, marker in zip(names, "os^v", strict=False):
+    """Certified accuracy along the axis and, below it, how many training images have a margin above theta."""
+    figure.set_size_inches(7, 8)
+    certified, margins = figure.subplots(2, 1, sharex=True)
+    lines = list(dict.fromkeys(cell.line for cell in outcome.cells))
+    for number, line in enumerate(lines):
         cells = [cell for cell in outcome.cells if cell.line == line]
-        for name, label, colour, published in SERIES:
-            found = [(cell.at or 0.0, s) for cell in cells if (s := _ours(outcome, cell, name))]
-            words = ", ".join(word for word in (line, label) if word)
-            style = marker + ("-" if line == names[0] else "--")
-            axes.plot(
-                [x for x, _ in found], [100 * s.median for _, s in found], style, color=colour, label=f"ours, {words}"
-            )
-            for x, spread in found:
-                axes.plot([x, x], [100 * spread.lowest, 100 * spread.highest], color=colour, linewidth=1)
-            papers = [(cell.at or 0.0, y) for cell in cells if (y := getattr(cell.paper, published)) is not None]
-            if papers:
-                axes.plot(*zip(*papers, strict=True), marker, mec="black", mfc="none", label=f"paper, {words}")
-    _scale(axes, [cell.at or 0.0 for cell in outcome.cells])
-    axes.set(xlabel=study.axis, ylabel="certified in %")
-    axes.legend(fontsize=7)
+        style = "o-" if number == 0 else "s--"
+        for series in SERIES:
+            _line(certified, outcome, cells, series, style)
+        _line(margins, outcome, cells, ("above_theta", "margins above θ", "tab:green", "above_theta"), style)
+    places = [cell.at or 0.0 for cell in outcome.cells]
+    for axes, words in ((certified, "certified in %"), (margins, "training images in %")):
+        _scale(axes, places)
+        axes.set(xlabel=study.axis, ylabel=words)
+        axes.legend(fontsize=7)
+
+
+def _line(axes: "Axes", outcome: Outcome, cells: list[Cell], series: tuple[str, str, str, str], style: str) -> None:
+    name, label, colour, published = series
+    words = ", ".join(word for word in (cells[0].line, label) if word)
+    found = [(cell.at or 0.0, spread) for cell in cells if (spread := _ours(outcome, cell, name))]
+    axes.plot([x for x, _ in found], [100 * s.median for _, s in found], style, color=colour, label=f"ours, {words}")
+    for x, spread in found:
+        axes.plot([x, x], [100 * spread.lowest, 100 * spread.highest], color=colour, linewidth=1)
+    papers = [(cell.at or 0.0, y) for cell in cells if (y := getattr(cell.paper, published)) is not None]
+    if papers:
+        axes.plot(*zip(*papers, strict=True), style[0], mec=colour, mfc="none", ms=10, label=f"paper, {words}")
 
 
 def _scale(axes: "Axes", places: list[float]) -> None:

@@ -15,6 +15,7 @@ class Figures:
     pgd: float | None = None
     certified: float | None = None
     certified_train: float | None = None  # on the training images
+    above_theta: float | None = None  # training images with a margin above theta
     deviation: tuple[float, float] | None = None  # of clean and certified over the runs
 
 
