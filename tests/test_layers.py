@@ -21,6 +21,7 @@ ORDER: list[set[str]] = [
     {"certify", "attack", "theory"},
     {"evaluation"},
     {"export", "reproduce"},
+    {"report"},
     {"cli"},
     {"__init__"},
     {"__main__"},

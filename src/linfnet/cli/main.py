@@ -20,6 +20,7 @@ from linfnet.cli.export import Export
 from linfnet.cli.lipschitz import Lipschitz
 from linfnet.cli.predict import Predict
 from linfnet.cli.record import Plot, Record
+from linfnet.cli.report import Report
 from linfnet.cli.reproduce import Reproduce
 from linfnet.cli.theory import Construct, Separate
 from linfnet.cli.train import Recipes, Train
@@ -53,6 +54,7 @@ Command = OmitSubcommandPrefixes[
     | Annotated[Plot, subcommand("plot")]
     | Annotated[Reproduce, subcommand("reproduce")]
     | Annotated[Record, subcommand("record")]
+    | Annotated[Report, subcommand("report")]
     | Annotated[Recipes, subcommand("recipes")]
     | Annotated[Data, subcommand("data")]
     | Annotated[Separate, subcommand("separation")]

@@ -1,0 +1,46 @@
+"""`linfnet report`: runs as one page."""
+
+import webbrowser
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from linfnet.cli.console import console
+from linfnet.errors import ArgumentError
+from linfnet.files import write_text
+from linfnet.report import read_run, render
+
+
+def write_report(runs: tuple[Path, ...], out: Path | None = None) -> Path:
+    """Write the report of one or several runs; where it is."""
+    file = out or runs[0] / ("report.html" if len(runs) == 1 else "comparison.html")
+    text = render([read_run(path) for path in runs])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, text)
+    return file
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write what a run reached as one HTML file that works from disk; several runs are compared on shared axes."""
+
+    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN")]
+    """Run folders, best after `linfnet evaluate`; any model folder will do."""
+    out: Path | None = None
+    """The file; by default report.html in the run folder, or comparison.html in the first of several."""
+    open: bool = False
+    """Show it in the browser."""
+
+    def run(self) -> int:
+        """Write the page and say where it is."""
+        if not self.runs:
+            raise ArgumentError("report needs one or more run folders")
+        if self.out is not None and self.out.is_dir():
+            raise ArgumentError(f"--out is {self.out}, a folder; wanted a file")
+        file = write_report(self.runs, self.out)
+        console.print(f"report: {file}")
+        if self.open and not webbrowser.open(file.resolve().as_uri()):
+            console.print("no browser could be started: open the file by hand")
+        return 0

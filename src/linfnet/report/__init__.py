@@ -1,0 +1,5 @@
+"""Reports: a run, or several, as one page that can be opened, sent and trusted."""
+
+from linfnet.report.page import render as render
+from linfnet.report.record import RunRecord as RunRecord
+from linfnet.report.record import read_run as read_run

@@ -1,0 +1,215 @@
+"""The page itself: one HTML file that needs nothing else."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from html import escape
+from importlib import resources
+from typing import Any
+
+from linfnet.data import set_info
+from linfnet.perturbation import format_epsilon
+from linfnet.report.figures import certified_curve, histogram, in_255ths, training_panels
+from linfnet.report.gallery import Card, Group, gallery
+from linfnet.report.record import RunRecord
+from linfnet.report.repeat import repeat_section
+from linfnet.report.table import headline, results_section
+from linfnet.version import __version__
+
+_FOLDER = resources.files("linfnet.report")
+
+
+def render(runs: Sequence[RunRecord]) -> str:
+    """The report of one run, or of several on shared axes."""
+    runs = _told_apart(runs)
+    figures: dict[str, Any] = {
+        "curve": certified_curve(runs),
+        "histogram": histogram(runs),
+        "training": training_panels(runs),
+        "several": len(runs) > 1,
+    }
+    sections = [
+        ("results", "Results", results_section(runs)),
+        ("curve", "Certified accuracy", _curve_section(runs) if figures["curve"] else ""),
+        ("training", "Training", _training_section(figures["training"])),
+        ("margins", "Margins", _histogram_section(runs) if figures["histogram"] else ""),
+        ("gallery", "Gallery", _gallery_section(runs)),
+        ("repeat", "How to repeat it", repeat_section(runs)),
+    ]
+    present = [(name, title, text) for name, title, text in sections if text]
+    links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, title, _ in present)
+    body = "".join(
+        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{text}</section>'
+        for name, title, text in present
+    )
+    # "</" inside a script element would end it; "<\/" is the same JSON.
+    data = json.dumps(figures, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="generator" content="linfnet {__version__}">
+<title>{escape(_title(runs))} · linfnet</title>
+<link rel="icon" href="data:,">
+<style>{_read("page.css")}</style>
+</head>
+<body>
+<a class="skip" href="#main">Skip to the results</a>
+<header>
+<p class="kicker">ℓ∞-distance net</p>
+<h1>{escape(_title(runs))}</h1>
+<p class="lead">{_lead(runs)}</p>
+{headline(runs[0]) if len(runs) == 1 else ""}
+{_notes(runs)}
+</header>
+<nav aria-label="On this page"><ul>{links}</ul></nav>
+<main id="main" tabindex="-1">
+<noscript><p class="note">A script inside this file draws the charts; tables and pictures need none.</p></noscript>
+{body}
+</main>
+<footer><p>Written by linfnet {__version__}. Accuracies are percentages of all images of the set; ε and radii are in
+pixel units, where black is 0 and white 1. Certificates hold for the floating-point program, rounding included.</p>
+</footer>
+<script type="application/json" id="figures">{data}</script>
+<script>{_read("page.js")}</script>
+</body>
+</html>
+"""
+
+
+def _told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Runs whose folders have the same name are called by their paths."""
+    names = [run.name for run in runs]
+    return [replace(run, name=str(run.path)) if names.count(run.name) > 1 else run for run in runs]
+
+
+def _read(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+def _title(runs: Sequence[RunRecord]) -> str:
+    if len(runs) > 1:
+        return f"{len(runs)} runs compared"
+    run = runs[0]
+    if run.recipe is None or run.epsilon is None:
+        return run.name
+    return f"{set_info(run.recipe.data.name).title} at ε = {format_epsilon(run.epsilon)}"
+
+
+def _lead(runs: Sequence[RunRecord]) -> str:
+    if len(runs) > 1:
+        return ", ".join(f'<span class="key c{k % 6}">{escape(run.name)}</span>' for k, run in enumerate(runs))
+    run = runs[0]
+    facts = [f"Run <code>{escape(run.name)}</code>"]
+    if run.recipe is not None:
+        facts.append(f"recipe <code>{escape(run.recipe.name)}</code>")
+    hidden: list[int] = run.config.get("hidden") or []
+    if hidden:
+        same = len(set(hidden)) == 1
+        width = f"width {hidden[0]:,}" if same else "widths " + ", ".join(f"{size:,}" for size in hidden)
+        facts.append(f"{len(hidden) + 1} layers, {width}")
+    train: dict[str, Any] = run.results.get("train") or {}
+    if "parameters" in train:
+        facts.append(f"{train['parameters']:,} parameters")
+    if "epochs" in train and "seconds" in train:
+        facts.append(f"{train['epochs']:,} epochs in {_duration(train['seconds'])}")
+    return " · ".join(facts)
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(24.3), _duration(373.2), _duration(7300)
+    ('24 s', '6 min 13 s', '2 h 2 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _notes(runs: Sequence[RunRecord]) -> str:
+    named = [(f"{run.name}: " if len(runs) > 1 else "") + note for run in runs for note in run.notes]
+    return "".join(f'<p class="note">{escape(note)}</p>' for note in named)
+
+
+def _plot(name: str, label: str) -> str:
+    """The place of a chart: a slider for the keyboard, a read-out, and the drawing between them."""
+    return (
+        f'<div class="readout" id="{name}-readout"></div>'
+        f'<div class="plot" id="{name}-plot" role="slider" tabindex="0" aria-label="{escape(label)}" '
+        'aria-valuenow="0" aria-valuetext=""></div>'
+    )
+
+
+def _curve_section(runs: Sequence[RunRecord]) -> str:
+    several = len(runs) > 1
+    steps = next((m.pgd_steps for run in runs for m in run.main), None)
+    attack = (
+        f"Dots are what PGD-{steps} left where it was run; the true robust accuracy lies between both. "
+        if steps
+        else "No attack has been run. "
+    )
+    interval = "" if several else "At measured ε the read-out adds what interval bounds certify. "
+    hint = "Hover, drag, or use the arrow keys to read any ε; or type one, as in 8/255."
+    return f"""<figure>
+<form class="ask" id="ask"><label for="ask-eps">Read at ε =</label>
+<input id="ask-eps" size="8" autocomplete="off"></form>
+{_plot("curve", "Perturbation ε")}
+<figcaption>The share of test images that are right and proven to stay so for every change of up to ε per pixel.
+{attack}{interval}{hint}</figcaption>
+</figure>"""
+
+
+def _training_section(panels: Sequence[dict[str, Any]]) -> str:
+    if not panels:
+        return ""
+    plots = "".join(
+        f"<figure><h3>{escape(panel['title'])}</h3>{_plot(f'training-{k}', panel['title'] + ', epoch')}</figure>"
+        for k, panel in enumerate(panels)
+    )
+    caption = (
+        "Over epochs, with p on the upper edge: p stays at its start, rises to make the ℓp distance ever more like "
+        "ℓ∞, and is infinite at the end. Tests at p = ∞ use means estimated anew."
+    )
+    return f'<p class="about">{caption}</p><div class="panels">{plots}</div>'
+
+
+def _histogram_section(runs: Sequence[RunRecord]) -> str:
+    epsilon = next((format_epsilon(run.epsilon) for run in runs if run.epsilon), None)
+    beyond = f"Beyond ε = {epsilon} an image is proven, rounding apart" if epsilon else ""
+    return f"""<figure>{_plot("histogram", "Half margin")}
+<figcaption>Half of the margin of each test image, in pixel units: its radius, and below 0 by how much it is wrong.
+{beyond}. The outermost bars hold what lies beyond them.</figcaption></figure>"""
+
+
+def _gallery_section(runs: Sequence[RunRecord]) -> str:
+    parts: list[str] = []
+    for k, run in enumerate(runs):
+        groups = gallery(run, in_255ths([run]))
+        if not groups:
+            continue
+        inside = "".join(_group(group) for group in groups)
+        if len(runs) > 1:
+            shown = "" if parts else " open"
+            name = f'<span class="key c{k % 6}">{escape(run.name)}</span>'
+            inside = f"<details{shown}><summary>{name}</summary>{inside}</details>"
+        parts.append(inside)
+    return "".join(parts)
+
+
+def _group(group: Group) -> str:
+    cards = "".join(_card(card) for card in group.cards)
+    kind = "cards wide" if any(len(card.pictures) > 1 for card in group.cards) else "cards"
+    return f'<h3>{escape(group.title)}</h3><p class="about">{escape(group.about)}</p><ul class="{kind}">{cards}</ul>'
+
+
+def _card(card: Card) -> str:
+    images = "".join(
+        f'<span><img src="{picture.uri}" alt="{escape(picture.alt)}">'
+        + (f"<small>{escape(picture.label)}</small>" if picture.label else "")
+        + "</span>"
+        for picture in card.pictures
+    )
+    lines = "".join(f"<small>{escape(line)}</small>" for line in card.lines if line)
+    return f'<li><div class="pictures">{images}</div><b>{escape(card.title)}</b>{lines}</li>'

@@ -1,0 +1,139 @@
+"""The report as a reader meets it: in a browser, from disk, by mouse and by keyboard."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Open, Visit
+
+from linfnet.cli.main import main
+
+
+def measured(run: Path) -> dict[str, dict[str, float]]:
+    """The evaluations in results.json by epsilon as it was typed."""
+    results = json.loads((run / "results.json").read_text())
+    return {key.split(" eps=")[1]: entry for key, entry in results.items() if " eps=" in key}
+
+
+def read_out(visit: Visit, chart: str = "curve") -> dict[str, str]:
+    """What the read-out of a chart says, by key; shares as they are printed."""
+    found: list[Any] = visit.page.locator(f"#{chart}-readout [data-key]").all()
+    return {item.get_attribute("data-key"): item.text_content() for item in found}
+
+
+def in_percent(entry: dict[str, float]) -> dict[str, str]:
+    names = {"certified": "certified_margin", "interval": "certified_interval", "pgd": "pgd", "clean": "clean"}
+    return {name: f"{100 * entry[key]:.2f} %" for name, key in names.items()}
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [375, 1440])
+def test_it_opens_from_disk_and_fits(open_page: Open, report: Path, width: int, dark: bool):
+    visit = open_page(report, width=width, dark=dark)
+    assert visit.page.locator(".plot svg").count() == 8
+    assert visit.errors == []
+    assert visit.requests_leaving == []
+    assert [url for url in visit.requests if url.startswith("file:")] == [report.resolve().as_uri()]
+    assert visit.overflow() == 0
+    assert visit.violations() == []
+
+
+def test_hovering_the_curve_reads_what_was_measured(open_page: Open, report: Path, evaluated: Path):
+    visit = open_page(report)
+    box = visit.page.locator("#curve-plot")
+    box.scroll_into_view_if_needed()
+    place = box.bounding_box()
+    figures = json.loads(visit.page.locator("#figures").text_content())
+    low, high = place["x"] + 44, place["x"] + place["width"] - 12  # the margins of the chart
+    for eps, entry in measured(evaluated).items():
+        value = 8 / 255 if eps == "8/255" else float(eps)
+        visit.page.mouse.move(low + (high - low) * value / figures["curve"]["end"] + 2, place["y"] + 100)
+        assert read_out(visit) == {"eps": eps, **in_percent(entry)}
+    visit.page.mouse.move(5, 5)
+    assert read_out(visit) == {"eps": "0.1", **in_percent(measured(evaluated)["0.1"])}, "the recipe's epsilon at rest"
+
+
+def test_keys_and_typing_read_any_epsilon(open_page: Open, report: Path, evaluated: Path):
+    visit = open_page(report, width=375)
+    box = visit.page.locator("#curve-plot")
+    box.focus()
+    visit.page.keyboard.press("Home")
+    clean = in_percent(measured(evaluated)["0.1"])["clean"]
+    assert read_out(visit)["certified"] == clean == read_out(visit)["clean"]
+    seen = set()
+    for _ in range(40):
+        visit.page.keyboard.press("ArrowRight")
+        seen.add(read_out(visit)["eps"])
+    assert "0.02" in seen
+    assert len(seen) == 40
+    assert "certified" in box.get_attribute("aria-valuetext")
+    visit.page.keyboard.press("End")
+    assert float(read_out(visit)["certified"].split()[0]) < 2
+    visit.page.locator("#ask-eps").fill("8/255")
+    visit.page.keyboard.press("Enter")
+    assert read_out(visit) == {"eps": "8/255", **in_percent(measured(evaluated)["8/255"])}
+    visit.page.locator("#ask-eps").fill("eight")
+    visit.page.keyboard.press("Enter")
+    assert visit.page.locator("#ask-eps").get_attribute("aria-invalid") == "true"
+    assert read_out(visit)["eps"] == "8/255"
+
+
+def test_between_measured_points_the_curve_counts_radii(open_page: Open, report: Path, evaluated: Path):
+    import csv
+
+    visit = open_page(report)
+    visit.page.locator("#ask-eps").fill("0.07")
+    visit.page.keyboard.press("Enter")
+    (file,) = evaluated.glob("samples-*.csv")
+    with file.open(newline="") as lines:
+        radii = [float(row["margin_radius"]) for row in csv.DictReader(lines)]
+    told = read_out(visit)
+    assert told["certified"] == f"{100 * sum(radius >= 0.07 for radius in radii) / len(radii):.2f} %"
+    assert told["pgd"] == f"at most {100 * measured(evaluated)['8/255']['pgd']:.2f} %"
+    assert "interval" not in told
+
+
+def test_training_curves_and_histogram_are_read_by_keys(open_page: Open, report: Path, evaluated: Path):
+    visit = open_page(report)
+    lines = (evaluated / "events.jsonl").read_text().splitlines()
+    epochs = [event for event in map(json.loads, lines) if event["event"] == "epoch"]
+    visit.page.locator("#training-1-plot").focus()
+    for event in reversed(epochs):
+        told = read_out(visit, "training-1")
+        assert told["epoch"] == str(event["epoch"])
+        assert float(told["loss"]) == pytest.approx(event["loss"], rel=1e-3)
+        visit.page.keyboard.press("ArrowLeft")
+    total, plot = 0, visit.page.locator("#histogram-plot")
+    plot.focus()
+    visit.page.keyboard.press("Home")
+    for _ in range(300):
+        before = plot.get_attribute("aria-valuenow")
+        total += int(visit.page.locator("#histogram-readout [data-key=count]").get_attribute("data-value"))
+        visit.page.keyboard.press("ArrowRight")
+        if plot.get_attribute("aria-valuenow") == before:
+            break
+    assert total == measured(evaluated)["0.1"]["samples"]
+
+
+def test_the_gallery_has_images(open_page: Open, report: Path):
+    visit = open_page(report)
+    images = visit.page.locator("#gallery img")
+    assert images.count() >= 30
+    widths = images.evaluate_all("images => images.map(image => image.complete && image.naturalWidth)")
+    assert set(widths) == {8}
+    text = visit.page.locator("#gallery").text_content()
+    for heading in ("Most robust", "Wrong-proof at ε = 0.1", "Broken at ε = 0.1", "Least robust", "Proven wrong"):
+        assert heading in text
+    assert visit.page.locator("#gallery ul.wide li").first.locator("img").count() == 3
+
+
+def test_several_runs_share_their_axes(open_page: Open, evaluated: Path, trained: Path, tmp_path: Path):
+    file = tmp_path / "both.html"
+    assert main(["report", str(evaluated), str(trained), "--out", str(file)]) == 0
+    for width in (375, 1440):
+        visit = open_page(file, width=width)
+        assert (visit.errors, visit.requests_leaving, visit.overflow(), visit.violations()) == ([], [], 0, [])
+    names = visit.page.locator("#training-0-readout [data-key]").evaluate_all("all => all.map(one => one.dataset.key)")
+    assert names == ["epoch", "evaluated", "trained"]
+    assert "trained: The net has not been evaluated" in visit.page.locator("header").text_content()

@@ -1,0 +1,201 @@
+"""What goes into a report, and what it says where parts are missing."""
+
+import base64
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from linfnet.certify.arithmetic import float_above
+from linfnet.cli.main import main
+from linfnet.data import load
+from linfnet.perturbation import parse_epsilon
+from linfnet.report import read_run, render
+from linfnet.report.figures import certified_curve, histogram, training_panels
+from linfnet.report.gallery import gallery
+from linfnet.report.png import encode_png
+from linfnet.report.repeat import commands
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7), (1, 1, 1)], ids=str)
+def test_png_keeps_every_byte(shape: tuple[int, int, int]):
+    levels = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0))
+    with Image.open(io.BytesIO(encode_png(levels / 255))) as picture:
+        array = np.asarray(picture)
+    assert (array.reshape(shape[1], shape[2], shape[0]).transpose(2, 0, 1) == levels.numpy()).all()
+
+
+def test_the_curve_passes_through_what_was_measured(evaluated: Path):
+    run = read_run(evaluated)
+    figure = certified_curve([run])
+    (line,) = figure["runs"]
+    radii = np.frombuffer(base64.b64decode(line["radii"]), "<f8")
+    assert (np.diff(radii[np.isfinite(radii)]) >= 0).all()
+    results = json.loads((evaluated / "results.json").read_text())
+    assert [point["name"] for point in line["measured"]] == ["0.02", "8/255", "0.1", "0.25"]
+    for point in line["measured"]:
+        entry = results[f"digits-test-pgd-10 eps={point['name']}"]
+        assert point["eps"] == float_above(parse_epsilon(point["name"]))
+        assert (radii >= point["eps"]).mean() == entry["certified_margin"] == point["margin"]
+        assert (point["pgd"], point["interval"]) == (entry["pgd"], entry["certified_interval"])
+    assert figure["end"] >= 0.25
+
+
+def test_the_histogram_holds_every_sample_and_meets_at_epsilon(evaluated: Path):
+    run = read_run(evaluated)
+    figure = histogram([run])
+    (bars,) = figure["runs"]
+    assert sum(bars["counts"]) == bars["total"] == len(run.samples) == 360
+    assert figure["eps"] / figure["width"] == pytest.approx(round(figure["eps"] / figure["width"]))
+    right = sum(bars["counts"][-figure["first"] :])
+    assert right == (run.samples.real_radii >= 0).sum()
+
+
+def test_panels_have_all_epochs(evaluated: Path):
+    panels = {panel["title"]: panel for panel in training_panels([read_run(evaluated)])}
+    assert list(panels) == ["Accuracy", "Loss", "Training margins", "Exponent p", "Mixing λ", "Temperature s"]
+    assert [point[0] for point in panels["Loss"]["series"][0]["points"]] == list(range(1, 11))
+    assert [series["name"] for series in panels["Accuracy"]["series"]][-1] == "certified at 0.1"
+    assert len(panels["Accuracy"]["series"][-1]["points"]) == 5
+    assert panels["Loss"]["phases"]["ends"] == [4, 8, 10]
+
+
+def test_the_gallery_is_sorted_and_true(evaluated: Path):
+    run = read_run(evaluated)
+    groups = {group.title.split(" at ε")[0]: group for group in gallery(run, levels=False)}
+    told = {title: [float(card.lines[-1 if title == "Broken" else 0].split()[-1]) for card in group.cards]
+            for title, group in groups.items() if title != "Proven wrong"}  # fmt: skip
+    assert told["Most robust"] == sorted(told["Most robust"], reverse=True)
+    assert told["Most robust"][0] == pytest.approx(run.samples.radii.max(), abs=1e-4)
+    assert told["Least robust"] == sorted(told["Least robust"])
+    assert 0.1 <= told["Wrong-proof"][0] <= told["Wrong-proof"][-1] <= told["Most robust"][0]
+    assert all(radius < 0.1 for radius in told["Broken"])
+    images = load("digits", "test")
+    for card in groups["Most robust"].cards:
+        k = int(re.search(r"image (\d+)", card.pictures[0].alt)[1])
+        assert card.title == str(images.labels[k].item()) == str(run.samples.predictions[k])
+        with Image.open(io.BytesIO(base64.b64decode(card.pictures[0].uri.split(",")[1]))) as picture:
+            assert (np.asarray(picture) == (images.pixels()[k, 0].numpy() * 255).round()).all()
+
+
+def test_a_run_that_is_only_trained_says_so(trained: Path):
+    page = render([read_run(trained)])
+    assert f"has not been evaluated: no attack was run on it. Do so with: linfnet evaluate {trained}" in page
+    assert "as training measured it" in page
+    assert 'id="training"' in page
+    assert not re.search('<section id="(curve|gallery|margins)"', page)
+
+
+def test_an_unfinished_run_says_so(trained: Path, tmp_path: Path):
+    for name in ("recipe.toml", "env.json", "events.jsonl"):
+        shutil.copy(trained / name, tmp_path)
+    page = render([read_run(tmp_path)])
+    assert f"has not finished. Go on with: linfnet train --resume {tmp_path}" in page
+    (tmp_path / "events.jsonl").unlink()
+    assert "No epoch of training has been logged" in render([read_run(tmp_path)])
+
+
+def test_missing_samples_and_images_are_told(evaluated: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    shutil.copytree(evaluated, folder)
+    for file in folder.glob("*.broken.safetensors"):
+        file.unlink()
+    page = render([read_run(folder)])
+    assert "Images that break the net were not kept" in page
+    assert "Most robust" in page
+    assert "Broken at" not in page
+    (table,) = folder.glob("samples-*.csv")
+    table.unlink()
+    page = render([read_run(folder)])
+    assert "The table of samples is missing" in page
+    assert 'id="results"' in page
+    assert not re.search('<section id="(curve|gallery|margins)"', page)
+
+
+def test_certified_radii_alone_give_curve_and_gallery(trained: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    assert main(["certify", str(folder), "--out", str(folder)]) == 0
+    run = read_run(folder)
+    figure = certified_curve([run])
+    assert figure["runs"][0]["measured"] == []
+    assert len(base64.b64decode(figure["runs"][0]["interval"])) == 360 * 8
+    page = render([run])
+    assert "Most robust" in page
+    assert "No attack has been run" in page
+
+
+def test_a_model_folder_without_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    folder = tmp_path / "net"
+    assert main(["construct", "digits", "--limit", "200", "--out", str(folder)]) == 0
+    assert main(["evaluate", str(folder), "--data", "digits", "--eps", "0.1", "--limit", "50", "--steps", "2"]) == 0
+    assert main(["report", str(folder)]) == 0
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "Most robust" in page
+    assert "evaluate" in commands(read_run(folder))[0]
+    assert "--data digits --eps 0.1 --limit 50 --steps 2" in commands(read_run(folder))[0]
+
+
+def test_the_commands_repeat_the_run(evaluated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    import shlex
+
+    train, evaluate = (shlex.split(line)[1:] for line in commands(read_run(evaluated)))
+    again = tmp_path / "again"
+    train[-1] = evaluate[1] = str(again)
+    assert main(train) == 0
+    assert main(evaluate) == 0
+    ours, theirs = (json.loads((folder / "results.json").read_text()) for folder in (evaluated, again))
+    assert ours.keys() == theirs.keys()
+    for key, entry in ours.items():
+        assert {k: v for k, v in entry.items() if k != "seconds"} == {
+            k: v for k, v in theirs[key].items() if k != "seconds"
+        }
+
+
+def test_names_cannot_break_the_page(evaluated: Path, tmp_path: Path):
+    folder = tmp_path / "<script>alert(1)<"
+    shutil.copytree(evaluated, folder)
+    page = render([read_run(folder), read_run(evaluated)])
+    assert "<script>alert" not in page.replace("<\\/", "</").split('id="figures">')[0]
+    data = page.split('id="figures">')[1].split("</script>")[0]
+    assert json.loads(data)["curve"]["runs"][0]["name"] == folder.name
+
+
+@pytest.mark.parametrize(
+    ("spoil", "word"),
+    [
+        (lambda run: next(run.glob("samples-*.csv")).write_text("index,label\n0,1\n"), "is not a table of samples"),
+        (lambda run: next(run.glob("samples-*.csv")).write_bytes(b"\xff\x00"), "is not a table of samples"),
+        (lambda run: next(run.glob("*.broken.safetensors")).write_text("x"), "truncated"),
+        (lambda run: (run / "results.json").write_text("["), "not readable JSON"),
+        (lambda run: (run / "env.json").write_text("[]"), "holds no table"),
+    ],
+    ids=["columns", "bytes", "broken", "results", "environment"],
+)
+def test_spoiled_files_are_one_line(evaluated: Path, tmp_path: Path, spoil, word: str, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(evaluated, folder)
+    (folder / "report.html").unlink(missing_ok=True)
+    spoil(folder)
+    assert main(["report", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert word in error
+    assert error.count("\n") == 1
+    assert not (folder / "report.html").exists()
+
+
+def test_mistakes(tmp_path: Path, evaluated: Path, capsys: pytest.CaptureFixture[str]):
+    for arguments, word in (
+        ([], "run folder"),
+        ([str(tmp_path / "absent")], "is not a folder"),
+        ([str(tmp_path)], "is no run or model folder"),
+        ([str(evaluated), "--out", str(tmp_path)], "wanted a file"),
+    ):
+        assert main(["report", *arguments]) == 2
+        assert word in capsys.readouterr().err
