@@ -22,8 +22,9 @@ def _own_objectives(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_own_objectives")
 def test_a_new_objective_is_a_class_and_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    section = PAGE.split("## An objective\n")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    (text,) = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
     assert len(code.strip().splitlines()) <= 20
     recipe = tmp_path / "squared-hinge.toml"
     recipe.write_text(text)
