@@ -116,6 +116,20 @@ def test_best_iterates_and_smooth_slopes_break_more_than_plain_pgd():
     assert broken["smooth"] > broken["pgd"]
 
 
+def test_a_rival_is_aimed_at_even_where_another_class_is_nearer():
+    reached = {1: 0, 2: 0}
+    for seed in range(6):
+        net = random_net(seed)
+        images, labels = sample(net, 60, seed)
+        third = net(images).argsort(1, descending=True)[:, 2]
+        for rival in reached:
+            found = best_pgd(net, images, labels, TENTH, steps=20, p=16.0, rival=rival)
+            reached[rival] += int((net(found).argmax(1) == third).sum())
+    assert reached[2] > 2 * reached[1]
+    with pytest.raises(ArgumentError, match="rival is 3; wanted a number from 0 to 2"):
+        best_pgd(net, images, labels, TENTH, rival=3)
+
+
 def test_square_breaks_without_gradients():
     net = random_net(0)
     images, labels = sample(net, 60, 0)

@@ -26,12 +26,12 @@ def test_no_certified_sample_is_broken(campaign: ModuleType, seed: int):
     attacked, broken, least = campaign.try_net(net, torch.rand(40, *net.image_shape), 5)
     assert attacked > 10 or seed in (6, 13)  # large weights leave some images without a radius
     assert broken == 0
-    assert 0 < least < 1
+    assert 0 < min(least.values()) < 1
 
 
 def test_the_campaign_breaks_what_is_not_certified(campaign: ModuleType):
     """Ten times the radius is no longer safe: the attacks are no straw men."""
-    broken = dict.fromkeys(("margin p=4", "ce p=inf", "pgd", "square", "corners"), 0)
+    broken = dict.fromkeys(("margin p=16", "rival 1 p=64", "ce p=inf", "pgd", "square", "corners"), 0)
     for seed in range(4):
         net = campaign.random_net(seed)
         images = torch.rand(40, *net.image_shape)

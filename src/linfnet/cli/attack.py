@@ -38,7 +38,7 @@ class Attack:
     """Perturbations in pixel units, as 8/255 or 0.1; by default those of the run's recipe."""
     attacks: tuple[str, ...] = ("pgd", "best-pgd", "smoothed", "square")
     """Which attacks, in turn: pgd, best-pgd, smoothed, square, autoattack (with the extra `autoattack`)."""
-    p: str = "4,16"
+    p: str = "16,64"
     """Exponents whose slopes the smoothed attack follows."""
     steps: int = 100
     """Steps of the gradient attacks."""
