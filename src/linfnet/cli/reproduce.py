@@ -142,14 +142,14 @@ class Reproduce:
         changes = tuple(change for group in self.set for change in group)
         rows = tuple(label for group in self.row for label in group)
         out = self.out or Path("runs") / "reproduce" / (study.name + ("-small" if self.small else ""))
-        scale, limit, steps = (SMALL.scale, SMALL.limit, SMALL.steps) if self.small else (1.0, None, 100)
+        scale, steps = (SMALL.scale, SMALL.steps) if self.small else (1.0, 100)
         return Options(
             out,
             rows,
             scale if self.scale is None else self.scale,
             self.seeds,
             (*SMALL.changes, *changes) if self.small else changes,
-            limit if self.limit is None else self.limit,
+            self.limit,
             self.steps or steps,
             self.small,
         )
