@@ -119,7 +119,7 @@ def _lead(runs: Sequence[RunRecord]) -> str:
 
 def _duration(seconds: float) -> str:
     """
-    >>> _duration(24.3), _duration(373.2), _duration(7300)
+    >>> _duration(24.3), _duration(373.2), _duration(7325)
     ('24 s', '6 min 13 s', '2 h 2 min')
     """
     whole = round(seconds)
