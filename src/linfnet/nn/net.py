@@ -29,6 +29,7 @@ class LinfNet(Classifier):
         identity_init: start every layer that does not shrink as a copy of its input.
         p: exponent of all layers at first.
 
+    >>> import torch
     >>> net = LinfNet((1, 8, 8), 10, hidden=(32, 32), mean=0.3, std=0.4)
     >>> net(torch.rand(5, 1, 8, 8)).shape, net.lipschitz
     (torch.Size([5, 10]), 2.5)
