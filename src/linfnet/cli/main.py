@@ -24,6 +24,7 @@ from linfnet.cli.report import Report
 from linfnet.cli.reproduce import Reproduce
 from linfnet.cli.theory import Construct, Separate
 from linfnet.cli.train import Recipes, Train
+from linfnet.cli.watch import Watch
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.train import StoppedError
 from linfnet.version import __version__
@@ -55,6 +56,7 @@ Command = OmitSubcommandPrefixes[
     | Annotated[Reproduce, subcommand("reproduce")]
     | Annotated[Record, subcommand("record")]
     | Annotated[Report, subcommand("report")]
+    | Annotated[Watch, subcommand("watch")]
     | Annotated[Recipes, subcommand("recipes")]
     | Annotated[Data, subcommand("data")]
     | Annotated[Separate, subcommand("separation")]

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from linfnet.cli.console import console, percent
 from linfnet.cli.display import TrainDisplay
+from linfnet.cli.tensorboard import TensorBoard, check_tensorboard
 from linfnet.data import load
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.recipes import Recipe, load_recipe, recipe_names
@@ -37,20 +38,20 @@ def new_run_path(name: str) -> Path:
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def start_run(recipe: Recipe, out: Path, device: torch.device) -> RunFolder:
+def start_run(recipe: Recipe, out: Path, device: torch.device, *, tensorboard: bool = False) -> RunFolder:
     """Train a recipe into a new folder. Data and net come first: if they cannot be had, nothing is left behind."""
     images, test = load(recipe.data.name, "train"), load(recipe.data.name, "test")
     folder = RunFolder.new(out, recipe)
     trainer = Trainer(folder, images, test, device)
     folder.create()
     try:
-        train_with_display(trainer)
+        train_with_display(trainer, tensorboard)
     finally:
         folder.release()
     return folder
 
 
-def resume_run(folder: RunFolder, device: torch.device) -> None:
+def resume_run(folder: RunFolder, device: torch.device, *, tensorboard: bool = False) -> None:
     """Train on from the newest whole checkpoint of a run."""
     name = folder.recipe.data.name
     trainer = Trainer(folder, load(name, "train"), load(name, "test"), device)
@@ -59,17 +60,21 @@ def resume_run(folder: RunFolder, device: torch.device) -> None:
         for complaint in trainer.resume():
             console.print(f"passed over: {complaint}")
         console.print(f"resuming at step {trainer.progress.step} of {trainer.total_steps}")
-        train_with_display(trainer)
+        train_with_display(trainer, tensorboard)
     finally:
         folder.release()
 
 
-def train_with_display(trainer: Trainer) -> None:
-    """Run a trainer to its end, showing its progress."""
+def train_with_display(trainer: Trainer, tensorboard: bool = False) -> None:
+    """Run a trainer to its end, showing its progress, and TensorBoard too if it is asked for."""
     epochs = trainer.recipe.schedule.phases().total
     done = trainer.progress.step
     with TrainDisplay(trainer.total_steps, done, epochs, trainer.steps_per_epoch) as display:
-        trainer.run(display)
+        if not tensorboard:
+            trainer.run(display)
+            return
+        with TensorBoard(trainer.folder.path / "tensorboard", display, done) as both:
+            trainer.run(both)
 
 
 @dataclass(frozen=True)
@@ -83,21 +88,25 @@ class Train:
     set: Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE")] = ()
     """Change keys of the recipe: key=value, as in --set model.width=256 'schedule.epochs=[5, 40, 5]'."""
     resume: Path | None = None
-    """Go on with the run in this folder, from its last checkpoint; takes no recipe and no other option but --device."""
+    """Go on with the run in this folder, from its last checkpoint; takes no recipe, no --out and no --set."""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto takes a GPU if there is one."""
+    tensorboard: bool = False
+    """Write the curves for TensorBoard, too, into RUN/tensorboard (with the extra `tensorboard`)."""
 
     def run(self) -> int:
         """Train, then say where the run is."""
         device = pick_device(self.device)
+        if self.tensorboard:
+            check_tensorboard()
         changes = tuple(change for group in self.set for change in group)
         if self.resume is not None:
             if changes or self.out is not None or self.recipe != "digits":
                 raise ArgumentError("--resume goes on with a run as it was: it takes no recipe, no --out and no --set")
-            folder = self._resume(self.resume, device)
+            folder = self._resume(self.resume, device, self.tensorboard)
         else:
             recipe = load_recipe(self.recipe, changes)
-            folder = start_run(recipe, self.out or new_run_path(recipe.name), device)
+            folder = start_run(recipe, self.out or new_run_path(recipe.name), device, tensorboard=self.tensorboard)
         results = read_results(folder.path)["train"]
         certified = "  ".join(f"certified@{eps} {percent(share)}" for eps, share in results["certified"].items())
         console.print(f"done in {results['seconds']:.0f} s: clean {percent(results['clean'])}  {certified}")
@@ -106,11 +115,11 @@ class Train:
         return 0
 
     @staticmethod
-    def _resume(path: Path, device: torch.device) -> RunFolder:
+    def _resume(path: Path, device: torch.device, tensorboard: bool) -> RunFolder:
         folder = RunFolder.open(path)
         if folder.finished:
             raise LinfnetError(f"{path} has finished; evaluate it with: linfnet evaluate {path}")
-        resume_run(folder, device)
+        resume_run(folder, device, tensorboard=tensorboard)
         return folder
 
 

@@ -3,3 +3,4 @@
 from linfnet.report.page import render as render
 from linfnet.report.record import RunRecord as RunRecord
 from linfnet.report.record import read_run as read_run
+from linfnet.report.record import read_training as read_training

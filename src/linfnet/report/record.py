@@ -47,11 +47,11 @@ class RunRecord:
     results: dict[str, Any]
     events: list[dict[str, Any]]
     finished: bool
-    measured: tuple[Measured, ...]
+    measured: tuple[Measured, ...] = ()
     """All evaluations, those of the main set first."""
-    what: str | None
+    what: str | None = None
     """The main set: the one the curve, the histogram and the gallery are drawn from."""
-    samples: Samples | None
+    samples: Samples | None = None
     broken: dict[str, BrokenSamples] = field(default_factory=dict[str, BrokenSamples])
     images: ImageSet | None = None
     notes: tuple[str, ...] = ()
@@ -79,34 +79,35 @@ class RunRecord:
         return names[index] if index < len(names) else str(index)
 
 
-def read_run(path: Path) -> RunRecord:
-    """Read a run or model folder; what is missing becomes a note, what is broken an error that names the file."""
+def read_training(path: Path) -> RunRecord:
+    """A run or model folder as far as training goes: settings, events and results, no samples."""
     if not path.is_dir():
         raise LinfnetError(f"{path} is not a folder")
     folder = RunFolder.open(path) if (path / "recipe.toml").is_file() else None
     if folder is None and not (path / "config.json").is_file():
         raise LinfnetError(f"{path} is no run or model folder: it has neither recipe.toml nor config.json")
-    results = read_results(path)
-    measured = tuple(found for key, entry in results.items() if (found := _measured(key, entry)))
-    data = folder.recipe.data.name if folder else None
-    what = _main_set(measured, data)
-    samples, broken = _read_samples(path, what)
-    images, missing = _read_images(what or (f"{data}-test" if data else None), samples)
-    record = RunRecord(
+    return RunRecord(
         path=path,
         name=path.resolve().name,
         recipe=folder.recipe if folder else None,
         config=_table(path / "config.json"),
         environment=_table(path / "env.json"),
-        results=results,
+        results=read_results(path),
         events=folder.events() if folder else [],
         finished=folder.finished if folder else True,
-        measured=tuple(sorted(measured, key=lambda m: m.what != what)),
-        what=what,
-        samples=samples,
-        broken=broken,
-        images=images,
     )
+
+
+def read_run(path: Path) -> RunRecord:
+    """Read a run or model folder; what is missing becomes a note, what is broken an error that names the file."""
+    record = read_training(path)
+    measured = tuple(found for key, entry in record.results.items() if (found := _measured(key, entry)))
+    data = record.recipe.data.name if record.recipe else None
+    what = _main_set(measured, data)
+    samples, broken = _read_samples(path, what)
+    images, missing = _read_images(what or (f"{data}-test" if data else None), samples)
+    ordered = tuple(sorted(measured, key=lambda m: m.what != what))
+    record = replace(record, measured=ordered, what=what, samples=samples, broken=broken, images=images)
     return replace(record, notes=(*_notes(record), *missing))
 
 

@@ -87,6 +87,21 @@ class RunFolder:
             self._lock = None
 
     @property
+    def held(self) -> bool:
+        """Whether some process is training this run."""
+        file = self.path / ".lock"
+        if not file.exists():
+            return False
+        handle = os.open(file, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -1,0 +1,128 @@
+"""`linfnet watch` and TensorBoard: training as it is looked on."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from linfnet.cli import console as console_module
+from linfnet.cli.main import main
+from linfnet.report.terminal import draw_lines
+from linfnet.train import RunFolder
+
+TINY = ["--set", "limit=200", "width=16", "depth=3", "epochs=[2, 2, 1]", "batch=64", "test_every=2"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("watch") / "tiny"
+    assert main(["train", "digits", "--out", str(folder), "--tensorboard", *TINY]) == 0
+    return folder
+
+
+def events(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+
+
+def unfinished(run: Path, folder: Path, epochs: int) -> RunFolder:
+    """The same run as it was after so many epochs."""
+    folder.mkdir()
+    (folder / "recipe.toml").write_text((run / "recipe.toml").read_text())
+    early = [event for event in events(run) if event.get("epoch", 99) <= epochs]
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in early))
+    return RunFolder.open(folder)
+
+
+def test_lines_pass_through_their_points():
+    rows = draw_lines([[(0, 0), (10, 10)], [(0, 10)]], 6, 3, x=(0, 10), y=(0, 10))
+    assert [len(row) for row in rows] == [6, 6, 6]
+    assert rows[2][0][1] == 0
+    assert rows[0][0] == ("⠁", 1), "the second line is a single dot in the upper left"
+    assert rows[0][5][1] == 0
+    assert rows[0][2][1] is None
+
+
+@pytest.mark.parametrize("size", [(80, 24), (160, 50), (30, 10)], ids=str)
+def test_once_prints_one_frame(run: Path, size: tuple[int, int], monkeypatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(console_module.console, "size", size)
+    assert main(["watch", str(run), "--once"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[0].startswith("tiny  epoch 5/5  p ∞")
+    for title in ("Accuracy", "Loss", "Training margins", "Exponent p", "Mixing λ", "Temperature s"):
+        assert title in printed
+    last = [event for event in events(run) if event["event"] == "epoch"][-1]
+    assert f"loss {last['loss']:.4g}" in printed
+    assert max(map(len, printed.splitlines())) <= max(size[0], 60)
+    if size[0] >= 80:
+        assert len(printed.splitlines()) <= size[1]
+        assert "finished" in printed
+
+
+def test_it_follows_a_run_to_its_end(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = unfinished(run, tmp_path / "growing", 2)
+    folder.lock()
+
+    def train_on() -> None:
+        for event in [event for event in events(run) if event.get("epoch", 99) > 2]:
+            time.sleep(0.05)
+            folder.log(event.pop("event"), **event)
+        folder.release()
+
+    thread = threading.Thread(target=train_on)
+    thread.start()
+    try:
+        assert main(["watch", str(folder.path), "--every", "0.02"]) == 0
+    finally:
+        thread.join()
+    assert "epoch 5/5" in capsys.readouterr().out
+
+
+def test_a_run_that_nobody_trains_is_told(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = unfinished(run, tmp_path / "stopped", 3)
+    assert not folder.held
+    assert main(["watch", str(folder.path)]) == 0
+    printed = capsys.readouterr().out
+    assert "epoch 3/5" in printed
+    assert f"go on with: linfnet train --resume {folder.path}" in printed
+    (folder.path / "events.jsonl").unlink()
+    assert main(["watch", str(folder.path), "--once"]) == 0
+    assert "no epoch yet" in capsys.readouterr().out
+
+
+def test_a_held_run_is_seen_and_left_alone(run: Path, tmp_path: Path):
+    folder, other = unfinished(run, tmp_path / "held", 1), RunFolder.open(tmp_path / "held")
+    folder.lock()
+    assert other.held
+    folder.release()
+    assert not other.held
+
+
+def test_mistakes(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["watch", str(tmp_path)]) == 2
+    assert "is not a run folder" in capsys.readouterr().err
+    assert main(["watch", str(run), "--every", "0"]) == 2
+    assert "--every is 0" in capsys.readouterr().err
+
+
+def test_tensorboard_has_the_numbers_of_the_log(run: Path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    seen = EventAccumulator(str(run / "tensorboard")).Reload()
+    epochs = [event for event in events(run) if event["event"] == "epoch"]
+    assert [(point.step, point.value) for point in seen.Scalars("epoch/loss")] == [
+        (event["step"], pytest.approx(event["loss"], rel=1e-6)) for event in epochs
+    ]
+    assert len(seen.Scalars("epoch/p")) == 4, "the infinite p of the last epoch is no number"
+    tests = [event for event in events(run) if event["event"] == "test"]
+    assert [point.value for point in seen.Scalars("test/certified 0.1")] == [
+        pytest.approx(event["certified"]["0.1"], rel=1e-6) for event in tests
+    ]
+
+
+def test_without_tensorboard_nothing_is_begun(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["train", "--out", str(tmp_path / "run"), "--tensorboard", *TINY]) == 2
+    assert "pip install 'linfnet[tensorboard]'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
