@@ -76,6 +76,8 @@ def _round_to(value: Tensor, dtype: torch.dtype, up: bool) -> Tensor:
 
 def _ends(images: Tensor, epsilon: Fraction | Tensor, outward: bool) -> tuple[Tensor, Tensor]:
     exact = images.double()
+    if not bool((epsilon >= 0).all() if isinstance(epsilon, Tensor) else epsilon >= 0):
+        raise ArgumentError(f"epsilon is {epsilon}; wanted no number below 0 (and no NaN)")
     if isinstance(epsilon, Tensor):
         size = epsilon.double().view(-1, *[1] * (images.dim() - 1))
     else:

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from linfnet.errors import LinfnetError
 
+# torch gives each thread at least so many numbers of an elementwise operation.
+_GRAIN = 32768
+
 
 def down(value: Tensor) -> Tensor:
     """Strictly below the exact result of the one float64 operation that gave `value`."""
@@ -51,8 +54,12 @@ class Rounding:
         return cls(unit, Fraction(info.tiny) * unit, info.max)
 
 
-def check_subnormals(like: Tensor) -> None:
-    """Refuse a device that flushes subnormal numbers to zero: its subtraction is not the one the proofs speak of."""
-    smallest = torch.full((1,), torch.finfo(like.dtype).tiny, dtype=like.dtype, device=like.device)
-    if not bool((smallest * 1.5 - smallest).item()):
+def check_subnormals(dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a device that flushes subnormal numbers to zero: its subtraction is not the one the proofs speak of.
+
+    On a CPU each thread has a switch of its own, which it takes from the thread that started it: all of them are asked.
+    """
+    count = _GRAIN * torch.get_num_threads() if device.type == "cpu" else 1
+    smallest = torch.full((count,), torch.finfo(dtype).tiny, dtype=dtype, device=device)
+    if not bool((smallest * 1.5 - smallest).all()):
         raise LinfnetError("subnormal numbers are flushed to zero; call torch.set_flush_denormal(False) to certify")

@@ -5,10 +5,10 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from linfnet.certify.arithmetic import check_subnormals
+from linfnet.certify.program import check_plain, check_program
 from linfnet.losses import margin
 from linfnet.nn import Classifier, LinfNet
-from linfnet.perturbation import check_images, outer_box
+from linfnet.perturbation import outer_box
 
 
 def margin_radius(logits: Tensor, labels: Tensor, lipschitz: float) -> Tensor:
@@ -44,10 +44,11 @@ def certified_by_interval(net: Classifier, images: Tensor, labels: Tensor, epsil
         labels: [N].
         epsilon: exact, in pixel units; a float64 tensor [N] gives each image its own.
     """
+    check_plain(net)
     if not isinstance(net, LinfNet):
         return net.certified(images, labels, epsilon)
-    check_subnormals(images)
+    check_program(net, images)
     with net.at_infinity():
-        lower, upper = net.bounds(*outer_box(check_images(images), epsilon))
+        lower, upper = net.bounds(*outer_box(images, epsilon))
     column = labels.unsqueeze(1)
     return lower.gather(1, column).squeeze(1) > upper.scatter(1, column, float("-inf")).max(1).values

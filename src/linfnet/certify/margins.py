@@ -16,10 +16,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from linfnet.certify.arithmetic import Rounding, check_subnormals, down, float_above, float_below, up
+from linfnet.certify.arithmetic import Rounding, down, float_above, float_below, up
 from linfnet.certify.magnitudes import Pass, forward_with_magnitudes
+from linfnet.certify.program import check_program
 from linfnet.nn import LinfNet
-from linfnet.perturbation import check_images
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def certify_by_margin(net: LinfNet, images: Tensor, labels: Tensor | None = None
         images: [N, C, H, W] in [0, 1].
         labels: [N]; by default the predicted classes.
     """
-    check_subnormals(check_images(images))
+    check_program(net, images)
     with net.at_infinity():
         run = forward_with_magnitudes(net, images)
     classes = run.logits.argmax(1) if labels is None else labels

@@ -12,6 +12,7 @@ from torch import Tensor
 from linfnet.certify.arithmetic import float_above
 from linfnet.certify.certificates import certified_by_interval
 from linfnet.certify.margins import certified_shares, certify_by_margin
+from linfnet.certify.program import check_plain
 from linfnet.certify.radii import STEPS, interval_radius
 from linfnet.errors import LinfnetError
 from linfnet.files import replacing
@@ -72,6 +73,7 @@ def certify_images(
     advance: Callable[[int], None] = lambda samples: None,
 ) -> Certification:
     """Certify batches of images [n, C, H, W] with their labels [n], or with None for the classes the net predicts."""
+    check_plain(net)
     parts = [_certify_batch(net, images, labels, epsilons, steps, advance) for images, labels in batches]
     if not parts:
         raise LinfnetError("there are no images to certify")

@@ -219,6 +219,8 @@ def load_weights(net: nn.Module, tensors: dict[str, Tensor], source: Path) -> No
         if tensor.shape != wanted[name].shape:
             got, want = tuple(tensor.shape), tuple(wanted[name].shape)
             raise LinfnetError(f"{source}: {name!r} has shape {got}, the net wants {want} (other images or width?)")
+        if tensor.dtype != wanted[name].dtype:
+            raise LinfnetError(f"{source}: {name!r} holds {tensor.dtype}, the net wants {wanted[name].dtype}")
         if not bool(tensor.isfinite().all()):
             raise LinfnetError(f"{source}: {name!r} holds NaN or infinity")
     net.load_state_dict(tensors)

@@ -23,8 +23,9 @@ class Normalize(nn.Module):
 
     def __init__(self, mean: Sequence[float], std: float) -> None:
         super().__init__()
-        if not 0 < std < float("inf"):
-            raise ArgumentError(f"std is {std}; wanted a positive number")
+        held = torch.tensor([float(std), *mean], dtype=torch.float32, device="cpu")
+        if not (bool(held.isfinite().all()) and held[0].item() > 0):
+            raise ArgumentError(f"std is {std}, mean {tuple(mean)}; wanted finite numbers, std above 0 in float32")
         self.register_buffer("mean", torch.tensor(list(mean), dtype=torch.float32), persistent=False)
         self.register_buffer("std", torch.tensor(float(std), dtype=torch.float32), persistent=False)
 
