@@ -20,7 +20,7 @@ demo: setup
 
 test: check
 	$(BIN)/pytest --numprocesses 2
-	$(BIN)/pytest --numprocesses 2 --impl reference --ignore=tests/ops --ignore=tests/report --ignore=tests/test_browser.py tests
+	$(BIN)/pytest --numprocesses 2 --impl reference --ignore=tests/ops --ignore=tests/report --ignore=tests/serve --ignore=tests/test_browser.py tests
 
 bench: setup
 	$(BIN)/python benchmarks/cpu.py
@@ -38,7 +38,7 @@ check: .venv/.installed-dev
 BUILT_FROM := pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/linfnet/ops/csrc/*)
 
 .venv/.installed: .venv/bin/python $(BUILT_FROM)
-	$(PIP) -e '.[images]'
+	$(PIP) -e '.[images,serve]'
 	@touch $@
 
 .venv/.installed-dev: .venv/bin/python $(BUILT_FROM)

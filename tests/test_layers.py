@@ -20,7 +20,7 @@ ORDER: list[set[str]] = [
     {"train"},
     {"certify", "attack", "theory"},
     {"evaluation"},
-    {"export", "reproduce"},
+    {"export", "reproduce", "serve"},
     {"report"},
     {"cli"},
     {"__init__"},

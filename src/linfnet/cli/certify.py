@@ -14,12 +14,12 @@ from torch import Tensor
 from linfnet.certify import Certification, certify_images, plot_curve, write_curve, write_radii
 from linfnet.cli.console import console, percent
 from linfnet.cli.pictures import read_images
-from linfnet.cli.predict import class_names, format_radius
+from linfnet.cli.predict import format_radius
 from linfnet.cli.train import pick_device
 from linfnet.data import known_sets, load
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import Classifier
-from linfnet.nn.hub import find_model
+from linfnet.nn.hub import class_names, find_model
 from linfnet.perturbation import format_epsilon, parse_epsilon
 from linfnet.systems import load_model
 from linfnet.train import RunFolder

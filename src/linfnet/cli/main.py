@@ -22,6 +22,7 @@ from linfnet.cli.predict import Predict
 from linfnet.cli.record import Plot, Record
 from linfnet.cli.report import Report
 from linfnet.cli.reproduce import Reproduce
+from linfnet.cli.serve import Serve
 from linfnet.cli.theory import Construct, Separate
 from linfnet.cli.train import Recipes, Train
 from linfnet.cli.watch import Watch
@@ -52,6 +53,7 @@ Command = OmitSubcommandPrefixes[
     | Annotated[Attack, subcommand("attack")]
     | Annotated[Predict, subcommand("predict")]
     | Annotated[Export, subcommand("export")]
+    | Annotated[Serve, subcommand("serve")]
     | Annotated[Plot, subcommand("plot")]
     | Annotated[Reproduce, subcommand("reproduce")]
     | Annotated[Record, subcommand("record")]

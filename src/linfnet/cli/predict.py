@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 import tyro
@@ -11,9 +10,8 @@ from rich.table import Table
 from linfnet.certify import certify_images
 from linfnet.cli.console import console
 from linfnet.cli.pictures import read_image
-from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.files import read_json
-from linfnet.nn.hub import find_model
+from linfnet.errors import ArgumentError
+from linfnet.nn.hub import class_names, find_model
 from linfnet.systems import load_model
 
 
@@ -24,14 +22,6 @@ def format_radius(radius: float) -> str:
     ('0.12345', 'none')
     """
     return f"{int(radius * 100_000) / 100_000:.5f}" if radius >= 0 else "none"
-
-
-def class_names(model: Path, classes: int) -> list[str]:
-    """The names of the classes in a model's config.json; their numbers if it has none."""
-    names: Any = read_json(model / "config.json").get("class_names") or [str(k) for k in range(classes)]
-    if not isinstance(names, list) or len(cast(list[Any], names)) != classes:
-        raise LinfnetError(f"{model / 'config.json'}: class_names is not a list of {classes} names")
-    return [str(name) for name in cast(list[Any], names)]
 
 
 @dataclass(frozen=True)

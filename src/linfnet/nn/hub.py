@@ -2,9 +2,10 @@
 
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from linfnet.errors import LinfnetError
+from linfnet.files import read_json
 
 # Models that come with the package, each a folder.
 PRETRAINED = Path(__file__).parent / "pretrained"
@@ -33,6 +34,14 @@ def find_model(name: Path | str) -> Path:
     if not Path(name).exists() and text in pretrained_names():
         return PRETRAINED / text
     return Path(name)
+
+
+def class_names(model: Path, classes: int) -> list[str]:
+    """The names of the classes in a model's config.json; their numbers if it has none."""
+    names: Any = read_json(model / "config.json").get("class_names") or [str(k) for k in range(classes)]
+    if not isinstance(names, list) or len(cast(list[Any], names)) != classes:
+        raise LinfnetError(f"{model / 'config.json'}: class_names is not a list of {classes} names")
+    return [str(name) for name in cast(list[Any], names)]
 
 
 def _download(repository: str) -> Path:

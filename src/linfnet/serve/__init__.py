@@ -1,0 +1,7 @@
+"""A page on this machine where one draws a digit and sees class, proof and attack; the JSON API behind it."""
+
+from linfnet.serve.app import create_app as create_app
+from linfnet.serve.server import bind as bind
+from linfnet.serve.server import run_server as run_server
+from linfnet.serve.server import url_of as url_of
+from linfnet.serve.service import Service as Service

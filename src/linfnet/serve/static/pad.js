@@ -1,0 +1,87 @@
+// The slate: strokes by mouse, finger or keyboard. White on black, as the net sees it.
+const SIZE = 280, WIDTH = 22, STEP = 8;
+
+export class Pad {
+  constructor(canvas, pen, changed) {
+    this.canvas = canvas;
+    this.pen = pen;
+    this.changed = changed;
+    this.brush = canvas.getContext("2d");
+    this.at = null;
+    this.key = { x: SIZE / 2, y: SIZE / 2, down: false };
+    this.enabled = true;
+    this.clear();
+    canvas.addEventListener("pointerdown", (event) => this.start(event));
+    canvas.addEventListener("pointermove", (event) => this.move(event));
+    for (const name of ["pointerup", "pointercancel"]) canvas.addEventListener(name, () => this.end());
+    canvas.addEventListener("keydown", (event) => this.press(event));
+    canvas.addEventListener("blur", () => { pen.hidden = true; });
+  }
+
+  clear() {
+    this.canvas.width = this.canvas.height = SIZE;
+    this.brush.fillStyle = "#000";
+    this.brush.fillRect(0, 0, SIZE, SIZE);
+    Object.assign(this.brush, { strokeStyle: "#fff", lineWidth: WIDTH, lineCap: "round", lineJoin: "round" });
+    this.empty = true;
+  }
+
+  line(from, to) {
+    this.brush.beginPath();
+    this.brush.moveTo(from.x, from.y);
+    this.brush.lineTo(to.x, to.y + 0.01);
+    this.brush.stroke();
+    this.empty = false;
+  }
+
+  place(event) {
+    const box = this.canvas.getBoundingClientRect();
+    return { x: ((event.clientX - box.left) * SIZE) / box.width, y: ((event.clientY - box.top) * SIZE) / box.height };
+  }
+
+  start(event) {
+    if (!this.enabled || event.button > 0) return;
+    event.preventDefault();
+    this.canvas.setPointerCapture(event.pointerId);
+    this.at = this.place(event);
+    this.line(this.at, this.at);
+    this.changed(false);
+  }
+
+  move(event) {
+    if (!this.at) return;
+    for (const part of event.getCoalescedEvents?.() ?? [event]) {
+      const next = this.place(part);
+      this.line(this.at, next);
+      this.at = next;
+    }
+    this.changed(false);
+  }
+
+  end() {
+    if (!this.at) return;
+    this.at = null;
+    this.changed(true);
+  }
+
+  press(event) {
+    const ways = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+    const way = ways[event.key];
+    if (!this.enabled || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "Escape") { this.clear(); this.key.down = false; this.changed(true); }
+    else if (event.key === " ") { this.key.down = !this.key.down; if (this.key.down) this.line(this.key, this.key); this.changed(!this.key.down); }
+    else if (way) {
+      const inside = (value) => Math.min(SIZE - WIDTH / 2, Math.max(WIDTH / 2, value));
+      const next = { x: inside(this.key.x + STEP * way[0]), y: inside(this.key.y + STEP * way[1]) };
+      if (this.key.down) { this.line(this.key, next); this.changed(false); }
+      Object.assign(this.key, next);
+    } else return;
+    event.preventDefault();
+    this.pen.hidden = false;
+    this.pen.classList.toggle("down", this.key.down);
+    this.pen.style.left = `${(100 * this.key.x) / SIZE}%`;
+    this.pen.style.top = `${(100 * this.key.y) / SIZE}%`;
+  }
+
+  blob() { return new Promise((resolve) => this.canvas.toBlob(resolve, "image/png")); }
+}

@@ -1,0 +1,225 @@
+"""A real server on a real socket, treated badly: clear refusals, no crash, bounded memory, no file opened."""
+
+import asyncio
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from starlette.requests import Request
+from starlette.types import Message
+
+from linfnet.cli.main import main
+from linfnet.serve import bind
+from linfnet.serve.body import read_body
+from linfnet.serve.gate import Gate
+from linfnet.serve.refusal import RefusedError
+
+JSON = {"Content-Type": "application/json"}
+DIGIT = json.dumps({"pixels": [[0.0] * 12 + [1.0] * 3 + [0.0] * 13] * 28}).encode()
+
+
+class Served:
+    """A server in its own process."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "linfnet", "serve", *arguments, "--port", "0"]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"}
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
+        assert found, line
+        self.port = int(found[1])
+
+    def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None):
+        """Status and body of one request."""
+        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=90)
+        try:
+            link.request(method, path, body, headers or {})
+            answer = link.getresponse()
+            return answer.status, answer.read()
+        finally:
+            link.close()
+
+    def raw(self, text: bytes) -> bytes:
+        """What comes back for bytes sent as they are, until the server closes or is silent."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as link:
+            link.sendall(text)
+            link.shutdown(socket.SHUT_WR)
+            parts = iter(lambda: link.recv(65536), b"")
+            return b"".join(parts)
+
+    def peak_memory(self) -> int:
+        """The most memory the process ever held, in bytes."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
+        return int(peak) * 1024
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    served = Served("mnist-small")
+    # The first answers of either kind load what later ones use.
+    assert served.ask("POST", "/api/predict", DIGIT, JSON)[0] == 200
+    assert served.ask("POST", "/api/attack", DIGIT[:-1] + b', "steps": 2}', JSON)[0] == 200
+    yield served
+    served.process.send_signal(signal.SIGINT)
+    assert served.process.wait(timeout=20) == 0
+    assert served.process.stdout is not None
+    served.process.stdout.close()
+
+
+def still_well(server: Served) -> None:
+    status, body = server.ask("POST", "/api/predict", DIGIT, JSON)
+    assert status == 200
+    assert json.loads(body)["radius"] is not None
+    assert server.process.poll() is None
+
+
+@pytest.mark.parametrize("kind", ["application/json", "image/png", "text/plain"])
+@pytest.mark.parametrize("path", ["/api/predict", "/api/attack", "/", "/nothing"])
+def test_fifty_megabytes(server: Served, kind: str, path: str):
+    before = server.peak_memory()
+    status, body = server.ask("POST", path, bytes(50_000_000), {"Content-Type": kind})
+    wanted = {"/": 405, "/nothing": 404}.get(path) or (413 if kind == "application/json" else None)
+    assert status == wanted or (wanted is None and status in (413, 415))
+    assert json.loads(body).keys() == {"error"}
+    assert server.peak_memory() - before < 16_000_000
+    still_well(server)
+
+
+def test_fifty_megabytes_of_unknown_length(server: Served):
+    before = server.peak_memory()
+    link = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    link.request("POST", "/api/predict", (bytes(100_000) for _ in range(500)), {**JSON}, encode_chunked=True)
+    answer = link.getresponse()
+    assert answer.status == 413
+    assert json.loads(answer.read()) == {"error": "the body has more than 26,112 bytes"}
+    link.close()
+    assert server.peak_memory() - before < 16_000_000
+    still_well(server)
+
+
+def test_two_hundred_at_once(server: Served):
+    before = server.peak_memory()
+    with ThreadPoolExecutor(200) as pool:
+        asked = [pool.submit(server.ask, "POST", "/api/predict", DIGIT, JSON) for _ in range(200)]
+        answers = Counter(job.result()[0] for job in asked)
+    assert answers == {200: 200}
+    assert server.peak_memory() - before < 64_000_000
+
+
+def test_two_hundred_large_pictures_at_once(server: Served):
+    """4 MB each is 800 MB in all; no more than a few bodies are held at a time."""
+    before = server.peak_memory()
+    with ThreadPoolExecutor(200) as pool:
+        headers = {"Content-Type": "image/png"}
+        asked = [pool.submit(server.ask, "POST", "/api/predict", bytes(4_000_000), headers) for _ in range(200)]
+        answers = Counter(job.result()[0] for job in asked)
+    assert answers == {400: 200}
+    assert server.peak_memory() - before < 128_000_000
+    still_well(server)
+
+
+def test_two_hundred_attacks_at_once(server: Served):
+    before = server.peak_memory()
+    with ThreadPoolExecutor(200) as pool:
+        body = DIGIT[:-1] + b', "steps": 2}'
+        asked = [pool.submit(server.ask, "POST", "/api/attack", body, JSON) for _ in range(200)]
+        answers = Counter(job.result()[0] for job in asked)
+    assert answers.keys() == {200, 429}
+    assert 1 <= answers[200] < 200
+    assert server.peak_memory() - before < 64_000_000
+    still_well(server)
+
+
+TRICKS = (b"/../../etc/passwd", b"/static/../../pyproject.toml", b"//etc/passwd", b"/static/%00", b"/%2e%2e/%2e%2e/etc")
+
+
+@pytest.mark.parametrize("path", TRICKS)
+def test_path_tricks_on_the_wire(server: Served, path: bytes):
+    answer = server.raw(b"GET " + path + b" HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+    assert answer.split(b"\r\n")[0].split(b" ")[1] == b"404"
+    assert b"root:" not in answer
+
+
+def test_no_file_is_opened_by_a_request(server: Served):
+    """Whatever is asked, the process holds the files it held before."""
+    folder = Path(f"/proc/{server.process.pid}/fd")
+
+    def files() -> set[str]:
+        links = {str(link.readlink()) for link in folder.iterdir() if link.is_symlink()}
+        return {link for link in links if link.startswith("/")}
+
+    before = files()
+    for path in ("/", "/static/page.js", "/static/../service.py", "/api/model"):
+        server.ask("GET", path)
+    assert files() == before
+
+
+@pytest.mark.parametrize(
+    "text", [b"hello\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\n\r\n"]
+)
+def test_no_http_at_all(server: Served, text: bytes):
+    answer = server.raw(text)
+    assert answer == b"" or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 403"))
+    still_well(server)
+
+
+def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    async def never() -> Message:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    monkeypatch.setattr("linfnet.serve.body.SECONDS", 0.05)
+    request = Request({"type": "http", "method": "POST", "headers": [(b"content-length", b"9")]}, never)
+    with pytest.raises(RefusedError, match=r"did not arrive within 0\.05 s") as told:
+        asyncio.run(read_body(request, 100))
+    assert told.value.status == 408
+
+
+def test_who_gets_no_turn_is_told():
+    async def two() -> list[int]:
+        gate, statuses = Gate("predict", inside=1, waiting=1, patience=0.05), []
+        async with gate.enter():
+            tries = [asyncio.create_task(_status(gate)) for _ in range(2)]
+            statuses = [await job for job in tries]
+        return [*statuses, await _status(gate)]
+
+    assert asyncio.run(two()) == [503, 429, 200]
+
+
+async def _status(gate: Gate) -> int:
+    try:
+        async with gate.enter():
+            return 200
+    except RefusedError as error:
+        return error.status
+
+
+def test_a_taken_port_is_told(capsys: pytest.CaptureFixture[str]):
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"error: port {port} of 127.0.0.1 is taken; choose another --port (0 for any free one)\n"
+    )
+
+
+def test_wrong_addresses_are_told(capsys: pytest.CaptureFixture[str]):
+    for arguments, words in ((["--port", "70000"], "port is 70000"), (["--host", "no such host"], "no such address")):
+        assert main(["serve", *arguments]) == 2
+        assert words in capsys.readouterr().err
+    assert main(["serve", "/no/such/model", "--port", "0"]) == 2

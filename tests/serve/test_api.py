@@ -1,0 +1,239 @@
+"""The API through the framework's own client: right answers, and one clear line for every wrong request."""
+
+import io
+import json
+import math
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from starlette.testclient import TestClient
+
+from linfnet import LinfNet, certified_by_interval, margin_radius
+from linfnet.serve import Service, create_app
+
+BASE = "http://127.0.0.1:8000"
+
+
+@pytest.fixture(scope="module")
+def service() -> Service:
+    return Service(Path("mnist-small"))
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> TestClient:
+    return TestClient(create_app(service), base_url=BASE, raise_server_exceptions=False)
+
+
+def drawn_one() -> np.ndarray:
+    """A stroke that any net takes for a 1: bytes [28, 28]."""
+    picture = np.zeros((28, 28), dtype=np.uint8)
+    picture[4:24, 13:15] = 255
+    picture[4:24, 12] = picture[4:24, 15] = 120
+    return picture
+
+
+def png(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, "PNG")
+    return file.getvalue()
+
+
+def post_png(client: TestClient, body: bytes, fit: str = "none") -> Any:
+    return client.post(f"/api/predict?fit={fit}", content=body, headers={"content-type": "image/png"})
+
+
+def fits(value: Any, schema: dict[str, Any], place: str = "$") -> None:
+    """Hold a value against the part of JSON Schema that the document uses."""
+    if "anyOf" in schema:
+        schema = next(s for s in schema["anyOf"] if (s["type"] == "null") == (value is None))
+    kinds = schema["type"] if isinstance(schema.get("type"), list) else [schema.get("type")]
+    types = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool}
+    types |= {"null": type(None), None: object}
+    assert any(isinstance(value, types[kind]) for kind in kinds), (place, value)
+    if "enum" in schema:
+        assert value in schema["enum"], place
+    if isinstance(value, dict):
+        assert value.keys() == schema["properties"].keys() == set(schema["required"]), place
+        for key, part in value.items():
+            fits(part, schema["properties"][key], f"{place}.{key}")
+    if isinstance(value, list):
+        assert schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", math.inf), place
+        for part in value:
+            fits(part, schema["items"], f"{place}[]")
+
+
+def test_answers_are_as_documented(client: TestClient):
+    document = client.get("/api/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    fits(client.get("/api/model").json(), schemas["Model"])
+    prediction = post_png(client, png(drawn_one())).json()
+    fits(prediction, schemas["Prediction"])
+    fits(client.post("/api/attack", json={"pixels": prediction["pixels"], "steps": 2}).json(), schemas["Attack"])
+    fits(client.post("/api/attack", json=[]).json(), schemas["Error"])
+    assert set(document["paths"]) == {"/api/model", "/api/predict", "/api/attack"}
+
+
+def test_a_prediction_is_the_library_s(client: TestClient, service: Service):
+    answer = post_png(client, png(drawn_one())).json()
+    image = torch.from_numpy(drawn_one())[None, None].float() / 255
+    net = LinfNet.load("mnist-small")
+    assert answer["class"] == {"index": 1, "name": "1"} == {"index": int(net(image).argmax()), "name": "1"}
+    assert torch.tensor(answer["pixels"]).equal(image[0])
+    assert [score["logit"] for score in answer["scores"]] == net(image)[0].double().tolist()
+    assert answer["radius"] == max(answer["margin_radius"], answer["interval_radius"]) > 0.1
+    labels = torch.tensor([1])
+    assert certified_by_interval(net, image, labels, torch.tensor([answer["interval_radius"]], dtype=torch.float64))
+    other = next(score for score in answer["scores"] if score["index"] == answer["runner_up"]["index"])
+    assert other["earliest_eps"] == pytest.approx(margin_radius(net(image), labels, net.lipschitz).item(), rel=1e-12)
+    assert other["earliest_eps"] == min(score["earliest_eps"] for score in answer["scores"] if score["index"] != 1)
+
+
+def test_json_and_picture_agree(client: TestClient):
+    shown = post_png(client, png(drawn_one())).json()
+    assert client.post("/api/predict", json={"pixels": shown["pixels"]}).json() == shown
+    assert client.post("/api/predict", json={"pixels": shown["pixels"][0]}).json() == shown
+
+
+def test_an_attack_breaks_outside_the_radius(client: TestClient):
+    shown = post_png(client, png(drawn_one())).json()
+    answer = client.post("/api/attack", json={"pixels": shown["pixels"], "steps": 10}).json()
+    broken = torch.tensor(answer["broken"]["pixels"])
+    moved = (broken.double() - torch.tensor(shown["pixels"]).double()).abs().max().item()
+    assert answer["complete"]
+    assert moved == answer["broken"]["distance"] >= answer["radius"] == shown["radius"]
+    logits = LinfNet.load("mnist-small")(broken[None])[0]
+    assert logits[1] <= logits.max()
+    assert int(logits.argmax()) == answer["broken"]["class"]["index"] != 1
+    assert all(trial["margin"] > 0 for trial in answer["trials"] if trial["eps"] < answer["radius"])
+    assert min(trial["eps"] for trial in answer["trials"] if trial["margin"] <= 0) >= moved
+
+
+def test_proofs_and_attacks_share_weights_but_not_p(service: Service):
+    assert service.net.layers[0].weight is service.attacked.layers[0].weight
+    service.attacked.p = 4.0
+    try:
+        assert math.isinf(service.net.p)
+    finally:
+        service.attacked.p = math.inf
+
+
+def test_an_attack_nobody_waits_for_stops(service: Service):
+    image = torch.from_numpy(drawn_one())[None].float() / 255
+    answer = service.attack(image, 200, lambda: True)
+    assert answer["complete"] is False
+    assert answer["broken"] is None
+
+
+JSON = {"content-type": "application/json"}
+ZEROS = [[0.0] * 28] * 28
+
+MISTAKES: dict[str, tuple[bytes, dict[str, str], int, str]] = {
+    "broken": (b'{"pixels": [', JSON, 400, "not JSON"),
+    "no utf-8": (b"\xff\xfe{", JSON, 400, "not JSON"),
+    "deep": (b"[" * 20_000, JSON, 400, "not JSON"),
+    "nan": (b'{"pixels": [[NaN]]}', JSON, 400, "NaN is no JSON number"),
+    "infinity": (b'{"pixels": [[-Infinity]]}', JSON, 400, "-Infinity is no JSON number"),
+    "long number": (b'{"pixels": ' + b"9" * 20_000 + b"}", JSON, 400, "not JSON"),
+    "a list": (b"[]", JSON, 400, "wanted an object"),
+    "no pixels": (b"{}", JSON, 400, 'no "pixels"'),
+    "another key": (json.dumps({"pixels": ZEROS, "path": "/etc"}).encode(), JSON, 400, "'path'"),
+    "a string": (b'{"pixels": "zeros"}', JSON, 400, "wanted lists of shape 1 x 28 x 28"),
+    "27 rows": (json.dumps({"pixels": ZEROS[1:]}).encode(), JSON, 400, "pixels[0] is a list of 27"),
+    "ragged": (json.dumps({"pixels": [*ZEROS[1:], [0.0] * 27]}).encode(), JSON, 400, "pixels[0][27] is a list of 27"),
+    "too bright": (json.dumps({"pixels": [[1.5] * 28] * 28}).encode(), JSON, 400, "pixels[0][0][0] is 1.5"),
+    "overflow": (json.dumps({"pixels": ZEROS}).replace("0.0", "1e999", 1).encode(), JSON, 400, "pixels[0][0][0]"),
+    "true": (json.dumps({"pixels": [[True] * 28] * 28}).encode(), JSON, 400, "pixels[0][0][0] is true"),
+    "too long": (b" " * 30_000, JSON, 413, "wanted at most"),
+    "text": (b"{}", {"content-type": "text/plain"}, 415, "'text/plain'"),
+    "no type": (b"{}", {}, 415, "wanted application/json"),
+    "no picture": (b"hello", {"content-type": "image/png"}, 400, "cannot be read"),
+    "a cut picture": (png(drawn_one())[:60], {"content-type": "image/png"}, 400, "cannot be read"),
+    "wrong size": (png(drawn_one()[1:]), {"content-type": "image/png"}, 400, "28 x 27, mode L"),
+    "colour": (png(np.zeros((28, 28, 3), np.uint8)), {"content-type": "image/png"}, 400, "mode RGB"),
+    "large picture": (b" " * 4_000_001, {"content-type": "image/png"}, 413, "wanted at most 4,000,000"),
+    "foreign host": (b"{}", {**JSON, "host": "evil.example:8000"}, 403, "is not this server"),
+    "foreign page": (b"{}", {**JSON, "origin": "http://evil.example"}, 403, "may not ask"),
+    "sandboxed page": (b"{}", {**JSON, "origin": "null"}, 403, "may not ask"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_mistakes_are_one_line(client: TestClient, case: str):
+    body, headers, status, words = MISTAKES[case]
+    for path in ("/api/predict", "/api/attack"):
+        if path == "/api/attack" and "image/png" in headers.values():
+            status, words = 415, "wanted application/json"
+        answer = client.post(path, content=body, headers=headers)
+        assert answer.status_code == status, answer.text
+        assert answer.json().keys() == {"error"}
+        assert words in answer.json()["error"]
+        assert "\n" not in answer.json()["error"]
+
+
+@pytest.mark.parametrize("steps", [0, 201, 1.5, True, "40", None])
+def test_steps_are_checked(client: TestClient, steps: Any):
+    answer = client.post("/api/attack", json={"pixels": ZEROS, "steps": steps})
+    assert answer.status_code == 400
+    assert "wanted a whole number from 1 to 200" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("side", [4_001, 60_000])
+def test_decompression_bombs_are_not_opened(client: TestClient, side: int):
+    """A header that announces more than it is worth: Pillow knows the size before it decodes a row."""
+    bomb = bytearray(png(drawn_one()))
+    bomb[16:24] = struct.pack(">II", side, side)
+    bomb[29:33] = struct.pack(">I", zlib.crc32(bomb[12:29]))
+    answer = post_png(client, bytes(bomb))
+    assert answer.status_code == 413
+    assert "wanted at most 16,000,000 pixels" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("body", [b"GIF89a" + bytes(20), b"%!PS-Adobe-3.0 EPSF-3.0\n", b"<svg/>"])
+def test_other_formats_are_not_tried(client: TestClient, body: bytes):
+    assert post_png(client, body).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/static/../app.py", "/static/%2e%2e/app.py", "/static//etc/passwd", "/etc/passwd", "/static/", "/..%2f", "/api"],
+)
+def test_path_tricks_find_nothing(client: TestClient, path: str):
+    answer = client.get(path)
+    assert answer.status_code == 404
+    assert answer.json() == {"error": "there is nothing under this path"}
+
+
+def test_other_methods(client: TestClient):
+    answer = client.get("/api/predict")
+    assert answer.status_code == 405
+    assert answer.json() == {"error": "GET is not for this path"}
+    assert client.delete("/api/model").status_code == 405
+
+
+@pytest.mark.parametrize("path", ["/", "/static/page.js", "/static/page.css", "/api/model", "/nothing"])
+def test_every_answer_is_guarded(client: TestClient, path: str):
+    headers = client.get(path).headers
+    assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert "access-control-allow-origin" not in headers
+
+
+def test_numbers_and_localhost_are_ours(client: TestClient):
+    for host in ("localhost:8000", "127.0.0.1", "[::1]:8000", "192.168.0.7:80"):
+        assert client.get("/api/model", headers={"host": host}).status_code == 200, host
+    for host in ("", "localhost.evil.example", "127.0.0.1.evil.example", "[", "user@evil"):
+        assert client.get("/api/model", headers={"host": host}).status_code == 403, host
+
+
+def test_the_tester_of_answers_can_fail():
+    with pytest.raises(AssertionError):
+        fits({"a": 1}, {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]})
+    with pytest.raises(AssertionError):
+        fits({}, {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]})

@@ -1,0 +1,139 @@
+"""The page as a visitor meets it: draw with the mouse or the keyboard, drop a picture, read class, radius and break."""
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import uvicorn
+from browser import Open, Visit
+from PIL import Image
+
+from linfnet import LinfNet
+from linfnet.serve import Service, bind, create_app, url_of
+
+SEVEN = ((0.28, 0.25), (0.7, 0.25), (0.45, 0.82))
+
+
+def serve(model: Path) -> Iterator[str]:
+    bound = bind("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(create_app(Service(model)), ws="none", log_config=None, lifespan="off"))
+    thread = Thread(target=server.run, kwargs={"sockets": [bound]})
+    thread.start()
+    yield url_of(bound, "127.0.0.1")
+    server.should_exit = True
+    thread.join(20)
+    bound.close()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    yield from serve(Path("mnist-small"))
+
+
+@pytest.fixture(scope="module")
+def colour_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("colour")
+    torch.manual_seed(0)
+    LinfNet((3, 32, 32), 3, (16,), mean=0.5, std=0.25).save(folder, class_names=("airplane", "automobile", "<b>bird"))
+    yield from serve(folder)
+
+
+def draw(page: Any, strokes: tuple[tuple[float, float], ...] = SEVEN) -> None:
+    box = page.locator("#pad").bounding_box()
+    places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in strokes]
+    page.mouse.move(*places[0])
+    page.mouse.down()
+    for place in places[1:]:
+        page.mouse.move(*place, steps=5)
+    page.mouse.up()
+
+
+def ready(visit: Visit) -> Any:
+    visit.page.wait_for_selector("html[data-ready]", state="attached")
+    return visit.page
+
+
+def read(page: Any, name: str, pattern: str) -> str:
+    """The text of an element, once it is as the pattern wants it."""
+    page.locator(f"#{name}", has_text=re.compile(pattern)).wait_for(timeout=30_000)
+    return page.locator(f"#{name}").text_content()
+
+
+def test_a_digit_drawn_with_the_mouse_gets_a_class_and_a_radius(open_page: Open, url: str):
+    visit = open_page(url)
+    page = ready(visit)
+    with page.expect_response("**/api/attack") as attacked:
+        draw(page)
+    assert read(page, "class", r"^\d$") == "7"
+    attack = json.loads(attacked.value.body())
+    radius = float(read(page, "radius", r"^0\.\d{4}$"))
+    assert 0.01 < radius <= attack["radius"] < radius + 1e-4
+    assert float(read(page, "distance", r"^0\.\d{4}$")) == pytest.approx(attack["broken"]["distance"], abs=6e-5)
+    assert attack["broken"]["class"]["name"] in page.locator("#moved-text").text_content()
+    assert page.locator("#scores tbody tr").count() == 10
+    assert (visit.errors, visit.requests_leaving) == ([], [])
+    assert visit.violations() == []
+    page.click("#clear")
+    assert page.locator("#answer").is_hidden()
+
+
+def test_a_digit_drawn_with_the_keyboard(open_page: Open, url: str):
+    page = ready(open_page(url))
+    page.focus("#pad")
+    for key, times in (("ArrowUp", 9), ("Space", 1), ("ArrowDown", 18), ("Space", 1)):
+        for _ in range(times):
+            page.keyboard.press(key)
+    assert read(page, "class", r"^\d$") == "1"
+    page.keyboard.press("Escape")
+    assert page.locator("#answer").is_hidden()
+
+
+@pytest.mark.parametrize(("width", "dark"), [(375, True), (375, False), (1440, True)])
+def test_the_layout_holds(open_page: Open, url: str, width: int, dark: bool):
+    visit = open_page(url, width=width, dark=dark)
+    draw(ready(visit))
+    read(visit.page, "distance", r"^0\.\d{4}$")
+    assert visit.overflow() == 0
+    assert visit.violations() == []
+
+
+def test_a_chosen_picture_is_taken_as_it_is(open_page: Open, url: str):
+    page = ready(open_page(url))
+    grey = np.zeros((28, 28), dtype=np.uint8)
+    grey[4:24, 13:16] = 250
+    file = io.BytesIO()
+    Image.fromarray(grey).save(file, "PNG")
+    with page.expect_response("**/api/predict*") as answered:
+        page.set_input_files("#file", {"name": "one.png", "mimeType": "image/png", "buffer": file.getvalue()})
+    assert (
+        torch.tensor(json.loads(answered.value.body())["pixels"])[0].mul(255).round().byte().numpy().tolist()
+        == grey.tolist()
+    )
+    assert read(page, "class", r"^\d$") == "1"
+
+
+def test_what_is_no_picture_is_told(open_page: Open, url: str):
+    page = ready(open_page(url))
+    page.set_input_files("#file", {"name": "words.png", "mimeType": "image/png", "buffer": b"words"})
+    assert read(page, "error", "picture") == "words.png is not a picture the browser can read"
+
+
+def test_colour_nets_take_pictures_and_no_strokes(open_page: Open, colour_url: str):
+    visit = open_page(colour_url)
+    page = ready(visit)
+    draw(page)
+    assert page.locator("#answer").is_hidden()
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8)).save(file, "JPEG")
+    page.set_input_files("#file", {"name": "photo.jpg", "mimeType": "image/jpeg", "buffer": file.getvalue()})
+    read(page, "class", "airplane|automobile|<b>bird")
+    read(page, "distance", r"^(0\.\d{4}|never)$")
+    assert "<b>bird" in page.locator("#scores").text_content()
+    assert (visit.errors, visit.requests_leaving, visit.violations(), visit.overflow()) == ([], [], [], 0)
