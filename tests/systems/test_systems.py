@@ -40,6 +40,43 @@ checkpoint_every = 4
 [evaluation]
 eps = ["0.02"]
 """,
+    "ibp": """
+[system]
+name = "ibp"
+architecture = "small"
+eps_train = 0.05
+kappa_end = 0.5
+[data]
+name = "digits"
+[schedule]
+epochs = [1, 7, 1]
+[optimizer]
+lr = 0.01
+batch = 64
+[run]
+checkpoint_every = 4
+[evaluation]
+eps = ["0.02"]
+""",
+    "smoothing": """
+[system]
+name = "smoothing"
+architecture = "small"
+sigma = 0.4
+samples = 100
+votes = 4
+[data]
+name = "digits"
+[schedule]
+epochs = [9, 0, 0]
+[optimizer]
+lr = 0.01
+batch = 64
+[run]
+checkpoint_every = 4
+[evaluation]
+eps = ["0.02"]
+""",
 }
 
 
@@ -76,7 +113,7 @@ class TestCommands:
         net, digits = load_model(runs[name]), load("digits", "test").first(20)
         with (tmp_path / "radii.csv").open() as file:
             rows = list(csv.DictReader(file))
-        radii = torch.tensor([float(row[f"{net.certificate}_radius"]) for row in rows]).double()
+        radii = torch.tensor([float(row[f"{net.certificate}_radius"]) for row in rows], dtype=torch.float64)
         found = certify_images(net, [(digits.pixels(), digits.labels)], [Fraction(1, 50)])
         assert found.arithmetic == "real"
         assert torch.equal(radii, found.interval_radii)
@@ -130,8 +167,8 @@ class TestFinding:
         assert isinstance(load_model("mnist-small"), LinfNet)
 
     def test_recipes_read_back_the_same(self):
-        for name in ("mnist-0.3-hybrid", "cifar10-8-hybrid"):
-            recipe = load_recipe(name, ["system.hidden=99"])
+        for name in ("mnist-0.3-hybrid", "cifar10-8-hybrid", "mnist-0.3-ibp"):
+            recipe = load_recipe(name, ["system.eps_train=0.25"])
             again = recipe_from_toml(recipe_to_toml(recipe), "again", name)
             assert again == recipe
             assert system_of(again) == system_of(recipe)
@@ -139,7 +176,7 @@ class TestFinding:
     def test_only_files_of_the_folder_are_imported(self, tmp_path: Path):
         LinfNet((1, 2, 2), 2).save(tmp_path)
         write_json(tmp_path / "config.json", {**read_json(tmp_path / "config.json"), "system": "os"})
-        with pytest.raises(LinfnetError, match="unknown system 'os'; known are hybrid"):
+        with pytest.raises(LinfnetError, match="unknown system 'os'; known are hybrid, ibp, linf, smoothing"):
             load_model(tmp_path)
 
     @pytest.mark.parametrize(

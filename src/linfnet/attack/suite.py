@@ -116,7 +116,7 @@ def attack_all(
                     with torch.enable_grad():
                         found = attack(net, images[part], labels[part], epsilon, generator).detach()
                     check_inside(found, images[part], epsilon, name)
-                    lost = ~still_right(net(found), labels[part])
+                    lost = ~net.keeps_class(found, labels[part])
                     moved[part[lost]], survived[part[lost]] = found[lost], False
                 after[name] = survived.double().mean().item()
             results.append(Attacked(epsilon, clean, survived.clone(), after, moved.clone()))

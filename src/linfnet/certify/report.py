@@ -45,6 +45,8 @@ class Certification:
     """The names of the certificates there are: both, or the system's own."""
     arithmetic: str = "float32"
     """What they speak of: the program, or the real function it stands for."""
+    confidence: float = 1.0
+    """The probability with which each of them is right."""
 
     @property
     def clean(self) -> float:
@@ -83,7 +85,7 @@ def certify_images(
     proven = (labels, first, second, margin, real, interval, tuple(epsilons), by_margin, by_interval)
     if isinstance(net, LinfNet):
         return Certification(*proven)
-    return Certification(*proven, certificates=(net.certificate,), arithmetic=net.arithmetic)
+    return Certification(*proven, (net.certificate,), net.arithmetic, net.confidence)
 
 
 def _certify_batch(

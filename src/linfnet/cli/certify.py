@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from linfnet.certify import Certification, certify_images, plot_curve, write_curve, write_radii
-from linfnet.cli.console import console, percent
+from linfnet.cli.console import console, guarantee, percent
 from linfnet.cli.pictures import read_images
 from linfnet.cli.predict import format_radius
 from linfnet.cli.train import pick_device
@@ -155,5 +155,5 @@ def _shares_table(found: Certification, subject: Subject) -> Table:
     medians = [radii.clamp(min=0).median().item() for radii in (found.margin_radii, found.interval_radii)[kept]]
     table.add_row("median radius", "", *map(format_radius, medians), style="dim")
     if found.arithmetic == "real":
-        table.caption = "certificates hold in real arithmetic, rounding apart"
+        table.caption = guarantee(found.arithmetic, found.confidence)
     return table

@@ -39,5 +39,15 @@ def results_table(title: str, rows: list[tuple[str, Evaluation]]) -> Table:
 
 def _caption(rows: list[tuple[str, Evaluation]]) -> str | None:
     """A line under the table where certificates do not account for rounding."""
-    real = [net for net, evaluation in rows if evaluation.arithmetic == "real"]
-    return f"certificates of {', '.join(real)} hold in real arithmetic, rounding apart" if real else None
+    lines = [f"{net}: {guarantee(at.arithmetic, at.confidence)}" for net, at in rows if at.arithmetic == "real"]
+    return "\n".join(lines) or None
+
+
+def guarantee(arithmetic: str, confidence: float) -> str:
+    """What certificates are worth, in words.
+
+    >>> guarantee("real", 0.999)
+    'certificates hold in real arithmetic, rounding apart, with probability 0.999 each'
+    """
+    where = "for the program itself" if arithmetic == "float32" else "in real arithmetic, rounding apart"
+    return f"certificates hold {where}" + (f", with probability {confidence:g} each" if confidence < 1 else "")

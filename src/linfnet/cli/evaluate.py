@@ -54,6 +54,7 @@ def store_evaluation(
             **at.summary(),
             "certified_and_broken": len(at.violations()),
             "arithmetic": evaluation.arithmetic,
+            "confidence": evaluation.confidence,
             "pgd_steps": evaluation.steps,
             "certify_seconds_per_image": at.cost(),
             "seconds": round(at.seconds, 2),

@@ -83,18 +83,29 @@ class Classifier(nn.Module):
         """
         lower, upper = outer_box(check_images(images), epsilon)
         with self.at_infinity():
-            logits, column = self(images), labels.unsqueeze(1)
-            right = logits.gather(1, column).squeeze(1) > logits.scatter(1, column, -torch.inf).amax(1)
             # Bounds are rounded, too: what is wrong is never certified, and what is right always is at 0.
-            return right & ((self.least_margin(lower, upper, labels) > 0) | torch.as_tensor(epsilon == 0))
+            return self.keeps_class(images, labels) & (
+                (self.least_margin(lower, upper, labels) > 0) | torch.as_tensor(epsilon == 0)
+            )
 
     def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
         """A lower bound [N] on the margin of the labels over the box lower <= image <= upper, in real arithmetic."""
         raise NotImplementedError
 
+    @torch.no_grad()
+    def keeps_class(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Which labels [N] are strictly on top: how attacks are judged."""
+        logits, column = self(images), labels.unsqueeze(1)
+        return logits.gather(1, column).squeeze(1) > logits.scatter(1, column, -torch.inf).amax(1)
+
     def certified_radius(self, images: Tensor, labels: Tensor) -> Tensor | None:
         """float64 [N]: proven radii in closed form, -inf where wrong; None lets them be found by bisection."""
         return None
+
+    @property
+    def confidence(self) -> float:
+        """The probability that a certificate is right: 1 but for those that count over random samples."""
+        return 1.0
 
     def settings(self) -> dict[str, Any]:
         """The arguments of the constructor that are the subclass's own."""

@@ -1,0 +1,179 @@
+"""Interval bound propagation on conventional convolutional nets: the peer that the paper's table compares with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linfnet.data import SetInfo
+from linfnet.errors import ArgumentError, at_least
+from linfnet.nn.classifier import Classifier
+from linfnet.nn.convnets import ARCHITECTURES, Box, bound_preserving_init, conv_layers, through
+from linfnet.nn.intervals import least_margin, worst_margins
+from linfnet.recipes import Recipe
+from linfnet.systems.system import System
+
+# Bounds may grow by 1 / TOLERANCE, and active and inactive neurons differ by that, before the regularisers speak.
+TOLERANCE = 0.5
+
+
+class IbpNet(Classifier):
+    """A convolutional net with ReLU, certified by interval bounds with the last layer merged with the margin.
+
+    Args:
+        image_shape: (C, H, W) of the images.
+        classes: number of logits.
+        architecture: "small", "medium" or "cnn7".
+        batch_norm: normalise before each ReLU.
+        mean: as in `Classifier`.
+        std: as in `Classifier`.
+    """
+
+    system: ClassVar[str] = "ibp"
+    certificate: ClassVar[str] = "interval"
+
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        classes: int,
+        architecture: str,
+        batch_norm: bool,
+        *,
+        mean: float | Sequence[float] = 0.0,
+        std: float = 1.0,
+    ) -> None:
+        super().__init__(image_shape, classes, mean=mean, std=std)
+        self.architecture, self.batch_norm = architecture, batch_norm
+        self.layers, features = conv_layers(architecture, image_shape, batch_norm)
+        self.last = nn.Linear(features, classes)
+        bound_preserving_init(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """images: [B, C, H, W] in [0, 1] -> logits [B, classes]."""
+        return self.last(self.layers(self.normalize(self.check_shape(images))))
+
+    def boxes(self, box: Box) -> list[Box]:
+        """The box of pixels, normalised, and what becomes of it after each layer but the last."""
+        plain = None if box.centre is None else self.normalize(box.centre)
+        found = [Box(*self.normalize.bounds(box.lower, box.upper), plain)]
+        for layer in self.layers:
+            found.append(through(layer, found[-1]))
+        return found
+
+    def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
+        end = self.boxes(Box(self.check_shape(lower), self.check_shape(upper)))[-1]
+        return least_margin(worst_margins(end.lower, end.upper, self.last.weight, self.last.bias, labels), labels)
+
+    def settings(self) -> dict[str, Any]:
+        return {"architecture": self.architecture, "batch_norm": self.batch_norm}
+
+    def describe(self) -> str:
+        return (
+            f"A convolutional net ({self.architecture}{', batch norm' if self.batch_norm else ''}) trained by interval "
+            "bound propagation. Certificates are interval bounds and hold in real arithmetic: the rounding of the "
+            "matrix products is not accounted for."
+        )
+
+
+def tightness(boxes: Sequence[Box]) -> Tensor:
+    """How much wider than the input's the boxes before each ReLU are on average, beyond the tolerance: in [0, 1]."""
+    start = _width(boxes[0])
+    return torch.stack([F.relu(TOLERANCE - start / _width(box)) / TOLERANCE for box in boxes[1:]]).mean()
+
+
+def balance(boxes: Sequence[Box]) -> Tensor:
+    """How unequal the shares of surely active and surely inactive neurons in mean and variance are, before each ReLU.
+
+    Interval training tends to switch neurons off for good, which kills their gradients.
+    """
+    terms: list[Tensor] = []
+    for box in boxes[1:]:
+        middle = (box.lower + box.upper) / 2
+        active, inactive = box.lower > 0, box.upper < 0
+        spread = (middle - middle.mean()).square()
+        for on, off in (
+            ((middle * active).mean(), -(middle * inactive).mean()),
+            ((spread * active).mean(), (spread * inactive).mean()),
+        ):
+            # Where no neuron is sure there is nothing to balance.
+            if bool(on > 0) or bool(off > 0):
+                terms.append(F.relu(TOLERANCE - torch.minimum(on, off) / torch.maximum(on, off)) / TOLERANCE)
+    return torch.stack(terms).sum() / (len(boxes) - 1) if terms else boxes[0].lower.new_zeros(())
+
+
+def _width(box: Box) -> Tensor:
+    return (box.upper - box.lower).mean().clamp(min=1e-12)
+
+
+def smooth_ramp(progress: float, bend: float = 0.25) -> float:
+    """From 0 to 1: like t^4 up to the bend, then straight on: bounds are tight while the net has learned little.
+
+    >>> smooth_ramp(0.0), smooth_ramp(1.0)
+    (0.0, 1.0)
+    """
+    factor = 1 / (bend**4 + 4 * bend**3 * (1 - bend))
+    return factor * (progress**4 if progress < bend else bend**4 + 4 * bend**3 * (progress - bend))
+
+
+@dataclass(frozen=True)
+class Ibp(System):
+    """kappa * cross-entropy + (1 - kappa) * cross-entropy of worst-case margins + the regularisers of fast IBP.
+
+    The phases of `schedule.epochs` are: eps = 0, eps rising to eps_train (and kappa going to its end), eps_train. The
+    regularisers fade as eps rises. With kappa = 0 the logits that training reports on are those of the worst case.
+    """
+
+    net_type: ClassVar[type[Classifier]] = IbpNet
+
+    architecture: str = "cnn7"
+    batch_norm: bool = True
+    eps_train: Fraction = Fraction(2, 5)
+    kappa_start: float = 0.0
+    kappa_end: float = 0.0
+    regularisation: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.architecture not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise ArgumentError(f"system.architecture is {self.architecture!r}; wanted one of {known}")
+        at_least("system.eps_train", float(self.eps_train), 0, most=1)
+        at_least("system.kappa_start", self.kappa_start, 0, most=1)
+        at_least("system.kappa_end", self.kappa_end, 0, most=1)
+        at_least("system.regularisation", self.regularisation, 0)
+
+    def build(self, recipe: Recipe, info: SetInfo) -> IbpNet:
+        """The named architecture; [model] is not looked at."""
+        shape, classes = info.image_shape, len(info.classes)
+        return IbpNet(shape, classes, self.architecture, self.batch_norm, mean=info.mean, std=info.std)
+
+    def loss(
+        self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, epoch: float
+    ) -> tuple[Tensor, Tensor]:
+        """Unperturbed values are only computed where kappa or batch norm asks for them."""
+        assert isinstance(net, IbpNet)
+        ramp = smooth_ramp(recipe.schedule.phases().relaxation_progress(epoch))
+        eps, kappa = float(self.eps_train) * ramp, self.kappa_start + (self.kappa_end - self.kappa_start) * ramp
+        wanted = kappa > 0 or self.batch_norm
+        box = Box((pixels - eps).clamp(min=0), (pixels + eps).clamp(max=1), pixels if wanted else None)
+        boxes = net.boxes(box)
+        end = boxes[-1]
+        margins = worst_margins(end.lower, end.upper, net.last.weight, net.last.bias, labels)
+        loss = (1 - kappa) * F.cross_entropy(-margins, labels)
+        logits = -margins if end.centre is None else net.last(end.centre)
+        if kappa > 0:
+            loss = loss + kappa * F.cross_entropy(logits, labels)
+        fading = self.regularisation * (1 - ramp)
+        if fading > 0 and eps > 0:
+            before = [
+                boxes[0],
+                *(box for box, layer in zip(boxes, net.layers, strict=False) if isinstance(layer, nn.ReLU)),
+            ]
+            loss = loss + fading * (tightness(before) + balance(before))
+        return loss, logits
+
+
+SYSTEM = Ibp

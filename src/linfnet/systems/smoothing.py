@@ -1,0 +1,191 @@
+"""Randomised smoothing: a majority under Gaussian noise, certified in l2 by counting, carried over to l_inf."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from statistics import NormalDist
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linfnet.data import SetInfo
+from linfnet.errors import ArgumentError, at_least
+from linfnet.nn.classifier import Classifier
+from linfnet.nn.convnets import ARCHITECTURES, conv_layers
+from linfnet.perturbation import check_images
+from linfnet.recipes import Recipe
+from linfnet.systems.system import System
+
+
+def clopper_pearson(successes: int, trials: int, alpha: float) -> float:
+    """A lower bound on a probability that is right with confidence 1 - alpha, from so many successes in so many trials.
+
+    It is the p at which that many successes or more have probability alpha, found by bisection and rounded down.
+
+    >>> round(clopper_pearson(1000, 1000, 0.001), 6) == round(0.001 ** (1 / 1000), 6)
+    True
+    """
+    if successes == 0:
+        return 0.0
+    counts = torch.arange(successes, trials + 1, dtype=torch.float64)
+    whole = torch.tensor(trials + 1.0, dtype=torch.float64)
+    ways = torch.lgamma(whole) - torch.lgamma(counts + 1) - torch.lgamma(whole - counts)
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        p = (low + high) / 2
+        tail = torch.logsumexp(ways + counts * math.log(p) + (trials - counts) * math.log1p(-p), 0).item()
+        low, high = (p, high) if tail < math.log(alpha) else (low, p)
+    return max(low - 1e-12, 0.0)
+
+
+class SmoothedNet(Classifier):
+    """The class that a convolutional net finds most often in noisy copies of an image.
+
+    `forward` takes a soft vote over a few copies with the same noise each time: a function one can differentiate and
+    attack. `certified_radius` counts over many fresh ones.
+
+    Args:
+        image_shape: (C, H, W) of the images.
+        classes: number of logits.
+        architecture: of the base net: "small", "medium" or "cnn7", with batch norm.
+        sigma: standard deviation of the noise, in pixel units.
+        samples: copies of each image that a certificate counts over.
+        alpha: probability with which a certificate may be wrong.
+        votes: copies that `forward` averages over.
+        mean: as in `Classifier`.
+        std: as in `Classifier`.
+    """
+
+    system: ClassVar[str] = "smoothing"
+    certificate: ClassVar[str] = "smoothing"
+    cheap: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        classes: int,
+        architecture: str,
+        sigma: float,
+        samples: int,
+        alpha: float,
+        votes: int,
+        *,
+        mean: float | Sequence[float] = 0.0,
+        std: float = 1.0,
+    ) -> None:
+        super().__init__(image_shape, classes, mean=mean, std=std)
+        self.architecture, self.sigma, self.samples, self.alpha, self.votes = architecture, sigma, samples, alpha, votes
+        layers, features = conv_layers(architecture, image_shape, batch_norm=True)
+        self.base = nn.Sequential(layers, nn.Linear(features, classes))
+
+    @property
+    def confidence(self) -> float:
+        return 1 - self.alpha
+
+    def base_logits(self, noisy: Tensor) -> Tensor:
+        """Logits [B, K] of the base net on noisy images [B, C, H, W], whose pixels may leave [0, 1]."""
+        return self.base(self.normalize(noisy))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """images: [B, C, H, W] in [0, 1] -> log of the mean probabilities [B, K] over the votes."""
+        source = torch.Generator(images.device).manual_seed(0)
+        noise = torch.randn(self.votes, *self.check_shape(images).shape[1:], generator=source, device=images.device)
+        probabilities = torch.stack([self.base_logits(images + self.sigma * one).softmax(1) for one in noise]).mean(0)
+        return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
+
+    @torch.no_grad()
+    def counts(self, images: Tensor, samples: int, seed: int) -> Tensor:
+        """How often [B, K] each class wins over so many noisy copies of each image."""
+        source = torch.Generator(images.device).manual_seed(seed)
+        won = torch.zeros(len(images), self.classes, dtype=torch.long, device=images.device)
+        rows = torch.arange(len(images), device=images.device)
+        for _ in range(samples):
+            noise = torch.randn(images.shape, generator=source, device=images.device)
+            won[rows, self.base_logits(images + self.sigma * noise).argmax(1)] += 1
+        return won
+
+    @torch.no_grad()
+    def certified_radius(self, images: Tensor, labels: Tensor) -> Tensor:
+        """sigma * Phi^-1(p) / sqrt(d) by the Clopper-Pearson bound p: l2 balls hold l_inf balls sqrt(d) smaller."""
+        with self.at_infinity():
+            right = super().keeps_class(check_images(images), labels)
+            won = self.counts(images, self.samples, seed=1).gather(1, labels.unsqueeze(1)).squeeze(1)
+        shrink = self.sigma / math.sqrt(math.prod(self.image_shape))
+        known = {count: clopper_pearson(count, self.samples, self.alpha) for count in set(won.tolist())}
+        radii = [NormalDist().inv_cdf(known[count]) * shrink if known[count] > 0.5 else 0.0 for count in won.tolist()]
+        proven = torch.tensor(radii, dtype=torch.float64, device=images.device)
+        return torch.where(right, proven, -torch.inf)
+
+    def certified(self, images: Tensor, labels: Tensor, epsilon: Fraction | Tensor) -> Tensor:
+        sizes = epsilon if isinstance(epsilon, Tensor) else math.nextafter(float(epsilon), math.inf) if epsilon else 0.0
+        return self.certified_radius(images, labels) >= sizes
+
+    @torch.no_grad()
+    def keeps_class(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Which samples [N] are not shown to be lost: fresh noise must outvote the label beyond chance.
+
+        A label that holds a certificate wins more than half of all copies, so that is what is tested.
+        """
+        with self.at_infinity():
+            won = self.counts(images, self.samples, seed=2)
+        own, best = won.gather(1, labels.unsqueeze(1)).squeeze(1), won.argmax(1)
+        against = (self.samples - own).tolist()
+        lost = {count: clopper_pearson(count, self.samples, self.alpha) > 0.5 for count in set(against)}
+        below_half = torch.tensor([lost[count] for count in against], dtype=torch.bool, device=images.device)
+        return (best == labels) | ~below_half
+
+    def settings(self) -> dict[str, Any]:
+        names = ("architecture", "sigma", "samples", "alpha", "votes")
+        return {name: getattr(self, name) for name in names}
+
+    def describe(self) -> str:
+        return (
+            f"A convolutional net ({self.architecture}) smoothed by Gaussian noise of sigma {self.sigma:g}. "
+            f"Certificates count over {self.samples} noisy copies and hold with probability {self.confidence:g} each, "
+            "in real arithmetic; those in ℓ∞ follow from ℓ2 by the factor 1/√d."
+        )
+
+
+@dataclass(frozen=True)
+class Smoothing(System):
+    """Cross-entropy of the base net on noisy images; [model] and the phases of the schedule are not looked at."""
+
+    net_type: ClassVar[type[Classifier]] = SmoothedNet
+
+    architecture: str = "cnn7"
+    sigma: float = 0.25
+    samples: int = 1000
+    alpha: float = 0.001
+    votes: int = 8
+
+    def __post_init__(self) -> None:
+        if self.architecture not in ARCHITECTURES:
+            known = ", ".join(ARCHITECTURES)
+            raise ArgumentError(f"system.architecture is {self.architecture!r}; wanted one of {known}")
+        at_least("system.sigma", self.sigma, 0, strictly=True)
+        at_least("system.samples", self.samples, 1)
+        at_least("system.alpha", self.alpha, 0, strictly=True, most=0.5)
+        at_least("system.votes", self.votes, 1)
+
+    def build(self, recipe: Recipe, info: SetInfo) -> SmoothedNet:
+        """The named architecture with batch norm."""
+        own = (self.architecture, self.sigma, self.samples, self.alpha, self.votes)
+        return SmoothedNet(info.image_shape, len(info.classes), *own, mean=info.mean, std=info.std)
+
+    def loss(
+        self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, epoch: float
+    ) -> tuple[Tensor, Tensor]:
+        """One noisy copy of each image."""
+        assert isinstance(net, SmoothedNet)
+        # Seeded by the step, so that a resumed run draws what the whole one would have drawn.
+        seed = recipe.run.seed + round(epoch * 2**20)
+        source = torch.Generator(pixels.device).manual_seed(seed)
+        noise = torch.randn(pixels.shape, generator=source, device=pixels.device)
+        logits = net.base_logits(pixels + self.sigma * noise)
+        return F.cross_entropy(logits, labels), logits
+
+
+SYSTEM = Smoothing
