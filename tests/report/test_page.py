@@ -1,6 +1,7 @@
 """The report as a reader meets it: in a browser, from disk, by mouse and by keyboard."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,18 @@ def test_several_runs_share_their_axes(open_page: Open, evaluated: Path, trained
     names = visit.page.locator("#training-0-readout [data-key]").evaluate_all("all => all.map(one => one.dataset.key)")
     assert names == ["epoch", "evaluated", "trained"]
     assert "trained: The net has not been evaluated" in visit.page.locator("header").text_content()
+
+
+def test_without_radii_the_curve_tells_what_follows(open_page: Open, evaluated: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    shutil.copytree(evaluated, folder)
+    for file in folder.glob("samples-*"):
+        file.unlink()
+    assert main(["report", str(folder)]) == 0
+    visit = open_page(folder / "report.html", width=375)
+    assert (visit.errors, visit.overflow(), visit.violations()) == ([], 0, [])
+    entry = measured(evaluated)["0.1"]
+    best = max(entry["certified_margin"], entry["certified_interval"])
+    visit.page.locator("#ask-eps").fill("0.07")
+    visit.page.keyboard.press("Enter")
+    assert read_out(visit)["certified"] == f"at least {100 * best:.2f} %"

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,12 @@ import torch
 from PIL import Image
 
 from linfnet.certify.arithmetic import float_above
+from linfnet.cli.evaluate import store_evaluation
 from linfnet.cli.main import main
-from linfnet.data import load
+from linfnet.data import ImageSet, load, set_info, to_pixels
+from linfnet.evaluation import AtEpsilon, Broken, Evaluation
 from linfnet.perturbation import parse_epsilon
+from linfnet.recipes import load_recipe, recipe_to_toml
 from linfnet.report import read_run, render
 from linfnet.report.figures import certified_curve, histogram, training_panels
 from linfnet.report.gallery import gallery
@@ -42,8 +46,8 @@ def test_the_curve_passes_through_what_was_measured(evaluated: Path):
     for point in line["measured"]:
         entry = results[f"digits-test-pgd-10 eps={point['name']}"]
         assert point["eps"] == float_above(parse_epsilon(point["name"]))
-        assert (radii >= point["eps"]).mean() == entry["certified_margin"] == point["margin"]
-        assert (point["pgd"], point["interval"]) == (entry["pgd"], entry["certified_interval"])
+        assert (radii >= point["eps"]).mean() == entry["certified_margin"] == point["certified"]
+        assert (point["pgd"], point["others"]) == (entry["pgd"], {"interval": entry["certified_interval"]})
     assert figure["end"] >= 0.25
 
 
@@ -114,8 +118,8 @@ def test_missing_samples_and_images_are_told(evaluated: Path, tmp_path: Path):
     table.unlink()
     page = render([read_run(folder)])
     assert "The table of samples is missing" in page
-    assert 'id="results"' in page
-    assert not re.search('<section id="(curve|gallery|margins)"', page)
+    assert certified_curve([read_run(folder)])["runs"][0]["radii"] is None
+    assert not re.search('<section id="(gallery|margins)"', page)
 
 
 def test_certified_radii_alone_give_curve_and_gallery(trained: Path, tmp_path: Path):
@@ -198,3 +202,50 @@ def test_mistakes(tmp_path: Path, evaluated: Path, capsys: pytest.CaptureFixture
     ):
         assert main(["report", *arguments]) == 2
         assert word in capsys.readouterr().err
+
+
+def test_a_full_size_run_is_small_and_quick(evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """10,000 samples of noise, which no picture format can compress, and 1,300 epochs."""
+    generator = torch.Generator().manual_seed(0)
+    shape, count, eps = (3, 32, 32), 10_000, "8/255"
+    labels = torch.randint(0, 10, (count,), generator=generator)
+    noise = torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=generator)
+    monkeypatch.setattr(
+        "linfnet.report.record.load", lambda name, split: ImageSet(noise, labels, set_info(name), split)
+    )
+    radii = torch.randn(count, generator=generator, dtype=torch.float64) * 0.05
+    logits = torch.nn.functional.one_hot(labels, 10) * radii.sign().unsqueeze(1)
+    broken = Broken(torch.arange(12), to_pixels(noise[:12], 255), labels[:12])
+    proven = radii >= 8 / 255
+    at = AtEpsilon(parse_epsilon(eps), proven, proven, radii >= 0.03, broken, 1.0, certify_seconds=(1, 1))
+    evaluation = Evaluation(logits, labels, radii, radii.where(radii >= 0, -torch.inf), radii, 100, (at,))
+    store_evaluation(tmp_path, evaluation, "cifar10-test")
+    (tmp_path / "recipe.toml").write_text(recipe_to_toml(load_recipe("cifar10-8")))
+    (tmp_path / "model.safetensors").touch()
+    events = [json.loads(line) for line in (evaluated / "events.jsonl").read_text().splitlines()]
+    epoch, test = (next(event for event in events if event["event"] == kind) for kind in ("epoch", "test"))
+    log = [{**event, "epoch": k} for k in range(1, 1301) for event in (epoch, test)]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in log))
+    start = time.perf_counter()
+    page = render([read_run(tmp_path)])
+    assert time.perf_counter() - start < 20
+    assert "Broken at ε = 8/255" in page
+    assert len(page.encode()) < 5_000_000
+
+
+def test_a_net_with_one_certificate_and_no_radii(tmp_path: Path):
+    folder = tmp_path / "hybrid"
+    few = ["data.name=digits", "width=16", "depth=3", "epochs=[1, 1, 1]", "limit=200", "evaluation.eps=[0.1]", "pad=0"]
+    assert main(["train", "mnist-0.3-hybrid", "--out", str(folder), "--set", *few]) == 0
+    assert main(["evaluate", str(folder), "--eps", "0.01", "0.1", "--steps", "3"]) == 0
+    run = read_run(folder)
+    (line,) = certified_curve([run])["runs"]
+    assert line["radii"] is None
+    assert [list(m.certified) for m in run.main] == [["interval"], ["interval"]]
+    assert [point["certified"] for point in line["measured"]] == [m.certified["interval"] for m in run.main]
+    page = render([run])
+    assert "The net has no margin certificate" in page
+    assert "hold in real arithmetic" in page
+    assert "certified, interval" in page
+    assert "certified, margin" not in page
+    assert {group.title for group in gallery(run, levels=False)} <= {"Broken at ε = 0.1"}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from linfnet.certify.arithmetic import float_above
 from linfnet.perturbation import format_epsilon
-from linfnet.report.record import RunRecord
+from linfnet.report.record import Measured, RunRecord
 
 # Bins of the histogram, about.
 BINS = 64
@@ -23,10 +23,15 @@ def _packed(values: NDArray[np.float64]) -> str:
     return base64.b64encode(np.sort(values).astype("<f8").tobytes()).decode()
 
 
+def _radii(run: RunRecord) -> NDArray[np.float64] | None:
+    """The radii of a run's samples, if it has some."""
+    return run.samples.radii if run.samples is not None and len(run.samples) else None
+
+
 def _extent(runs: Sequence[RunRecord]) -> float:
     """The end of the axis of epsilon: all measured ones, and nearly all radii."""
     ends = [float(m.epsilon) * 1.1 for run in runs for m in run.main]
-    ends += [float(np.quantile(run.samples.radii.clip(0), 0.995)) for run in runs if run.samples and len(run.samples)]
+    ends += [float(np.quantile(radii.clip(0), 0.995)) for run in runs if (radii := _radii(run)) is not None]
     return min(max(ends, default=0.1) or 0.1, 1.0)
 
 
@@ -37,7 +42,7 @@ def in_255ths(runs: Iterable[RunRecord]) -> bool:
 
 def certified_curve(runs: Sequence[RunRecord]) -> Figure | None:
     """Certified accuracy at every epsilon, from the radii, and what the attack left at those that were measured."""
-    shown = [run for run in runs if run.samples is not None and len(run.samples)]
+    shown = [run for run in runs if run.main or _radii(run) is not None]
     if not shown:
         return None
     return {
@@ -49,7 +54,8 @@ def certified_curve(runs: Sequence[RunRecord]) -> Figure | None:
 
 
 def _curve_of(run: RunRecord, colour: int) -> Figure:
-    assert run.samples is not None
+    radii = _radii(run)
+    interval = run.samples.interval_radii if run.samples is not None else None
     reported = run.recipe.reported if run.recipe else None
     reference = None
     if reported and reported.certified and run.epsilon is not None:
@@ -57,30 +63,35 @@ def _curve_of(run: RunRecord, colour: int) -> Figure:
     return {
         "name": run.name,
         "colour": colour,
-        "radii": _packed(run.samples.radii),
-        "interval": None if run.samples.interval_radii is None else _packed(run.samples.interval_radii),
-        "clean": float((run.samples.radii >= 0).mean()),
+        "radii": None if radii is None else _packed(radii),
+        "interval": None if interval is None else _packed(interval),
+        "clean": run.main[-1].clean if radii is None else float((radii >= 0).mean()),
         "attack": f"PGD-{run.main[-1].pgd_steps}" if run.main else None,
-        "measured": [
-            {
-                "eps": float_above(m.epsilon),
-                "name": m.name,
-                "pgd": m.pgd,
-                "margin": m.certified_margin,
-                "interval": m.certified_interval,
-            }
-            for m in run.main
-        ],
+        "measured": [_point(m, radii is not None) for m in run.main],
         "reference": reference,
+    }
+
+
+def _point(m: Measured, has_radii: bool) -> Figure:
+    """One measured epsilon; the curve goes by the margin where there are radii, else by the best certificate."""
+    own = "margin" if has_radii and "margin" in m.certified else max(m.certified, key=lambda name: m.certified[name])
+    others = {name: share for name, share in m.certified.items() if name != own}
+    return {
+        "eps": float_above(m.epsilon),
+        "name": m.name,
+        "pgd": m.pgd,
+        "certified": m.certified[own],
+        "others": others,
     }
 
 
 def histogram(runs: Sequence[RunRecord]) -> Figure | None:
     """How many samples have which margin, in pixel units; the bins meet at 0 and at epsilon."""
-    shown = [run for run in runs if run.samples is not None and len(run.samples)]
+    found = [(run, run.samples.real_radii) for run in runs if run.samples is not None and len(run.samples)]
+    shown = [run for run, column in found if column is not None]
+    values = [column for _, column in found if column is not None]
     if not shown:
         return None
-    values = [run.samples.real_radii for run in shown if run.samples is not None]
     low = min(float(np.quantile(column, 0.002)) for column in values)
     high = max(float(np.quantile(column, 0.998)) for column in values)
     epsilon = next((run.epsilon for run in shown if run.epsilon), Fraction(0))
@@ -101,8 +112,8 @@ def histogram(runs: Sequence[RunRecord]) -> Figure | None:
         "levels": in_255ths(shown),
         "theta": float(shown[0].recipe.loss.theta) / 2 if len(shown) == 1 and shown[0].recipe else None,
         "runs": [
-            {"name": run.name, "colour": runs.index(run), "total": len(column), "counts": found.tolist()}
-            for run, column, found in zip(shown, values, counts, strict=True)
+            {"name": run.name, "colour": runs.index(run), "total": len(column), "counts": bars.tolist()}
+            for run, column, bars in zip(shown, values, counts, strict=True)
         ],
     }
 

@@ -1,14 +1,18 @@
 """The gallery: which test images to look at, and what to say of each."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
 from linfnet.certify.arithmetic import float_above
+from linfnet.data import ImageSet
 from linfnet.perturbation import format_epsilon
 from linfnet.report.png import difference, picture
-from linfnet.report.record import RunRecord
+from linfnet.report.record import Measured, RunRecord
+from linfnet.report.samples import BrokenSamples, Samples
 
 # Samples of a group; broken ones take three pictures each.
 SHOWN, SHOWN_BROKEN = 8, 6
@@ -56,81 +60,112 @@ def gallery(run: RunRecord, levels: bool) -> tuple[Group, ...]:
     """The groups of a run that have images; none without samples or images."""
     if run.samples is None or run.images is None or run.epsilon is None:
         return ()
-    radii, real = run.samples.radii, run.samples.real_radii
-    epsilon = format_epsilon(run.epsilon)
-    right = np.flatnonzero(radii >= 0)
+    painter = _Painter(run, run.samples, run.images, levels)
+    groups = (*_by_radius(painter, run.samples, run.epsilon), _broken(painter, run.broken))
+    order = ("Most", "Wrong-proof", "Broken", "Least", "Proven")
+    present = [group for group in groups if group.cards]
+    return tuple(sorted(present, key=lambda group: order.index(group.title.split()[0])))
+
+
+def _by_radius(painter: "_Painter", samples: Samples, epsilon: Fraction) -> tuple[Group, ...]:
+    """The groups that radii make; none for a net that has no radii."""
+    radii, real = samples.radii, samples.real_radii
+    if radii is None or real is None:
+        return ()
+    right, wrong = np.flatnonzero(radii >= 0), np.flatnonzero(real < 0)
     ascending = right[np.argsort(radii[right], kind="stable")]
-    proven = ascending[radii[ascending] >= float_above(run.epsilon)]
-    wrong = np.flatnonzero(real < 0)
+    proven = ascending[radii[ascending] >= float_above(epsilon)]
     hopeless = wrong[np.argsort(real[wrong], kind="stable")]
-    groups = (
+    return (
         Group(
             "Most robust",
             "The largest proven radii: no change of up to the radius in every pixel can alter the class.",
-            _cards(run, ascending[::-1][:SHOWN].tolist(), levels),
+            painter.cards(ascending[::-1]),
         ),
         Group(
-            f"Wrong-proof at ε = {epsilon}, by a hair",
+            f"Wrong-proof at ε = {format_epsilon(epsilon)}, by a hair",
             "Proven at ε with the least to spare: any attack within ε leaves the class right.",
-            _cards(run, proven[:SHOWN].tolist(), levels),
+            painter.cards(proven),
         ),
-        _broken_group(run, levels),
         Group(
             "Least robust",
             "Right, with the smallest proven radii: next to nothing is guaranteed.",
-            _cards(run, ascending[:SHOWN].tolist(), levels),
+            painter.cards(ascending),
         ),
         Group(
             "Proven wrong",
             "Wrong by the largest margins: no change of up to the length given makes them right (in real arithmetic).",
-            _cards(run, hopeless[:SHOWN].tolist(), levels),
+            painter.cards(hopeless),
         ),
     )
-    return tuple(group for group in groups if group.cards)
 
 
-def _cards(run: RunRecord, index: Sequence[int], levels: bool) -> tuple[Card, ...]:
-    assert run.samples is not None
-    assert run.images is not None
-    cards: list[Card] = []
-    for k in index:
-        label, taken = run.class_name(run.samples.labels[k]), run.class_name(run.samples.predictions[k])
-        image = picture(run.images.pixels(slice(k, k + 1))[0])
-        if run.samples.radii[k] >= 0:
-            second = None if run.samples.runners_up is None else run.class_name(run.samples.runners_up[k])
-            lines = (f"radius {format_length(run.samples.radii[k], levels)}", f"runner-up {second}" if second else "")
-            cards.append(Card((Picture(image, f"Test image {k}, {label}"),), label, lines))
-        else:
-            lines = (f"taken for {taken}", f"within {format_length(-run.samples.real_radii[k], levels)}")
-            cards.append(Card((Picture(image, f"Test image {k}, {label}, taken for {taken}"),), label, lines))
-    return tuple(cards)
-
-
-def _broken_group(run: RunRecord, levels: bool) -> Group:
+def _broken(painter: "_Painter", broken: dict[str, BrokenSamples]) -> Group:
     """Samples that the attack broke, at the run's epsilon or else the largest one kept."""
-    assert run.samples is not None
-    assert run.images is not None
-    measured = [m for m in run.main if m.name in run.broken and run.broken[m.name].index and m.epsilon > 0]
+    run = painter.run
+    measured = [m for m in run.main if m.name in broken and broken[m.name].index and m.epsilon > 0]
     at = next((m for m in measured if m.epsilon == run.epsilon), measured[-1] if measured else None)
     if at is None:
         return Group("Broken", "", ())
-    broken, size, cards = run.broken[at.name], float(at.epsilon), list[Card]()
-    for k, changed, prediction in zip(broken.index, broken.images, broken.predictions, strict=True):
-        image = run.images.pixels(slice(k, k + 1))[0]
-        label, taken = run.class_name(run.samples.labels[k]), run.class_name(prediction)
+    kept = broken[at.name]
+    triples = list(zip(kept.index, kept.images, kept.predictions, strict=True))[:SHOWN_BROKEN]
+    nearest = "; these came nearest to a proof" if painter.samples.radii is not None else ""
+    about = (
+        f"Right, but within ε PGD-{at.pgd_steps} finds an image that is not{nearest}. "
+        "The difference is magnified: −ε is black, +ε white, no change grey."
+    )
+    cards = tuple(painter.broken_card(k, changed, taken, at) for k, changed, taken in triples)
+    return Group(f"Broken at ε = {at.name}", about, cards)
+
+
+@dataclass(frozen=True)
+class _Painter:
+    """Makes cards of a run's samples."""
+
+    run: RunRecord
+    samples: Samples
+    images: ImageSet
+    levels: bool
+
+    def cards(self, index: NDArray[np.int64]) -> tuple[Card, ...]:
+        """Cards of the first few samples."""
+        return tuple(self.card(k) for k in index[:SHOWN].tolist())
+
+    def image(self, k: int) -> Tensor:
+        return self.images.pixels(slice(k, k + 1))[0]
+
+    def radius(self, k: int) -> float | None:
+        """The proven radius of a sample; None if there is none."""
+        radius = -np.inf if self.samples.radii is None else self.samples.radii[k]
+        return float(radius) if radius >= 0 else None
+
+    def card(self, k: int) -> Card:
+        """One image: its class and radius, and the class that would come next or that it is taken for."""
+        label, radius = self.run.class_name(self.samples.labels[k]), self.radius(k)
+        if radius is not None:
+            told = [f"radius {format_length(radius, self.levels)}"]
+            if self.samples.runners_up is not None:
+                told.append(f"runner-up {self.run.class_name(self.samples.runners_up[k])}")
+            return Card((Picture(picture(self.image(k)), f"Test image {k}, {label}"),), label, tuple(told))
+        taken = self.run.class_name(self.samples.predictions[k])
+        real = self.samples.real_radii
+        within = () if real is None else (f"within {format_length(-real[k], self.levels)}",)
+        alt = f"Test image {k}, {label}, taken for {taken}"
+        return Card((Picture(picture(self.image(k)), alt),), label, (f"taken for {taken}", *within))
+
+    def broken_card(self, k: int, changed: Tensor, prediction: int, at: Measured) -> Card:
+        """The image, the one that the attack made of it, and what lies between."""
+        label, taken, image = (
+            self.run.class_name(self.samples.labels[k]),
+            self.run.class_name(prediction),
+            self.image(k),
+        )
+        change = picture(difference(image, changed, float(at.epsilon)))
         pictures = (
             Picture(picture(image), f"Test image {k}, {label}", "image"),
             Picture(picture(changed), f"The same image attacked, taken for {taken}", "attacked"),
-            Picture(
-                picture(difference(image, changed, size)),
-                f"Their difference, ±{at.name} drawn as black to white",
-                "difference",
-            ),
+            Picture(change, f"Their difference, ±{at.name} drawn as black to white", "difference"),
         )
-        radius = format_length(run.samples.radii[k], levels)
-        cards.append(Card(pictures, f"{label} → {taken}", (f"radius {radius}",)))
-    about = (
-        f"Right, but within ε PGD-{at.pgd_steps} finds an image that is not; these came nearest to a proof. "
-        "The difference is magnified: −ε is black, +ε white, no change grey."
-    )
-    return Group(f"Broken at ε = {at.name}", about, tuple(cards[:SHOWN_BROKEN]))
+        radius = self.radius(k)
+        told = () if radius is None else (f"radius {format_length(radius, self.levels)}",)
+        return Card(pictures, f"{label} → {taken}", told)

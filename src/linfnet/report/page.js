@@ -188,13 +188,17 @@
   function curveChart(figure) {
     const several = figure.runs.length > 1, unit = lengths(figure.levels);
     const runs = figure.runs.map((run) => ({
-      ...run, radii: unpack(run.radii), interval: run.interval && unpack(run.interval),
+      ...run, radii: run.radii && unpack(run.radii), interval: run.interval && unpack(run.interval),
       stroke: several ? colourOf(run.colour) : "var(--certified)", warm: several ? colourOf(run.colour) : "var(--attack)",
       dash: several ? DASHES[run.colour % 6] : "",
     }));
     const stops = [...new Set(runs.flatMap((run) => run.measured.map((m) => m.eps)))].sort((a, b) => a - b);
     // What the attack left at the largest measured epsilon that is not above: broken once, broken for ever.
     const attackAt = (run, eps) => run.measured.reduce((left, m) => (m.eps <= eps ? Math.min(left, m.pgd) : left), run.clean);
+    // Without radii: what is certified at a measured epsilon is certified at every smaller one.
+    const certifiedAt = (run, eps) => run.radii
+      ? reach(run.radii, eps)
+      : run.measured.reduce((held, m) => (m.eps >= eps ? Math.max(held, m.certified) : held), 0);
     const most = Math.max(...runs.flatMap((run) => [run.clean, run.reference ? run.reference.certified : 0]));
     const top = niceTop(most);
     let y;
@@ -211,10 +215,10 @@
       one(svg, plot, run, bottom) {
         const { left, right } = plot.area, xs = [];
         for (let x = left; x <= right; x += 0.5) xs.push(x);
-        const trace = (radii) => path(xs.map((x) => [x, y(reach(radii, Math.max(plot.value(x), 0)))]));
-        const line = trace(run.radii);
+        const trace = (share) => path(xs.map((x) => [x, y(share(Math.max(plot.value(x), 0)))]));
+        const line = trace((eps) => certifiedAt(run, eps));
         if (!several) node("path", { d: `${line}L${right} ${bottom}L${left} ${bottom}Z`, style: `fill:${run.stroke};fill-opacity:.09` }, svg);
-        if (run.interval) node("path", { class: "curve", d: trace(run.interval), style: `stroke:${run.stroke};stroke-width:1;stroke-dasharray:2 3` }, svg);
+        if (run.interval) node("path", { class: "curve", d: trace((eps) => reach(run.interval, eps)), style: `stroke:${run.stroke};stroke-width:1;stroke-dasharray:2 3` }, svg);
         node("path", { class: "curve", d: line, style: `stroke:${run.stroke};stroke-dasharray:${run.dash}` }, svg);
         if (run.measured.length) {
           const steps = [[left, y(run.clean)]];
@@ -232,7 +236,7 @@
         }
         if (several) return;
         const place = (left + right) * 0.5;
-        node("text", { class: "label", x: place, y: y(reach(run.radii, plot.value(place)) / 2), "text-anchor": "middle", style: `fill:${run.stroke}` }, svg, "certified");
+        node("text", { class: "label", x: place, y: y(certifiedAt(run, plot.value(place)) / 2) - 2, "text-anchor": "middle", style: `fill:${run.stroke}` }, svg, "certified");
         const last = run.measured[run.measured.length - 1];
         if (last) node("text", { class: "label", x: plot.x(last.eps) + 9, y: y(last.pgd) - 8, style: `fill:${run.warm}` }, svg, run.attack);
       },
@@ -240,11 +244,13 @@
         const lines = [[{ name: "ε =", text: this.nameOf(eps), key: "eps" }]], dots = [];
         for (const run of runs) {
           const known = run.measured.find((m) => m.eps === eps);
-          const certified = known ? known.margin : reach(run.radii, eps);
+          const certified = known ? known.certified : certifiedAt(run, eps);
+          const least = known || run.radii ? "" : "at least ";
           const items = several ? (lines.push([]), lines[lines.length - 1]) : lines[0];
           const tag = several ? `${run.name}:` : "";
-          items.push({ name: `${tag} certified`.trim(), text: `${percent(certified)} %`, key: "certified", value: certified, colour: run.stroke });
-          if (known && !several) items.push({ name: "by intervals", text: `${percent(known.interval)} %`, key: "interval", value: known.interval, colour: run.stroke });
+          items.push({ name: `${tag} certified`.trim(), text: `${least}${percent(certified)} %`, key: "certified", value: certified, colour: run.stroke });
+          for (const [name, share] of Object.entries(known && !several ? known.others : {}))
+            items.push({ name: `by ${name}`, text: `${percent(share)} %`, key: name, value: share, colour: run.stroke });
           if (run.measured.length) {
             const pgd = known ? known.pgd : attackAt(run, eps);
             items.push({ name: run.attack, text: `${known ? "" : "at most "}${percent(pgd)} %`, key: "pgd", value: pgd, colour: run.warm });
@@ -323,6 +329,10 @@
   function histogramChart(figure) {
     const { width, first, eps, runs } = figure, unit = lengths(figure.levels), several = runs.length > 1;
     const bins = runs[0].counts.length, low = first * width, high = (first + bins) * width;
+    // Without radii: what is certified at a measured epsilon is certified at every smaller one.
+    const certifiedAt = (run, eps) => run.radii
+      ? reach(run.radii, eps)
+      : run.measured.reduce((held, m) => (m.eps >= eps ? Math.max(held, m.certified) : held), 0);
     const most = Math.max(...runs.flatMap((run) => run.counts.map((n) => n / run.total)));
     const middle = (k) => (first + k + 0.5) * width;
     const stops = Array.from({ length: bins }, (_, k) => middle(k));

@@ -69,13 +69,22 @@ def render(runs: Sequence[RunRecord]) -> str:
 {body}
 </main>
 <footer><p>Written by linfnet {__version__}. Accuracies are percentages of all images of the set; ε and radii are in
-pixel units, where black is 0 and white 1. Certificates hold for the floating-point program, rounding included.</p>
+pixel units, where black is 0 and white 1. {_arithmetic(runs)}</p>
 </footer>
 <script type="application/json" id="figures">{data}</script>
 <script>{_read("page.js")}</script>
 </body>
 </html>
 """
+
+
+def _arithmetic(runs: Sequence[RunRecord]) -> str:
+    """What the certificates speak of."""
+    real = [run.name for run in runs if any(m.arithmetic != "float32" for m in run.main)]
+    if not real:
+        return "Certificates hold for the floating-point program, rounding included."
+    whose = "" if len(runs) == 1 else f" of {escape(', '.join(real))}"
+    return f"Certificates{whose} hold in real arithmetic: the rounding of the program is not accounted for."
 
 
 def _told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
@@ -150,7 +159,7 @@ def _curve_section(runs: Sequence[RunRecord]) -> str:
         if steps
         else "No attack has been run. "
     )
-    interval = "" if several else "At measured ε the read-out adds what interval bounds certify. "
+    interval = "" if several else "At measured ε the read-out tells of every certificate. "
     hint = "Hover, drag, or use the arrow keys to read any ε; or type one, as in 8/255."
     return f"""<figure>
 <form class="ask" id="ask"><label for="ask-eps">Read at ε =</label>

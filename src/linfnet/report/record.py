@@ -16,6 +16,7 @@ from linfnet.train import RunFolder, read_results
 
 _KEY = re.compile(r"(?P<what>.+) eps=(?P<eps>\S+)")
 _FIRST = re.compile(r"-first-(\d+)")
+_CERTIFIED = re.compile(r"certified_(?!and_broken)\w+")
 _STEPS = re.compile(r"-pgd-\d+$")
 
 
@@ -30,9 +31,16 @@ class Measured:
     samples: int
     clean: float
     pgd: float
-    certified_margin: float
-    certified_interval: float
     pgd_steps: int
+    certified: dict[str, float]
+    """By the name of each certificate: margin and interval, or the one of another system."""
+    arithmetic: str = "float32"
+    """What the certificates speak of: the program, or real numbers."""
+
+    @property
+    def best(self) -> float:
+        """The larger share of all certificates."""
+        return max(self.certified.values())
 
 
 @dataclass(frozen=True)
@@ -123,12 +131,15 @@ def _measured(key: str, entry: Any) -> Measured | None:
     match = _KEY.fullmatch(key)
     if match is None or not isinstance(entry, dict):
         return None
-    names = ("samples", "clean", "pgd", "certified_margin", "certified_interval", "pgd_steps")
+    certified = {name[10:]: share for name, share in entry.items() if _CERTIFIED.fullmatch(name)}
     try:
-        figures = {name: entry[name] for name in names}
-        return Measured(match["what"], match["eps"], parse_epsilon(match["eps"]), **figures)
+        figures = {name: entry[name] for name in ("samples", "clean", "pgd", "pgd_steps")}
+        epsilon, arithmetic = parse_epsilon(match["eps"]), str(entry.get("arithmetic", "float32"))
     except (KeyError, LinfnetError):
         return None
+    if not certified or not all(isinstance(value, int | float) for value in (*figures.values(), *certified.values())):
+        return None
+    return Measured(match["what"], match["eps"], epsilon, **figures, certified=certified, arithmetic=arithmetic)
 
 
 def _main_set(measured: tuple[Measured, ...], data: str | None) -> str | None:
@@ -185,9 +196,11 @@ def _notes(record: RunRecord) -> list[str]:
         notes.append("No epoch of training has been logged: there are no training curves.")
     if record.what is not None and record.samples is None:
         notes.append(
-            f"The table of samples is missing: there is no curve, histogram or gallery. "
+            f"The table of samples is missing: the curve has only what was measured, and there is no gallery. "
             f"Write it with: linfnet evaluate {path}"
         )
-    elif record.samples is not None and record.what is not None and not record.broken:
+    elif record.samples is not None and record.samples.radii is None:
+        notes.append("The net has no margin certificate: there are no radii, so the curve has only what was measured.")
+    if record.samples is not None and record.what is not None and not record.broken:
         notes.append(f"Images that break the net were not kept. Keep some with: linfnet evaluate {path}")
     return notes

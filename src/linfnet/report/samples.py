@@ -20,9 +20,9 @@ class Samples:
     labels: NDArray[np.int64]
     predictions: NDArray[np.int64]
     runners_up: NDArray[np.int64] | None
-    radii: NDArray[np.float64]
-    """Proven by the margin for the program; -inf where the prediction is wrong."""
-    real_radii: NDArray[np.float64]
+    radii: NDArray[np.float64] | None
+    """Proven by the margin for the program, -inf where the prediction is wrong; None for a net without such proofs."""
+    real_radii: NDArray[np.float64] | None
     """margin / 2 in pixel units, negative where wrong."""
     interval_radii: NDArray[np.float64] | None = None
     survived: dict[str, NDArray[np.bool_]] = field(default_factory=dict[str, NDArray[np.bool_]])
@@ -34,10 +34,6 @@ class Samples:
     def same_images(self, other: "Samples") -> bool:
         """Whether the others can be the same images seen by the same net, perhaps on another device."""
         return len(self) == len(other) and bool((self.labels == other.labels).all())
-
-    def share_certified(self, epsilon: float) -> float:
-        """The share of samples whose margin radius reaches epsilon."""
-        return float((self.radii >= epsilon).mean()) if len(self) else 0.0
 
 
 @dataclass(frozen=True)
@@ -78,8 +74,8 @@ def _read_table(file: Path) -> Samples:
             labels=classes("label"),
             predictions=classes("prediction"),
             runners_up=classes("runner_up") if "runner_up" in columns else None,
-            radii=numbers("margin_radius"),
-            real_radii=numbers("real_margin_radius"),
+            radii=numbers("margin_radius") if "margin_radius" in columns else None,
+            real_radii=numbers("real_margin_radius") if "margin_radius" in columns else None,
             interval_radii=numbers("interval_radius") if "interval_radius" in columns else None,
             survived=attacked,
         )

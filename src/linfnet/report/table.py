@@ -52,7 +52,7 @@ def headline(run: RunRecord) -> str:
     figures = [
         ("clean", at.clean, known.clean if known else None),
         (f"after PGD-{at.pgd_steps}", at.pgd, known.pgd if known else None),
-        ("certified", max(at.certified_margin, at.certified_interval), known.certified if known else None),
+        ("certified", at.best, known.certified if known else None),
     ]
     return _figures(figures, known, f"{at.samples:,} images, ε = {format_epsilon(run.epsilon)}")
 
@@ -85,38 +85,42 @@ def _figures(figures: Sequence[tuple[str, float, float | None]], known: Publishe
 
 def results_section(runs: Sequence[RunRecord]) -> str:
     """The table of all evaluations, each run followed by what was published for its recipe."""
+    names = list(dict.fromkeys(name for run in runs for m in run.measured for name in m.certified))
     rows: list[str] = []
     for k, run in enumerate(runs):
         ours = run.main + tuple(m for m in run.measured if m.what != run.what)
-        if not ours and not run.results.get("train"):
+        if not ours:
             continue
-        rows += [_row(run, m, k if len(runs) > 1 else None) for m in ours]
-        rows += [_published_row(row) for row in published(run)]
-    if not any("<td" in row for row in rows):
+        rows += [_row(run, m, k if len(runs) > 1 else None, names) for m in ours]
+        rows += [_published_row(row, len(names)) for row in published(run)]
+    if not rows:
         return ""
     steps = {m.pgd_steps for run in runs for m in run.measured}
     attack = f"PGD-{steps.pop()}" if len(steps) == 1 else "PGD"
-    heads = ("what", "ε", "images", "clean", attack, "certified, margin", "certified, interval")
-    head = "".join(f'<th scope="col"{"" if k == 0 else " class=number"}>{name}</th>' for k, name in enumerate(heads))
+    heads = ("what", "ε", "images", "clean", attack, *(f"certified, {name}" for name in names))
+    head = "".join(
+        f'<th scope="col"{"" if k == 0 else " class=number"}>{escape(name)}</th>' for k, name in enumerate(heads)
+    )
     return scrolling("Table of results", f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>")
 
 
-def _row(run: RunRecord, m: Measured, colour: int | None) -> str:
+def _row(run: RunRecord, m: Measured, colour: int | None, names: Sequence[str]) -> str:
     main = m.what == run.what
-    name = run.name if main else f"{run.name}, {m.what}"
+    name = run.name if main else m.what
     key = "" if colour is None else f' class="key c{colour % 6}"'
     strong = ' class="strong"' if main and m.epsilon == run.epsilon else ""
-    shares = (m.clean, m.pgd, m.certified_margin, m.certified_interval)
-    cells = "".join(f"<td class=number>{100 * share:.2f}</td>" for share in shares)
+    shares = (m.clean, m.pgd, *(m.certified.get(name) for name in names))
+    cells = "".join(f"<td class=number>{'–' if share is None else f'{100 * share:.2f}'}</td>" for share in shares)
     return (
         f"<tr{strong}><th scope=row><span{key}>{escape(name)}</span></th><td class=number>{escape(m.name)}</td>"
         f"<td class=number>{m.samples:,}</td>{cells}</tr>"
     )
 
 
-def _published_row(row: Published) -> str:
+def _published_row(row: Published, columns: int) -> str:
     clean, attacked, certified = (f"{value:.2f}" if value else "–" for value in (row.clean, row.pgd, row.certified))
-    cells = f"<td class=number>{clean}</td><td class=number>{attacked}</td><td class=both colspan=2>{certified}</td>"
+    cells = f"<td class=number>{clean}</td><td class=number>{attacked}</td>"
+    cells += f"<td class=both colspan={columns}>{certified}</td>"
     return (
         f'<tr class="published"><th scope=row>{escape(row.source)}</th><td class=number>{escape(row.epsilon)}</td>'
         f"<td></td>{cells}</tr>"
