@@ -10,7 +10,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "linfnet"
 # Each room may import the rooms before it (and itself). Rooms in one set do not know each other.
 ORDER: list[set[str]] = [
     {"errors", "version"},
-    {"files", "perturbation"},
+    {"files", "meeting", "perturbation"},
+    {"ranks"},
     {"data", "ops"},
     {"nn"},
     {"schedules"},

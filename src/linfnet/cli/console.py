@@ -1,13 +1,27 @@
 """How the command line speaks: tables and progress on standard output, mistakes as one line on standard error."""
 
+import contextlib
+from collections.abc import Generator
+
 from rich.console import Console
 from rich.table import Table
 
 from linfnet.evaluation import Evaluation
 from linfnet.perturbation import format_epsilon
+from linfnet.ranks import Ranks
 
 # Paths and commands must stay whole, to be copied: no wrapping, and brackets are only brackets.
 console = Console(highlight=False, markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def heard(ranks: Ranks) -> Generator[None]:
+    """Of several processes, only the first speaks on the console."""
+    quiet, console.quiet = console.quiet, not ranks.first
+    try:
+        yield
+    finally:
+        console.quiet = quiet
 
 
 def percent(share: float) -> str:

@@ -9,11 +9,12 @@ import torch
 import tyro
 from rich.table import Table
 
-from linfnet.cli.console import console, percent
+from linfnet.cli.console import console, heard, percent
 from linfnet.cli.display import TrainDisplay
 from linfnet.cli.tensorboard import TensorBoard, check_tensorboard
 from linfnet.data import load
 from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.ranks import ALONE, Ranks, joined, launched, own_device, restarted
 from linfnet.recipes import Recipe, load_recipe, recipe_names
 from linfnet.train import RunFolder, Trainer, read_results
 
@@ -38,12 +39,15 @@ def new_run_path(name: str) -> Path:
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def start_run(recipe: Recipe, out: Path, device: torch.device, *, tensorboard: bool = False) -> RunFolder:
+def start_run(
+    recipe: Recipe, out: Path, device: torch.device, ranks: Ranks = ALONE, *, tensorboard: bool = False
+) -> RunFolder:
     """Train a recipe into a new folder. Data and net come first: if they cannot be had, nothing is left behind."""
     images, test = load(recipe.data.name, "train"), load(recipe.data.name, "test")
-    folder = RunFolder.new(out, recipe)
-    trainer = Trainer(folder, images, test, device)
-    folder.create()
+    folder = RunFolder.new(out, recipe) if ranks.first else RunFolder(out, recipe)
+    trainer = Trainer(folder, images, test, device, ranks)
+    if ranks.first:
+        folder.create()
     try:
         train_with_display(trainer, tensorboard)
     finally:
@@ -51,11 +55,12 @@ def start_run(recipe: Recipe, out: Path, device: torch.device, *, tensorboard: b
     return folder
 
 
-def resume_run(folder: RunFolder, device: torch.device, *, tensorboard: bool = False) -> None:
+def resume_run(folder: RunFolder, device: torch.device, ranks: Ranks = ALONE, *, tensorboard: bool = False) -> None:
     """Train on from the newest whole checkpoint of a run."""
     name = folder.recipe.data.name
-    trainer = Trainer(folder, load(name, "train"), load(name, "test"), device)
-    folder.lock()
+    trainer = Trainer(folder, load(name, "train"), load(name, "test"), device, ranks)
+    if ranks.first:
+        folder.lock()
     try:
         for complaint in trainer.resume():
             console.print(f"passed over: {complaint}")
@@ -70,7 +75,7 @@ def train_with_display(trainer: Trainer, tensorboard: bool = False) -> None:
     epochs = trainer.recipe.schedule.phases().total
     done = trainer.progress.step
     with TrainDisplay(trainer.total_steps, done, epochs, trainer.steps_per_epoch) as display:
-        if not tensorboard:
+        if not (tensorboard and trainer.ranks.first):
             trainer.run(display)
             return
         with TensorBoard(trainer.folder.path / "tensorboard", display, done) as both:
@@ -96,31 +101,49 @@ class Train:
 
     def run(self) -> int:
         """Train, then say where the run is."""
-        device = pick_device(self.device)
+        changes = tuple(change for group in self.set for change in group)
+        if self.resume is not None and (changes or self.out is not None or self.recipe != "digits"):
+            raise ArgumentError("--resume goes on with a run as it was: it takes no recipe, no --out and no --set")
+        if launched() and self.resume is None and self.out is None:
+            raise ArgumentError("under torchrun give --out: a restart goes on with the run in that folder")
         if self.tensorboard:
             check_tensorboard()
-        changes = tuple(change for group in self.set for change in group)
-        if self.resume is not None:
-            if changes or self.out is not None or self.recipe != "digits":
-                raise ArgumentError("--resume goes on with a run as it was: it takes no recipe, no --out and no --set")
-            folder = self._resume(self.resume, device, self.tensorboard)
-        else:
-            recipe = load_recipe(self.recipe, changes)
-            folder = start_run(recipe, self.out or new_run_path(recipe.name), device, tensorboard=self.tensorboard)
-        results = read_results(folder.path)["train"]
-        certified = "  ".join(f"certified@{eps} {percent(share)}" for eps, share in results["certified"].items())
-        console.print(f"done in {results['seconds']:.0f} s: clean {percent(results['clean'])}  {certified}")
-        console.print(f"run folder: {folder.path}")
-        console.print(f"next: linfnet evaluate {folder.path}")
+        device = pick_device(own_device(self.device) if launched() else self.device)
+        with joined(device) as ranks, heard(ranks):
+            path = self._train(changes, device, ranks)
+            if ranks.first:
+                self._report(path)
         return 0
 
-    @staticmethod
-    def _resume(path: Path, device: torch.device, tensorboard: bool) -> RunFolder:
-        folder = RunFolder.open(path)
-        if folder.finished:
+    def _train(self, changes: tuple[str, ...], device: torch.device, ranks: Ranks) -> Path:
+        """Start, resume, or go on with what a restarted process finds; the run folder."""
+        if self.resume is not None:
+            path, recipe = self.resume, None
+        else:
+            recipe = load_recipe(self.recipe, changes)
+            path = self.out or new_run_path(recipe.name)
+            if not (launched() and ranks.from_first(lambda: _begun(path, recipe))):
+                return start_run(recipe, path, device, ranks, tensorboard=self.tensorboard).path
+        stored = ranks.from_first(lambda: RunFolder.open(path).recipe)
+        finished = ranks.from_first(lambda: RunFolder.open(path).finished)
+        if not finished:
+            resume_run(RunFolder(path, stored), device, ranks, tensorboard=self.tensorboard)
+        elif recipe is None or not restarted():
             raise LinfnetError(f"{path} has finished; evaluate it with: linfnet evaluate {path}")
-        resume_run(folder, device, tensorboard=tensorboard)
-        return folder
+        return path
+
+    @staticmethod
+    def _report(path: Path) -> None:
+        results = read_results(path)["train"]
+        certified = "  ".join(f"certified@{eps} {percent(share)}" for eps, share in results["certified"].items())
+        console.print(f"done in {results['seconds']:.0f} s: clean {percent(results['clean'])}  {certified}")
+        console.print(f"run folder: {path}")
+        console.print(f"next: linfnet evaluate {path}")
+
+
+def _begun(path: Path, recipe: Recipe) -> bool:
+    """Whether a folder holds a run of that recipe: processes that are started again go on with it."""
+    return (path / "recipe.toml").is_file() and RunFolder.open(path).recipe == recipe
 
 
 @dataclass(frozen=True)

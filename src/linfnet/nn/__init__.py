@@ -9,5 +9,6 @@ from linfnet.nn.distance import LpDistance as LpDistance
 from linfnet.nn.mean_shift import MeanShift as MeanShift
 from linfnet.nn.means import means_at_infinity as means_at_infinity
 from linfnet.nn.means import reestimate_means as reestimate_means
+from linfnet.nn.means import share_means as share_means
 from linfnet.nn.net import LinfNet as LinfNet
 from linfnet.nn.normalize import Normalize as Normalize

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from linfnet.errors import ArgumentError
+from linfnet.ranks import ALONE
 
 
 class MeanShift(nn.Module):
@@ -30,6 +31,7 @@ class MeanShift(nn.Module):
         self.dim = dim
         self.momentum = momentum
         self.batches = 0
+        self.ranks = ALONE  # processes that share each batch: the mean is that of all their samples
         self.register_buffer("running_mean", torch.zeros(features))
 
     def reset(self) -> None:
@@ -42,12 +44,18 @@ class MeanShift(nn.Module):
         if not self.training:
             return x - self._spread(self.running_mean, x)
         others = [d for d in range(x.dim()) if d != self.dim % x.dim()]
-        mean = x.mean(others)
+        mean = x.mean(others) if self.ranks.size == 1 else self._shared_mean(x, others)
         with torch.no_grad():
             if self.momentum is None:
                 self.batches += 1
             self.running_mean.lerp_(mean, 1 / self.batches if self.momentum is None else self.momentum)
         return x - self._spread(mean, x)
+
+    def _shared_mean(self, x: Tensor, others: list[int]) -> Tensor:
+        """The mean over the samples of all processes, which may hold different numbers of them."""
+        count = x.new_full((1,), x.numel() / self.features)
+        total = self.ranks.sum(torch.cat([x.sum(others), count]))
+        return total[:-1] / total[-1]
 
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """The image of a box; defined in eval only, where the shift does not depend on the batch."""

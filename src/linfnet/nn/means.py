@@ -9,10 +9,17 @@ from torch import Tensor, nn
 
 from linfnet.nn.classifier import Classifier
 from linfnet.nn.mean_shift import MeanShift
+from linfnet.ranks import Ranks
 
 
 def _shifts(net: nn.Module) -> list[MeanShift]:
     return [module for module in net.modules() if isinstance(module, MeanShift)]
+
+
+def share_means(net: nn.Module, ranks: Ranks) -> None:
+    """In training, let mean shifts take the mean over the parts of a batch that several processes hold."""
+    for shift in _shifts(net):
+        shift.ranks = ranks
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from linfnet.errors import LinfnetError
 from linfnet.files import read_tensors, write_tensors
 from linfnet.nn import load_weights
+from linfnet.ranks import Ranks
 
 FORMAT = "linfnet-checkpoint-1"
 
@@ -103,3 +104,25 @@ def load_newest(
     if complaints:
         raise LinfnetError(complaints[0])
     return Progress(), []
+
+
+def load_newest_on_all(
+    folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, record: Tensor, recipe_digest: str, ranks: Ranks
+) -> tuple[Progress, list[str]]:
+    """`load_newest` by the first process, which gives the state to all: the others need not see the folder."""
+    found: tuple[Progress, list[str]] = ranks.from_first(
+        lambda: load_newest(folder, net, optimizer, record, recipe_digest)
+    )
+    if ranks.size > 1 and found[0].step:
+        layout: dict[str, list[str]] = ranks.from_first(
+            lambda: {name: list(optimizer.state[parameter]) for name, parameter in net.named_parameters()}
+        )
+        for name, parameter in net.named_parameters():
+            if not ranks.first:
+                single = torch.zeros((), device=parameter.device)
+                optimizer.state[parameter] = {
+                    key: single.clone() if key == "step" else torch.zeros_like(parameter) for key in layout[name]
+                }
+            ranks.spread_(optimizer.state[parameter][key] for key in layout[name])
+        ranks.spread_([*net.state_dict().values(), record])
+    return found

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from linfnet.data import EpochPlan, ImageSet, augment, plan_epoch, to_pixels
-from linfnet.errors import LinfnetError
-from linfnet.nn import LinfNet, count_parameters, means_at_infinity, reestimate_means
+from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.nn import LinfNet, count_parameters, means_at_infinity, reestimate_means, share_means
+from linfnet.ranks import ALONE, GradientSum, Ranks
 from linfnet.recipes import recipe_to_toml
 from linfnet.systems import system_of
-from linfnet.train.checkpoint import Progress, load_newest, save_checkpoint
+from linfnet.train.checkpoint import Progress, load_newest_on_all, save_checkpoint
 from linfnet.train.decay import decay_weights
 from linfnet.train.folder import RunFolder, add_result
 from linfnet.train.signals import StopRequest, stop_on_signals
@@ -57,9 +58,14 @@ class Watcher(Protocol):
 
 
 class Trainer:
-    """A run in progress: the net, its optimizer and its place in the schedule."""
+    """A run in progress: the net, its optimizer and its place in the schedule.
 
-    def __init__(self, folder: RunFolder, images: ImageSet, test: ImageSet, device: torch.device) -> None:
+    Several processes (`ranks`) share each batch of the recipe and follow the run of a single one, up to rounding.
+    """
+
+    def __init__(
+        self, folder: RunFolder, images: ImageSet, test: ImageSet, device: torch.device, ranks: Ranks = ALONE
+    ) -> None:
         self.folder, self.recipe, self.device = folder, folder.recipe, device
         self.images, self.test = images.first(self.recipe.data.limit or None).to(device), test.to(device)
         self.batch = self.recipe.optimizer.batch
@@ -78,18 +84,28 @@ class Trainer:
         self.record = torch.zeros(self.steps_per_epoch, RECORD_COLUMNS, device=device)
         sizes = [min(self.batch, len(self.images) - start) for start in range(0, len(self.images), self.batch)]
         self.sizes = torch.tensor(sizes, dtype=torch.float64)
+        if min(sizes) < ranks.size:
+            raise ArgumentError(
+                f"optimizer.batch is {self.batch}: it leaves a last batch of {min(sizes)} images, "
+                f"too few for {ranks.size} processes"
+            )
+        self.ranks = ranks
+        self.gradients = GradientSum(ranks, self.net.parameters())
+        share_means(self.net, ranks)
+        ranks.spread_(self.net.state_dict().values())
         self.progress = Progress()
         self.last_epoch: dict[str, float] = {}
         self.saved_at = time.monotonic()
 
     def resume(self) -> list[str]:
         """Go back to the newest whole checkpoint; the list says what was wrong with newer ones."""
-        found = load_newest(self.folder.checkpoints, self.net, self.optimizer, self.record, self.recipe_digest)
-        self.progress, complaints = found
+        state = (self.net, self.optimizer, self.record)
+        self.progress, complaints = load_newest_on_all(self.folder.checkpoints, *state, self.recipe_digest, self.ranks)
         if self.progress.step:
             self.net.p = step_values(self.recipe, self.progress.step - 1, self.steps_per_epoch).p
-        self.folder.rewind(self.progress.step)
-        self.folder.log("resume", step=self.progress.step)
+        if self.ranks.first:
+            self.folder.rewind(self.progress.step)
+            self.folder.log("resume", step=self.progress.step)
         return complaints
 
     def run(self, watcher: Watcher) -> None:
@@ -106,7 +122,7 @@ class Trainer:
                 old = time.monotonic() - self.saved_at > 60 * housekeeping.checkpoint_minutes
                 if last or old or (housekeeping.checkpoint_every and epoch % housekeeping.checkpoint_every == 0):
                     self._save()
-                if stop and not last:
+                if not last and self.ranks.any(bool(stop)):
                     self._stop()
         self._finish()
 
@@ -122,7 +138,7 @@ class Trainer:
                 check_finite(self.record[row : row + 1], self.progress.step - 1, self.recipe, self.steps_per_epoch)
                 self.last_epoch = summarise(self.record[: row + 1], self.sizes[: row + 1])
             watcher.step(self.progress.step, values, self.last_epoch)
-            if stop and row + 1 < self.steps_per_epoch:
+            if row + 1 < self.steps_per_epoch and self.ranks.any(bool(stop)):
                 check_finite(self.record[: row + 1], epoch * self.steps_per_epoch, self.recipe, self.steps_per_epoch)
                 self._stop()
         check_finite(self.record, epoch * self.steps_per_epoch, self.recipe, self.steps_per_epoch)
@@ -135,12 +151,13 @@ class Trainer:
         self._log(watcher, "epoch", {**values, **self.last_epoch})
 
     def _batches(self, epoch: int, done: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The augmented batches of an epoch after the first `done`: pixels [B, C, H, W] and labels [B]."""
+        """This process's share of the epoch's batches after the first `done`: pixels [B, C, H, W] and labels [B]."""
         data, info = self.recipe.data, self.images.info
         plan: EpochPlan = plan_epoch(len(self.images), self.recipe.run.seed, epoch, pad=data.pad, flip=data.flip)
         plan = plan.to(self.device)
         for start in range(done * self.batch, len(self.images), self.batch):
-            part = slice(start, start + self.batch)
+            mine = self.ranks.share(min(self.batch, len(self.images) - start))
+            part = slice(start + mine.start, start + mine.stop)
             index = plan.order[part]
             crops = augment(self.images.images[index], plan.top[part], plan.left[part], plan.flip[part], data.pad)
             yield to_pixels(crops, info.white), self.images.labels[index]
@@ -156,17 +173,21 @@ class Trainer:
         else:
             epoch = self.progress.step / self.steps_per_epoch
             loss, logits = self.system.loss(self.recipe, self.net, pixels, labels, epoch)
+        if self.ranks.size > 1:
+            loss = loss * (len(labels) / self.sizes[row].item())  # the batch's mean is the sum over all processes
         self.optimizer.zero_grad()
         loss.backward()
+        self.gradients.wait()
         decay_weights(self.net, values.lr * self.recipe.optimizer.weight_decay)
         self.optimizer.step()
         record_step(self.record, row, loss.detach(), logits.detach(), labels, self.threshold)
+        self.ranks.sum_(self.record[row])
         return values
 
     def _test(self) -> dict[str, Any]:
         """Test accuracy at the present p, and clean and certified accuracy at p = inf."""
         self.net.eval()
-        at_p = accuracy(predict(self.net, self.test), self.test.labels)
+        at_p = accuracy(predict(self.net, self.test, self.ranks), self.test.labels)
         self.net.train()
         if math.isinf(self.net.p):
             with self.net.at_infinity():
@@ -178,7 +199,7 @@ class Trainer:
 
     def _figures(self, images: ImageSet, margins: bool = False) -> dict[str, Any]:
         """Clean and certified accuracy of the net at p = inf in eval mode, and how its margins lie if asked."""
-        logits, epsilons = predict(self.net, images), self.recipe.evaluation.eps
+        logits, epsilons = predict(self.net, images, self.ranks), self.recipe.evaluation.eps
         if isinstance(self.net, LinfNet):
             certified = margin_certified(logits, images.labels, self.net.lipschitz, epsilons)
         else:
@@ -187,18 +208,21 @@ class Trainer:
         return {"clean": accuracy(logits, images.labels), "certified": certified, **shares}
 
     def _mean_batches(self) -> Iterator[Tensor]:
-        return pixel_batches(self.images.first(MEAN_IMAGES), self.batch)
+        batches = pixel_batches(self.images.first(MEAN_IMAGES), self.batch)
+        return (batch[self.ranks.share(len(batch))] for batch in batches)
 
     def _log(self, watcher: Watcher, event: str, values: dict[str, Any]) -> None:
         place = {"epoch": self.progress.step // self.steps_per_epoch, "step": self.progress.step}
         entry = {**place, "seconds": round(self.progress.seconds, 3), **values}
-        self.folder.log(event, **entry)
+        if self.ranks.first:
+            self.folder.log(event, **entry)
         watcher.event({"event": event, **entry})
 
     def _save(self) -> None:
-        keep = self.recipe.run.keep_checkpoints
-        state = (self.net, self.optimizer, self.record, self.progress)
-        save_checkpoint(self.folder.checkpoints, *state, recipe_digest=self.recipe_digest, keep=keep)
+        if self.ranks.first:
+            keep = self.recipe.run.keep_checkpoints
+            state = (self.net, self.optimizer, self.record, self.progress)
+            save_checkpoint(self.folder.checkpoints, *state, recipe_digest=self.recipe_digest, keep=keep)
         self.saved_at = time.monotonic()
 
     def _stop(self) -> None:
@@ -220,7 +244,13 @@ class Trainer:
             "seed": self.recipe.run.seed,
             "parameters": count_parameters(self.net),
             "device": self.device.type,
+            "processes": self.ranks.size,
         }
+        if self.ranks.first:
+            self._write(results)
+        self.ranks.any(False)  # nobody leaves before the model is written
+
+    def _write(self, results: dict[str, Any]) -> None:
         self.net.save(self.folder.path, class_names=self.images.info.classes, results={"train": results})
         add_result(self.folder.path, "train", results)
         self.folder.log("finish", step=self.progress.step, seconds=round(self.progress.seconds, 3))

@@ -1,6 +1,7 @@
 """What a net makes of a labelled set: logits in batches, and the few numbers that training watches."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 
 import torch
@@ -10,6 +11,7 @@ from linfnet.data import ImageSet
 from linfnet.losses import margin, margin_shares
 from linfnet.nn import Classifier
 from linfnet.perturbation import format_epsilon
+from linfnet.ranks import ALONE, Ranks
 
 TEST_BATCH = 1000
 
@@ -21,9 +23,12 @@ def pixel_batches(images: ImageSet, size: int = TEST_BATCH) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def predict(net: Classifier, images: ImageSet) -> Tensor:
-    """Logits [N, K] of a whole set, with the net as it stands."""
-    return torch.cat([net(batch) for batch in pixel_batches(images)])
+def predict(net: Classifier, images: ImageSet, ranks: Ranks = ALONE) -> Tensor:
+    """Logits [N, K] of a whole set, with the net as it stands; several processes share the work."""
+    part = ranks.share(len(images))
+    mine = replace(images, images=images.images[part], labels=images.labels[part])
+    logits = [net(batch) for batch in pixel_batches(mine)] or [net(images.pixels(slice(0, 0)))]
+    return ranks.gather(torch.cat(logits), len(images))
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
