@@ -1,0 +1,64 @@
+"""Every link and anchor of the built site leads somewhere, and nothing is loaded from elsewhere: check.py FOLDER."""
+
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+# What a browser fetches by itself, unlike the target of a link.
+LOADED = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src"), ("video", "src")}
+
+
+class Page(HTMLParser):
+    """What one page offers and wants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.anchors: set[str] = {"", "__top"}
+        self.wanted: list[tuple[str, bool]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if value is None:
+                continue
+            if name == "id" or (tag == "a" and name == "name"):
+                self.anchors.add(value)
+            if name in ("href", "src"):
+                self.wanted.append((value, (tag, name) in LOADED and ("rel", "canonical") not in attrs))
+
+
+def check_site(site: Path) -> list[str]:
+    """A line for everything that is wrong."""
+    pages: dict[Path, Page] = {}
+    for path in sorted(site.rglob("*.html")):
+        pages[path.resolve()] = page = Page()
+        page.feed(path.read_text(encoding="utf-8"))
+    wrong: list[str] = []
+    for path, page in pages.items():
+        if path.name == "404.html":
+            continue
+        for link, loaded in page.wanted:
+            parts = urlsplit(link)
+            if parts.scheme in ("http", "https") or parts.netloc:
+                if loaded:
+                    wrong.append(f"{path.name}: loads {link} from elsewhere")
+                continue
+            if parts.scheme:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = target / "index.html" if target.is_dir() else target
+            if not target.is_file() or site.resolve() not in target.parents:
+                wrong.append(f"{path.name}: {link} leads nowhere")
+            elif target in pages and unquote(parts.fragment) not in pages[target].anchors:
+                wrong.append(f"{path.name}: {link} has no such anchor")
+    for style in site.rglob("*.css"):
+        text = style.read_text(encoding="utf-8")
+        wrong += [f"{style.name}: loads from elsewhere" for sign in ("url(http", "url(//", "@import") if sign in text]
+    return wrong if pages else [f"{site} holds no page"]
+
+
+if __name__ == "__main__":
+    found = check_site(Path(sys.argv[1]))
+    sys.stderr.writelines(f"{line}\n" for line in found)
+    sys.stdout.write(f"{sys.argv[1]}: {len(found)} broken links\n")
+    sys.exit(bool(found))

@@ -1,0 +1,106 @@
+"""Pages made while the site is built, so that they cannot drift: commands from --help, results from records/."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent.parent
+RECORDS = ROOT / "records"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Called by MkDocs once it knows the written pages."""
+    files.append(File.generated(config, "reference/cli.md", content=command_line()))
+    files.append(File.generated(config, "results.md", content=results()))
+    for picture in sorted(RECORDS.glob("*.png")):
+        files.append(File.generated(config, f"records/{picture.name}", abs_src_path=str(picture)))
+    return files
+
+
+def command_line() -> str:
+    """A section for each command with what `--help` prints."""
+    overview = help_of([])
+    (named,) = re.findall(r"^usage: linfnet \[-h\] \{(.*?)\}", overview, re.DOTALL)
+    commands = [name.strip() for name in named.split(",")]
+    parts = [
+        "# Command line",
+        "Made from `linfnet COMMAND --help`. A mistake is one line and exit code 2.",
+        fence(overview),
+    ]
+    for command in commands:
+        parts += [f"## linfnet {command}", fence(help_of([command]))]
+    return "\n\n".join(parts) + "\n"
+
+
+def help_of(command: list[str]) -> str:
+    """What a command prints when asked for help, 100 columns wide."""
+    os.environ["COLUMNS"] = "100"
+    from linfnet.cli.main import main
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        main([*command, "--help"])
+    return "\n".join(line.rstrip() for line in printed.getvalue().splitlines()).rstrip()
+
+
+def fence(text: str) -> str:
+    """Preformatted text."""
+    return f"```text\n{text}\n```"
+
+
+def results() -> str:
+    """The accuracies and pictures in records/, and the list of all records with how to repeat them."""
+    lines = [
+        "# Results",
+        "Made from the files in `records/` when this site was built. Accuracies are in %, ε in pixel units; certified "
+        "is the better of the margin and the interval certificate; *paper* is what the published row certifies.",
+    ]
+    records = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDS.glob("*.json"))}
+    for name, record in records.items():
+        rows = list(accuracies(record))
+        if not rows:
+            continue
+        lines += ["", f"## {name.removesuffix('.json')}", "", plain(record["what"]), ""]
+        lines += ["| ε | clean | PGD | certified | paper |", "|---|---:|---:|---:|---:|"]
+        for epsilon, row in rows:
+            cells = [row.get(key) for key in ("clean", "pgd", "certified", "paper")]
+            numbers = ["–" if cell is None else f"{100 * cell:.2f}" for cell in cells]
+            lines.append(f"| {epsilon} | {' | '.join(numbers)} |")
+    lines += ["", "## Figures"]
+    for picture in sorted(RECORDS.glob("*.png")):
+        what = records.get(f"{picture.stem}.json", {}).get("what") or picture.stem.replace("-", " ")
+        lines += ["", f"![{plain(what)}](records/{picture.name})", "", f"`{picture.name}`: {plain(what)}"]
+    listed = (RECORDS / "README.md").read_text(encoding="utf-8").replace("# Records", "## All records", 1)
+    return "\n".join([*lines, "", listed])
+
+
+def accuracies(record: Any) -> Iterator[tuple[str, dict[str, float]]]:
+    """(eps, shares) for each evaluation that a record holds."""
+    if not isinstance(record, dict):
+        return
+    published = tomllib.loads(record["recipe"]) if isinstance(record.get("recipe"), str) else {}
+    targets = published.get("evaluation", {}).get("eps", [])
+    for key, row in (record.get("results") or {}).items():
+        found = re.fullmatch(r"(\S+) eps=(\S+)", key)
+        if found and isinstance(row, dict) and "certified_interval" in row:
+            certified = max(row["certified_margin"], row["certified_interval"])
+            paper = published.get("reported", {}).get("certified") if found[2] in targets else None
+            shares = {"clean": row["clean"], "pgd": row.get("pgd"), "certified": certified}
+            yield found[2], {**shares, "paper": None if paper is None else paper / 100}
+    for epsilon, row in (record.get("certified") or {}).items() if isinstance(record.get("certified"), dict) else ():
+        if isinstance(row, dict) and {"margin", "interval"} <= row.keys():
+            yield epsilon, {"clean": record["clean"], "certified": max(row["margin"], row["interval"])}
+
+
+def plain(text: str) -> str:
+    """Text that stays in one cell of a table."""
+    return " ".join(text.replace("|", "/").split())

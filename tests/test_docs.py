@@ -1,0 +1,184 @@
+"""Every code block of the documentation runs; only what needs other data, a GPU or hours is parsed and no more."""
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from browser import Open
+
+import linfnet
+from linfnet.cli.main import _parse, main
+from linfnet.cli.train import Train
+from linfnet.recipes import load_recipe
+
+ROOT = Path(__file__).parent.parent
+# test_extending.py runs the examples of that page, one by one.
+ELSEWHERE = {"docs/extending.md"}
+PAGES = [path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))]
+RUNNABLE = [page for page in PAGES if "```" in (ROOT / page).read_text(encoding="utf-8") and page not in ELSEWHERE]
+# Trainings of the documentation, shortened.
+SHORT = ("schedule.epochs=[1, 2, 1]", "width=24", "limit=200", "test_every=0")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, and the comment in the line above it."""
+
+    language: str
+    text: str
+    mark: str
+
+
+def blocks(page: str) -> list[Block]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.findall(r"(?:<!-- ([^\n]*?) -->\n)?^```([^\n]*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert len(found) * 2 == len(re.findall(r"^```", text, re.MULTILINE)), f"{page}: a fence is not closed"
+    return [Block(language, body, mark) for mark, language, body in found]
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The command lines of a console block, without their comments."""
+    return [words for line in block.text.splitlines() if (words := shlex.split(line, comments=True))]
+
+
+def parse(words: list[str]) -> None:
+    """What cannot run here must at least be understood, its recipe with all changes included."""
+    if words[0] == "make":
+        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert set(words[1:]) <= set(targets)
+    elif words[0] == "linfnet":
+        command = _parse(words[1:])
+        if isinstance(command, Train) and command.resume is None:
+            load_recipe(command.recipe, [change for part in command.set for change in part])
+    else:
+        assert words == ["source", ".venv/bin/activate"], words
+
+
+class Reader:
+    """Someone who types in what a page says, in a folder of their own."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, object] = {"__name__": "page"}
+        self.port: str | None = None
+        self.servers: list[subprocess.Popen[str]] = []
+
+    def follow(self, block: Block, page: str) -> None:
+        if block.language == "python":
+            text = block.text if self.port is None else block.text.replace(":8000/", f":{self.port}/")
+            exec(compile(text, page, "exec"), self.names)
+        elif block.language == "toml":
+            tomllib.loads(block.text)
+        else:
+            for words in commands(block):
+                if block.mark or words[0] != "linfnet":
+                    parse(words)
+                elif words[1] == "serve":
+                    self.serve(words[2:])
+                else:
+                    self.run(words[1:], page)
+
+    def run(self, words: list[str], page: str) -> None:
+        command = _parse(words)
+        if isinstance(command, Train):
+            if command.out is not None and command.out.exists():
+                return  # an earlier page has trained it
+            command = replace(command, set=(*command.set, SHORT), device="cpu")
+            assert command.run() == 0, f"{page}: {words}"
+        else:
+            assert main(words) == 0, f"{page}: {words}"
+
+    def serve(self, words: list[str]) -> None:
+        words = [word for word in words if word != "--open"]
+        command = [sys.executable, "-m", "linfnet", "serve", *words, "--port", "0"]
+        self.servers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        stream = self.servers[-1].stdout
+        assert stream is not None
+        (self.port,) = re.findall(r"http://127\.0\.0\.1:(\d+)/", stream.readline())
+
+    def leave(self) -> None:
+        for server in self.servers:
+            server.terminate()
+            server.wait(20)
+            assert server.stdout is not None
+            server.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the two runs that the pages speak of."""
+    folder = tmp_path_factory.mktemp("desk")
+    for name in ("first", "wide"):
+        out = str(folder / "runs" / name)
+        assert main(["train", "digits", "--out", out, "--device", "cpu", "--set", *SHORT]) == 0
+    assert main(["evaluate", str(folder / "runs" / "first"), "--steps", "2", "--limit", "50"]) == 0
+    return folder
+
+
+@pytest.fixture
+def reader(desk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+    monkeypatch.chdir(desk)
+    someone = Reader()
+    yield someone
+    someone.leave()
+
+
+@pytest.mark.parametrize("page", RUNNABLE)
+def test_every_block_runs(page: str, reader: Reader):
+    for block in blocks(page):
+        assert block.language in ("python", "console", "toml", "text"), f"{page}: a block in {block.language!r}"
+        assert block.mark in ("", "parsed only"), f"{page}: {block.mark}"
+        if block.language != "text":
+            reader.follow(block, page)
+
+
+def test_a_wrong_block_is_seen(reader: Reader):
+    with pytest.raises(NameError):
+        reader.follow(Block("python", "undefined_name", ""), "page")
+    with pytest.raises(linfnet.errors.LinfnetError):
+        reader.follow(Block("console", "linfnet train digits --out runs/x --no-such-option", "parsed only"), "page")
+    with pytest.raises(linfnet.errors.LinfnetError):
+        reader.follow(Block("console", "linfnet train digits --set no_such_key=1", "parsed only"), "page")
+    with pytest.raises(AssertionError):
+        reader.follow(Block("console", "make nothing", ""), "page")
+
+
+def test_links_between_files_hold():
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+            if not target.startswith(("https://", "http://")):
+                made = target.removeprefix("../") == "results.md"
+                assert made or ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+
+
+def test_every_page_has_its_place_on_the_site():
+    places = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    written = {path.removeprefix("docs/") for path in PAGES if path.startswith("docs/")}
+    assert sorted(places) == sorted(
+        written | {"results.md", "reference/cli.md"}
+    )  # two are made from records and --help
+
+
+def test_the_reference_names_all_that_the_package_gives():
+    page = (ROOT / "docs" / "reference" / "api.md").read_text()
+    source = (ROOT / "src" / "linfnet" / "__init__.py").read_text()
+    public = set(re.findall(r"import \w+ as ([A-Za-z]\w*)", source))
+    documented = {name.rsplit(".", 1)[1] for name in re.findall(r"^::: (\S+)", page, re.MULTILINE)}
+    assert public <= documented, public - documented
+
+
+def test_the_built_site_stays_at_home(open_page: Open):
+    """Only where `make docs` has built it; that checks the links."""
+    site = ROOT / "build" / "site"
+    if not (site / "index.html").exists():
+        pytest.skip("make docs has not been run")
+    for page in ("index.html", "results.html", "reference/api.html"):
+        visit = open_page(site / page, width=375)
+        assert (visit.requests_leaving, visit.overflow()) == ([], 0)
+        assert [error for error in visit.errors if "CORS" not in error and "fetch" not in error] == []
