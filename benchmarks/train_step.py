@@ -1,10 +1,11 @@
 """A whole training step of the CIFAR net (3072-5120x5-10, batch 512) per p: our kernels, the authors', `torch.cdist`.
 
-    python benchmarks/train_step.py [--peer FOLDER] [--net FOLDER] [--p 8 12 inf] [--record records/train_step.jsonl]
+    python benchmarks/train_step.py [--peer FOLDER] [--states FOLDER] [--p 8 12 inf] [--record records/train_step.jsonl]
 
 FOLDER of --peer is a checkout of the authors' repository L_inf-dist-net-v2 after `python setup.py build_ext --inplace`.
-A step is forward, loss, backward and fused Adam; times are medians of CUDA events, all from one run. For
-p > 30 the sparsity of a trained net decides: give one saved by `LinfNet.save` with --net, else the rows say "initial".
+A step is forward, loss, backward and fused Adam; times are medians of CUDA events, all from one run. From p = 20 or so
+the weights and images of a real run decide: FOLDER of --states is what train_states.py left. A p it has no net for is
+timed on fresh weights and random images; each row says which state it was measured on.
 """
 
 import argparse
@@ -15,12 +16,15 @@ import math
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
+from linfnet.nn import LinfNet
 from linfnet.ops import lp_distance
 
 SIZES = (3072, 5120, 5120, 5120, 5120, 5120, 10)
@@ -54,13 +58,35 @@ def initial_weights() -> list[Tensor]:
     return weights
 
 
-def saved_weights(folder: Path) -> list[Tensor]:
-    from linfnet.nn import LinfNet
+def random_images() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.rand(BATCH, SIZES[0], device="cuda") * 4 - 2, torch.randint(10, (BATCH,), device="cuda")
 
-    return [layer.weight.detach().cuda() for layer in LinfNet.load(folder).layers]
+
+@dataclass(frozen=True)
+class State:
+    """Weights of the layers, images as the first layer sees them, labels; and where they come from."""
+
+    weights: list[Tensor]
+    images: Tensor
+    labels: Tensor
+    name: str
 
 
-def forward(distance: Distance, images: Tensor, weights: list[Tensor], p: float) -> Tensor:
+def state_at(p: float, folder: Path | None) -> State:
+    """What a real run kept at p, or fresh weights."""
+    place = folder / f"p{p:g}" if folder else None
+    if folder is None or place is None or not place.is_dir():
+        return State(initial_weights(), *random_images(), "initial")
+    net = LinfNet.load(place, device="cuda")
+    batch = load_file(folder / "images.safetensors", device="cuda")
+    images = net.normalize(batch["pixels"]).flatten(1).contiguous()
+    return State(
+        [layer.weight.detach() for layer in net.layers], images, batch["labels"], f"{folder.name}/{place.name}"
+    )
+
+
+def forward(distance: Distance, images: Tensor, weights: Sequence[Tensor], p: float) -> Tensor:
     x = images
     for w in weights[:-1]:
         x = distance(x, w, p)
@@ -83,11 +109,9 @@ def times(action: Callable[[], object], repeats: int) -> tuple[float, float, flo
     return statistics.median(measured), min(measured), max(measured)
 
 
-def measure(distance: Distance, weights: list[Tensor], p: float, repeats: int) -> dict[str, float]:
-    torch.manual_seed(1)
-    images = torch.rand(BATCH, SIZES[0], device="cuda") * 4 - 2
-    labels = torch.randint(10, (BATCH,), device="cuda")
-    parameters = [torch.nn.Parameter(w.clone()) for w in weights]
+def measure(distance: Distance, state: State, p: float, repeats: int) -> dict[str, float]:
+    images, labels = state.images, state.labels
+    parameters = [torch.nn.Parameter(w.clone()) for w in state.weights]
     optimizer = torch.optim.Adam(parameters, lr=1e-6, fused=True)
 
     def step() -> None:
@@ -129,7 +153,7 @@ def describe(state: str) -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", type=Path)
-    parser.add_argument("--net", type=Path)
+    parser.add_argument("--states", type=Path)
     parser.add_argument("--p", type=float, nargs="+", default=[8, 12, 28, 64, 112, 224, 512, math.inf])
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--cdist", action="store_true", help="also time torch.cdist (seconds per step)")
@@ -141,25 +165,23 @@ def main() -> None:
         candidates["authors"] = peer(options.peer)
     if options.cdist:
         candidates["torch.cdist"] = cdist
-    state = f"net {options.net.name}" if options.net else "initial"
-    weights = saved_weights(options.net) if options.net else initial_weights()
     rows: list[dict[str, object]] = []
-    print(f"{'p':>6} {'kernels':>12} {'step ms':>9} {'forward ms':>11} {'GiB':>6} {'ratio':>6}")
+    print(f"{'p':>6} {'kernels':>12} {'step ms':>9} {'forward ms':>11} {'GiB':>6} {'ratio':>6}  state")
     for p in options.p:
-        reference = math.nan
+        reference, state = math.nan, state_at(p, options.states)
         for name, distance in candidates.items():
             repeats = 2 if name == "torch.cdist" else options.repeats
-            figures = measure(distance, weights, p, repeats)
+            figures = measure(distance, state, p, repeats)
             if name == "linfnet":
                 reference = figures["step_ms"]
             ratio = figures["step_ms"] / reference
             print(
                 f"{p:>6g} {name:>12} {figures['step_ms']:>9.2f} {figures['forward_ms']:>11.2f} "
-                f"{figures['peak_gib']:>6.2f} {ratio:>6.2f}",
+                f"{figures['peak_gib']:>6.2f} {ratio:>6.2f}  {state.name}",
                 flush=True,
             )
             rows.append(
-                {**describe(state), "p": str(p), "kernels": name, **{k: round(v, 3) for k, v in figures.items()}}
+                {**describe(state.name), "p": str(p), "kernels": name, **{k: round(v, 3) for k, v in figures.items()}}
             )
     if options.record:
         options.record.parent.mkdir(parents=True, exist_ok=True)

@@ -5,18 +5,18 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 
 import pytest
 import torch
 
-from linfnet.ops.cuda import large
+from linfnet.ops.cuda import pruned
 from linfnet.ops.cuda.implementation import Cuda, backward_kernel, bounds_kernel, forward_kernel
-from linfnet.ops.cuda.large import find_kernel, gather_kernel
 from linfnet.ops.cuda.loader import KERNELS, Argument, Kernel, Launcher, Long
 from linfnet.ops.cuda.plans import backward_plan, forward_plan
 
-POINTERS = ("float*", "int*", "u32*", "u16*")
+POINTERS = ("float*", "float2*", "int*", "int2*", "u32*")
 KINDS = {**dict.fromkeys(POINTERS, torch.Tensor), "i64": Long, "int": int, "float": float}
 
 
@@ -37,6 +37,10 @@ class Recorder(Launcher):
     def multiprocessors(self, device: torch.device) -> int:
         return 132
 
+    def prepare(self, device: torch.device, key: Hashable, kernels: Callable[[], Iterable[Kernel]]) -> None:
+        for kernel in kernels():
+            assert parameters(kernel)
+
     def launch(
         self,
         kernel: Kernel,
@@ -55,7 +59,7 @@ class Recorder(Launcher):
             if kind.endswith("*"):
                 assert isinstance(argument, torch.Tensor)
                 assert argument.is_contiguous()
-                assert argument.dtype == (torch.float32 if kind == "float*" else torch.int32)
+                assert argument.dtype == (torch.float32 if kind.startswith("float") else torch.int32)
         assert all(1 <= blocks <= limit for blocks, limit in zip(grid, (2**31 - 1, 65535, 65535), strict=True))
         assert 32 <= threads <= 1024
         assert 0 <= shared <= 200 * 1024
@@ -78,7 +82,8 @@ def test_launches_fit_the_kernels(p: float, shape: tuple[int, int, int]) -> None
         assert grad_w.shape == (w.shape if need_w else (0,))
     used = set(recorder.functions)
     assert {"distance", "scatter" if math.isinf(p) else "slopes"} <= used
-    assert ({"find", "evaluate", "gather"} <= used) == large.serves(n, out, features, p)
+    listed = {"listed_maximum"} if math.isinf(p) else {"listed_distance", "listed_grad_w", "listed_grad_x"}
+    assert (listed <= used) == pruned.serves(n, out, features, p)
     assert kernels.bounds(x, x, w)[0].shape == (n, out)
     assert kernels.bounds_saving(x, x, w)[3].shape == (n, out)
 
@@ -123,9 +128,11 @@ def test_sources_compile(architecture: str, tmp_path: Path) -> None:
         *(forward_kernel(mode, 8.0 if mode == 2 else math.inf) for mode in range(4)),
         *(backward_kernel(p, True, True) for p in (7.5, None)),
         bounds_kernel(True),
-        *(Kernel(file, "") for file in ("finish.cu", "gradients.cu", "scale.cu", "sparse.cu", "terms_sum.cu")),
-        *(find_kernel(vector) for vector in (False, True)),
-        *(gather_kernel(of_x) for of_x in (False, True)),
+        *(Kernel(file, "") for file in ("finish.cu", "gradients.cu", "scale.cu", "sparse.cu")),
+        pruned.list_kernel("turn"),
+        *(pruned.maximum_kernel(index, 2) for index in (False, True)),
+        *(pruned.forward_kernel(p, 2) for p in (28.0, 30.5)),
+        *(pruned.backward_kernel(p, 4, "listed_grad_w") for p in (28.0, 30.5)),
     ]
     assert {kernel.file for kernel in kernels} == {file.name for file in KERNELS.glob("*.cu")}
     for place, kernel in enumerate(kernels):

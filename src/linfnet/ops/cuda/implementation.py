@@ -10,8 +10,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from linfnet.ops.chains import LARGEST_CHAINED, power_source
-from linfnet.ops.cuda import large, loader
+from linfnet.ops.chains import LARGEST_CHAINED, is_short, power_source
+from linfnet.ops.cuda import loader, pruned
 from linfnet.ops.cuda.loader import Kernel, Launcher, Long, NoKernelsError
 from linfnet.ops.cuda.plans import backward_plan, forward_plan
 
@@ -66,6 +66,23 @@ def backward_kernel(p: float | None, need_x: bool, need_w: bool) -> Kernel:
         return Kernel("backward.cu", "slopes", flags)
     whole = math.floor(p - 1)
     return Kernel("backward.cu", "slopes", flags, power_source("slope", whole, signed=True, fraction=p - 1 != whole))
+
+
+def kernels_ahead(p: float, n: int) -> list[Kernel]:
+    """What a training step compiles for p and for the next p of a rising schedule."""
+    if math.isinf(p):
+        return [*pruned.kernels(p, n), forward_kernel(MAX_RUN)]
+    following = p + 1
+    if p == math.floor(p) and p < LARGEST_CHAINED:
+        following = next(float(q) for q in range(int(p) + 1, LARGEST_CHAINED + 1) if is_short(q))
+    kernels: list[Kernel] = []
+    for q in (p, following):
+        mode, power = (SUM, q) if chained(q) is not None else (SUM_GENERAL, None)
+        kernels += [forward_kernel(mode, q if power else math.inf)]
+        kernels += [backward_kernel(power, need_x, True) for need_x in (True, False)]
+        if q >= pruned.SMALLEST_P:
+            kernels += pruned.kernels(q, n)
+    return kernels
 
 
 @cache
@@ -140,30 +157,28 @@ class Cuda:
     def forward(self, x: Tensor, w: Tensor, p: float) -> Tensor:
         if 0 in (x.shape[0], *w.shape):
             return x.new_zeros(x.shape[0], w.shape[0])
-        if math.isinf(p):
-            return self._largest_difference(x, w)
-        rows = max(1, large.MOST_PAIRS // w.shape[0])
-        if x.shape[0] > rows and self._is_large(x[:rows], w, p):
-            return torch.cat([self.forward(part, w, p) for part in x.split(rows)])
-        return self._sparse_distance(x, w, p) if self._is_large(x, w, p) else self._distance(x, w, p)
+        if not self._is_pruned(x, w, p):
+            return self._largest_difference(x, w) if math.isinf(p) else self._distance(x, w, p)
+        serve = self._pruned_maximum if math.isinf(p) else self._pruned_distance
+        parts = [serve(part, w, p) for part in x.split(pruned.MOST_ROWS)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def forward_saving(self, x: Tensor, w: Tensor, p: float) -> tuple[Tensor, Tensor]:
         if 0 in (x.shape[0], *w.shape):
             return self.forward(x, w, p), self.saved_like(x, w, p).zero_()
+        self._launcher.prepare(x.device, (p, x.shape[0]), lambda: kernels_ahead(p, x.shape[0]))
         if not math.isinf(p):
             saved = self.saved_like(x, w, p)
-            large_p = self._is_large(x, w, p)
-            return (self._sparse_distance if large_p else self._distance)(x, w, p, saved), saved
-        n, out, features = x.shape[0], *w.shape
-        part, run, parts = self._pass(x, w, MAX_RUN)
-        y, index = x.new_empty(n, out), self.saved_like(x, w, p)
-        sizes = (n, out, features, 0, 1, _vector(features, x, w))
-        self._run(_FINISH_INDEX, x, _line(n * out), 256, part, run, parts, x, None, w, y, index, *sizes)
-        return y, index
+            pruned_p = self._is_pruned(x, w, p)
+            return (self._pruned_distance if pruned_p else self._distance)(x, w, p, saved), saved
+        if not self._is_pruned(x, w, p):
+            return self._largest_index(x, w)
+        y, index, flag = pruned.maximum(self._launcher, x, w, index=True)
+        return Cuda(self._launcher, flag)._largest_index(x, w, y, index)
 
     def saved_like(self, x: Tensor, w: Tensor, p: float) -> Tensor:
-        if self._is_large(x, w, p):
-            return x.new_empty(large.lists(x.shape[0], *w.shape, p).starts[-1], dtype=torch.int32)
+        if self._is_pruned(x, w, p) and not math.isinf(p):
+            return x.new_empty(pruned.saved_size(x.shape[0], w.shape[0], p), dtype=torch.int32)
         # At infinity the winning coordinate and its sign; else what y lost when it was rounded.
         return x.new_empty(x.shape[0], w.shape[0], dtype=torch.int32 if math.isinf(p) else x.dtype)
 
@@ -180,7 +195,7 @@ class Cuda:
                 self._scatter(grad, y, saved, x, transposed=False) if need_x else x.new_empty(0),
                 self._scatter(grad, y, saved, w, transposed=True) if need_w else w.new_empty(0),
             )
-        serve = self._sparse_backward if self._is_large(x, w, p) else self._dense_backward
+        serve = self._pruned_backward if self._is_pruned(x, w, p) else self._dense_backward
         return serve(grad, x, w, y, saved, p, need_x, need_w)
 
     def bounds(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,7 +215,7 @@ class Cuda:
             smallest, largest, near, far, parts = self._bounds_pass(lower, upper, w, index=True)
             for place, (part, run) in enumerate(((smallest, near), (largest, far))):
                 vector = _vector(features, lower, upper, w)
-                made = (results[place], indices[place], n, out, features, place + 1, 0, vector)
+                made = (results[place], indices[place], n, out, features, place + 1, 0, vector, None)
                 self._run(_FINISH_INDEX, lower, _line(n * out), 256, part, run, parts, lower, upper, w, *made)
         return results[0], results[1], indices[0], indices[1]
 
@@ -233,11 +248,12 @@ class Cuda:
         p: float = math.inf,
         peak: Tensor | None = None,
         tops: Tensor | None = None,
+        into: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, int]:
         """One pass over the features: partial results [parts, n, out], the runs of 32 that won, and parts."""
         n, out, features = x.shape[0], *w.shape
         plan = forward_plan(n, out, features, self._launcher.multiprocessors(x.device))
-        part = x.new_empty(plan.parts, n, out)
+        part = into[None] if into is not None and plan.parts == 1 else x.new_empty(plan.parts, n, out)
         run = x.new_empty(plan.parts, n, out, dtype=torch.int32) if mode == MAX_RUN else None
         kernel = forward_kernel(mode, p if mode == SUM else math.inf)
         sizes = (n, out, features, plan.span, _vector(features, x, w))
@@ -248,14 +264,29 @@ class Cuda:
             self._run(kernel, x, plan.grid, 128, x, w, part, peak, tops, *sizes, p, lift, self._gate)
         return part, run, plan.parts
 
-    def _finish_max(self, part: Tensor) -> Tensor:
-        y = torch.empty_like(part[0])
+    def _finish_max(self, part: Tensor, into: Tensor | None = None) -> Tensor:
+        y = torch.empty_like(part[0]) if into is None else into
         self._run(_FINISH_MAX, y, _line(y.numel()), 256, part, part.shape[0], y, Long(y.numel()), self._gate)
         return y
 
-    def _largest_difference(self, x: Tensor, w: Tensor) -> Tensor:
-        part, _, parts = self._pass(x, w, MAX)
-        return part[0] if parts == 1 else self._finish_max(part)
+    def _largest_difference(self, x: Tensor, w: Tensor, into: Tensor | None = None) -> Tensor:
+        part, _, parts = self._pass(x, w, MAX, into=into)
+        return part[0] if parts == 1 else self._finish_max(part, into)
+
+    def _largest_index(
+        self, x: Tensor, w: Tensor, y: Tensor | None = None, index: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        n, out, features = x.shape[0], *w.shape
+        part, run, parts = self._pass(x, w, MAX_RUN)
+        y = x.new_empty(n, out) if y is None else y
+        index = x.new_empty(n, out, dtype=torch.int32) if index is None else index
+        sizes = (n, out, features, 0, 1, _vector(features, x, w), self._gate)
+        self._run(_FINISH_INDEX, x, _line(n * out), 256, part, run, parts, x, None, w, y, index, *sizes)
+        return y, index
+
+    def _pruned_maximum(self, x: Tensor, w: Tensor, p: float) -> Tensor:
+        y, _, flag = pruned.maximum(self._launcher, x, w, index=False)
+        return Cuda(self._launcher, flag)._largest_difference(x, w, into=y)
 
     def _distance(
         self, x: Tensor, w: Tensor, p: float, rest: Tensor | None = None, into: Tensor | None = None
@@ -273,20 +304,20 @@ class Cuda:
         self._run(_FINISH_SUM, x, _line(n * out), 256, part, parts, x, w, peak, tops, *made)
         return y
 
-    def _is_large(self, x: Tensor, w: Tensor, p: float) -> bool:
-        return large.serves(x.shape[0], w.shape[0], w.shape[1], p)
+    def _is_pruned(self, x: Tensor, w: Tensor, p: float) -> bool:
+        return pruned.serves(x.shape[0], w.shape[0], w.shape[1], p)
 
-    def _sparse_distance(self, x: Tensor, w: Tensor, p: float, saved: Tensor | None = None) -> Tensor:
-        """Distances from the terms that count; behind a gate, the dense kernels for a layer with too many of them."""
-        y, flag = large.forward(self._launcher, x, w, p, saved)
-        rest = None if saved is None else large.rest_of(saved, large.lists(x.shape[0], *w.shape, p))
+    def _pruned_distance(self, x: Tensor, w: Tensor, p: float, saved: Tensor | None = None) -> Tensor:
+        """Distances from the features that can count; behind a gate, the dense kernels for layers with too many."""
+        y, flag = pruned.forward(self._launcher, x, w, p, saved)
+        rest = None if saved is None else pruned.kept_of(saved, y.numel())
         return Cuda(self._launcher, flag)._distance(x, w, p, rest, into=y)
 
-    def _sparse_backward(
+    def _pruned_backward(
         self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, need_x: bool, need_w: bool
     ) -> tuple[Tensor, Tensor]:
-        results = large.backward(self._launcher, grad, x, w, saved, p, (need_x, need_w))
-        flag, rest = large.flag_of(saved), large.rest_of(saved, large.lists(x.shape[0], *w.shape, p))
+        results = pruned.backward(self._launcher, grad, x, w, y, saved, p, (need_x, need_w))
+        flag, rest = pruned.flag_of(saved), pruned.kept_of(saved, y.numel())
         return Cuda(self._launcher, flag)._dense_backward(grad, x, w, y, rest, p, need_x, need_w, into=results)
 
     def _scatter(self, grad: Tensor, y: Tensor, saved: Tensor, like: Tensor, *, transposed: bool) -> Tensor:

@@ -10,7 +10,8 @@ import hashlib
 import importlib.util
 import os
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -138,6 +139,21 @@ def binary(source: str, name: str, architecture: str) -> bytes:
     return code
 
 
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=4, thread_name_prefix="linfnet-nvrtc")
+
+
+# Machine code that was asked for ahead of its use, by source and architecture.
+_ahead: dict[tuple[str, str], Future[bytes]] = {}
+_prepared: set[tuple[int, Hashable]] = set()
+
+
+def _architecture(device: int) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
 @contextlib.contextmanager
 def _context(device: int) -> Generator[None]:
     """Make torch's context of a device the current one: threads that only run kernels may not have one yet."""
@@ -159,8 +175,9 @@ def _primary_context(device: int) -> ctypes.c_void_p:
 
 @cache
 def _function(kernel: Kernel, device: int) -> ctypes.c_void_p:
-    major, minor = torch.cuda.get_device_capability(device)
-    code = binary(kernel.source(), kernel.file, f"sm_{major}{minor}")
+    source, architecture = kernel.source(), _architecture(device)
+    ahead = _ahead.pop((source, architecture), None)
+    code = ahead.result() if ahead else binary(source, kernel.file, architecture)
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     with _context(device):
         _check(_driver().cuModuleLoadData(ctypes.byref(module), code), f"loading {kernel.file}")
@@ -193,6 +210,17 @@ class Launcher:
     def multiprocessors(self, device: torch.device) -> int:
         """How many blocks of threads the device runs side by side, at one per multiprocessor."""
         return _multiprocessors(device.index)
+
+    def prepare(self, device: torch.device, key: Hashable, kernels: Callable[[], Iterable[Kernel]]) -> None:
+        """Have kernels compiled by other threads while the device works; once for each key."""
+        if (device.index, key) in _prepared:
+            return
+        _prepared.add((device.index, key))
+        architecture = _architecture(device.index)
+        for kernel in kernels():
+            place = (kernel.source(), architecture)
+            if place not in _ahead:
+                _ahead[place] = _pool().submit(binary, kernel.source(), kernel.file, architecture)
 
     def launch(
         self,

@@ -82,7 +82,8 @@ static __device__ __forceinline__ float4 quad_at(const float* __restrict__ row, 
 extern "C" __global__ void __launch_bounds__(256)
 finish_index(const float* __restrict__ part, const int* run, int parts, const float* __restrict__ lower,
              const float* __restrict__ upper, const float* __restrict__ w, float* y, int* index, int n, int out,
-             int features, int measure, int sign, int vector) {
+             int features, int measure, int sign, int vector, const int* __restrict__ gate) {
+  if (closed(gate)) return;
   int lane = threadIdx.x & 31;
   i64 pairs = (i64)n * out, at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   // Lanes beyond the end look at the last pair.

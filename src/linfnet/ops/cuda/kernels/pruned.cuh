@@ -1,0 +1,40 @@
+// Larger p: of a neuron's features only those can count, for any row of the batch, whose |x - w| may come near the
+// largest. With lo, hi the range of a feature in the batch: |x - w| <= reach = max(|hi - w|, |lo - w|), and the largest
+// |x - w| of every row is at least the largest gap = max(w - hi, lo - w, 0). Features with reach < cut * largest gap are
+// left out for the whole batch. What is left is listed: by outputs for distances and grad_w, by features for grad_x.
+// Matrices are turned (rows of the batch last, filled up to whole groups with the last row): lanes are rows, a list entry is
+// the same for all of them. QUADS: a lane owns 4 neighbouring rows in each of QUADS x 128.
+#include "common.cuh"
+
+#define WARPS 4
+#define GROUP (128 * QUADS)
+#define OWN (4 * QUADS)
+
+struct Entry {
+  int at;   // the feature, or the output
+  float w;
+};
+
+static __device__ __forceinline__ Entry entry_of(const int2* __restrict__ entries, int k) {
+  int2 e = __ldg(entries + k);
+  return Entry{e.x, __int_as_float(e.y)};
+}
+
+// This lane's rows of a group that starts at `from`.
+static __device__ __forceinline__ void own_rows(float (&to)[OWN], const float* __restrict__ from) {
+#pragma unroll
+  for (int q = 0; q < QUADS; ++q)
+    *reinterpret_cast<float4*>(to + 4 * q) = __ldg(reinterpret_cast<const float4*>(from) + q * 32 + (threadIdx.x & 31));
+}
+
+static __device__ __forceinline__ int own_row(int r) { return r / 4 * 128 + (threadIdx.x & 31) * 4 + r % 4; }
+
+// log2 (a / m) for 0 <= a <= m, from the exact difference: the error stays relative to the logarithm while a > m / 2.
+static __device__ __forceinline__ float log2_ratio(float a, float m) {
+  float z = __fdividef(m - a, m + a), q = z * z;
+  float series = fmaf(q, fmaf(q, fmaf(q, fmaf(q, fmaf(q, 1.0f / 11, 1.0f / 9), 1.0f / 7), 1.0f / 5), 1.0f / 3), 1.0f);
+  return -2.885390082f * (z * series);
+}
+
+// The part of a list that a warp works on: four neighbouring parts.
+static __device__ __forceinline__ int part_start(int count, int warp) { return (int)((i64)count * warp / WARPS); }

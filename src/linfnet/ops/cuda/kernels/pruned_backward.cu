@@ -1,0 +1,90 @@
+// Gradients from the listed features: grad_w[o, i] = -sum_b c[b, o] slope, grad_x[b, i] = sum_o c[b, o] slope, where
+//   GENERAL 0: slope = slope(s (x - w)), c = g (s y)^(1 - p), s one power of two per output;
+//   GENERAL 1: slope = (|x - w| / maximum)^(p - 1), signed, c = g S^((1 - p)/p).
+#include "pruned.cuh"
+#include "power"
+
+#if GENERAL
+#define SLOPE(x, w, scale, most) copysignf(exp2_fast(exponent * log2_ratio(fabsf((x) - (w)), most)), (x) - (w))
+#else
+#define SLOPE(x, w, scale, most) slope(fmaf(x, scale, -(w) * (scale)), 0.0f)
+#endif
+
+// A block per output; its four warps share the list. `result` starts as zero.
+extern "C" __global__ void __launch_bounds__(128)
+listed_grad_w(const float* __restrict__ turned, const int2* __restrict__ entries, const int* __restrict__ counts,
+              const float* __restrict__ scales, const float* __restrict__ coefficients, const float* __restrict__ tops,
+              const int* __restrict__ spoiled, float* __restrict__ result, int features, int padded, float exponent,
+              const int* __restrict__ flag) {
+  if (*flag) return;
+  if (spoiled[blockIdx.x]) {
+    for (int i = threadIdx.x; i < features; i += 128) result[(i64)blockIdx.x * features + i] = __int_as_float(0x7fc00000);
+    return;
+  }
+  int warp = threadIdx.x >> 5, o = blockIdx.x, count = counts[o];
+  entries += (i64)o * features;
+  result += (i64)o * features;
+  int start = part_start(count, warp), stop = part_start(count, warp + 1);
+  float scale = scales[o];
+  for (int group = 0; group < padded; group += GROUP) {
+    float c[OWN], top[OWN];
+    own_rows(c, coefficients + (i64)o * padded + group);
+#if GENERAL
+    own_rows(top, tops + (i64)o * padded + group);
+#endif
+#pragma unroll 2
+    for (int k = start; k < stop; ++k) {
+      Entry e = entry_of(entries, k);
+      float x[OWN], sum = 0.0f;
+      own_rows(x, turned + (i64)e.at * padded + group);
+#pragma unroll
+      for (int r = 0; r < OWN; ++r) sum = fmaf(c[r], SLOPE(x[r], e.w, scale, top[r]), sum);
+#pragma unroll
+      for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(FULL, sum, step);
+      if ((threadIdx.x & 31) == 0) result[e.at] = group ? result[e.at] - sum : -sum;
+    }
+  }
+}
+
+// A block per feature and group of rows; its four warps share the list of outputs. `result` is turned.
+extern "C" __global__ void __launch_bounds__(128)
+listed_grad_x(const float* __restrict__ turned, const int2* __restrict__ entries, const int* __restrict__ counts,
+              const float* __restrict__ scales, const float* __restrict__ coefficients, const float* __restrict__ tops,
+              float* __restrict__ result, int out, int padded, float exponent, const int* __restrict__ flag) {
+  if (*flag) return;
+  __shared__ float shared[WARPS][GROUP];
+  int warp = threadIdx.x >> 5, i = blockIdx.x, count = counts[i];
+  i64 group = (i64)blockIdx.y * GROUP;
+  entries += (i64)i * out;
+  coefficients += group;
+  tops += group;
+  int start = part_start(count, warp), stop = part_start(count, warp + 1);
+  float x[OWN], sum[OWN];
+  own_rows(x, turned + (i64)i * padded + group);
+#pragma unroll
+  for (int r = 0; r < OWN; ++r) sum[r] = 0.0f;
+  for (int block = start; block < stop; block += 64) {
+    float part[OWN];
+#pragma unroll
+    for (int r = 0; r < OWN; ++r) part[r] = 0.0f;
+    int end = min(block + 64, stop);
+#pragma unroll 4
+    for (int k = block; k < end; ++k) {
+      Entry e = entry_of(entries, k);
+      float scale = __ldg(scales + e.at), c[OWN], top[OWN];
+      own_rows(c, coefficients + (i64)e.at * padded);
+#if GENERAL
+      own_rows(top, tops + (i64)e.at * padded);
+#endif
+#pragma unroll
+      for (int r = 0; r < OWN; ++r) part[r] = fmaf(c[r], SLOPE(x[r], e.w, scale, top[r]), part[r]);
+    }
+#pragma unroll
+    for (int r = 0; r < OWN; ++r) sum[r] += part[r];
+  }
+#pragma unroll
+  for (int r = 0; r < OWN; ++r) shared[warp][own_row(r)] = sum[r];
+  __syncthreads();
+  for (int row = threadIdx.x; row < GROUP; row += 128)
+    result[(i64)i * padded + group + row] = (shared[0][row] + shared[1][row]) + (shared[2][row] + shared[3][row]);
+}

@@ -1,0 +1,107 @@
+// Distances from the listed features: a block per output and group of rows, its four warps share the list.
+//   GENERAL 0: sum of power(s (x - w)), s one power of two per output; a pair out of range sets the flag.
+//   GENERAL 1: the pair's maximum first, then the sum of (|x - w| / maximum)^p by special functions.
+// Kept for the backward, turned: what y lost when it was rounded; or the maximum and S^((1 - p)/p), S the sum.
+#include "pruned.cuh"
+#include "power"
+
+extern "C" __global__ void __launch_bounds__(128)
+listed_distance(const float* __restrict__ turned, const int2* __restrict__ entries, const int* __restrict__ counts,
+                const float* __restrict__ scales, float* __restrict__ y, float* __restrict__ first_kept,
+                float* __restrict__ second_kept, int features, int padded, float p, int* flag) {
+  if (*(volatile int*)flag) return;
+  __shared__ float shared[WARPS][GROUP];
+  int warp = threadIdx.x >> 5, o = blockIdx.x, count = counts[o];
+  i64 group = (i64)blockIdx.y * GROUP;
+  entries += (i64)o * features;
+  turned += group;
+  int start = part_start(count, warp), stop = part_start(count, warp + 1);
+  float sum[OWN];
+#if GENERAL
+  float top[OWN];
+#pragma unroll
+  for (int r = 0; r < OWN; ++r) top[r] = 0.0f;
+#pragma unroll 4
+  for (int k = start; k < stop; ++k) {
+    Entry e = entry_of(entries, k);
+    float x[OWN];
+    own_rows(x, turned + (i64)e.at * padded);
+#pragma unroll
+    for (int r = 0; r < OWN; ++r) top[r] = larger(top[r], fabsf(x[r] - e.w));
+  }
+#pragma unroll
+  for (int r = 0; r < OWN; ++r) shared[warp][own_row(r)] = top[r];
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < OWN; ++r)
+#pragma unroll
+    for (int v = 0; v < WARPS; ++v) top[r] = larger(top[r], shared[v][own_row(r)]);
+  __syncthreads();
+#else
+  float scale = scales[o], fraction = 0.0f;
+#endif
+#pragma unroll
+  for (int r = 0; r < OWN; ++r) sum[r] = 0.0f;
+  for (int block = start; block < stop; block += 64) {
+    float part[OWN];
+#pragma unroll
+    for (int r = 0; r < OWN; ++r) part[r] = 0.0f;
+    int end = min(block + 64, stop);
+#pragma unroll 4
+    for (int k = block; k < end; ++k) {
+      Entry e = entry_of(entries, k);
+      float x[OWN];
+      own_rows(x, turned + (i64)e.at * padded);
+#if GENERAL
+#pragma unroll
+      for (int r = 0; r < OWN; ++r) part[r] += exp2_fast(p * log2_ratio(fabsf(x[r] - e.w), top[r]));
+#else
+      float centre = e.w * scale;
+#pragma unroll
+      for (int r = 0; r < OWN; ++r) part[r] += power(fmaf(x[r], scale, -centre), fraction);
+#endif
+    }
+#pragma unroll
+    for (int r = 0; r < OWN; ++r) sum[r] += part[r];
+  }
+#pragma unroll
+  for (int r = 0; r < OWN; ++r) shared[warp][own_row(r)] = sum[r];
+#if GENERAL
+  __shared__ float tops[GROUP];
+#pragma unroll
+  for (int r = 0; r < OWN; ++r) tops[own_row(r)] = top[r];  // the same from every warp
+#endif
+  __syncthreads();
+  for (int row = threadIdx.x; row < GROUP; row += 128) {
+    float s = (shared[0][row] + shared[1][row]) + (shared[2][row] + shared[3][row]);
+    i64 at = (i64)o * padded + group + row;
+#if GENERAL
+    float most = tops[row], distance = most, factor = 1.0f;
+    if (most > 0.0f && most < INFINITE) {
+      float l = log2f(s);
+      distance = most * exp2f(l / p);
+      factor = exp2f(l / p - l);
+    } else if (most != most) {
+      factor = most;
+    }
+    y[at] = distance;
+    // A maximum of zero is kept as one: the slopes come out as zero.
+    if (first_kept) first_kept[at] = most == 0.0f ? 1.0f : most, second_kept[at] = factor;
+#else
+    double result = 0.0;
+    if (s >= SAFE_SUM && s < INFINITE) {
+      result = exp2(log2((double)s) / p) / scale;
+    } else {
+      float most = 0.0f;
+      for (int k = 0; k < count; ++k) {
+        Entry e = entry_of(entries, k);
+        most = larger(most, fabsf(turned[(i64)e.at * padded + row] - e.w));
+      }
+      if (most != 0.0f) *(volatile int*)flag = 1;
+    }
+    float rounded = (float)result;
+    y[at] = rounded;
+    if (first_kept) first_kept[at] = (float)(result - rounded);
+#endif
+  }
+}

@@ -1,0 +1,242 @@
+"""Larger p: only the features of a neuron that can count for some row of the batch. No word to the host.
+
+A term counts if (|d| / max |d|)^p >= 2^-30 p: each other one changes the distance by less than 2^-30 of it, and a
+gradient by less than p 2^-30 of what it weighs; rounding |d| / y to float32 changes that by p 2^-25. Which features
+these can be follows from the range of each feature in the batch, in one pass over the weights. If they are too many, a
+flag on the device opens the dense kernels for the whole layer; else those return at once.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from linfnet.ops.chains import LARGEST_CHAINED, power_source
+from linfnet.ops.cuda.loader import Kernel, Launcher
+
+SMALLEST_P = 22.0
+# Rows at a time where nothing is kept for a backward: the ranges of few rows are narrower than those of many.
+MOST_ROWS = 1024
+# Quads of rows that a lane owns at most.
+DISTANCE_QUADS, GRAD_W_QUADS, GRAD_X_QUADS = 2, 4, 2
+# More pairs of output and feature at once would take gigabytes.
+MOST_WEIGHTS = 1 << 28
+# From this share of listed pairs on the dense kernels are faster: products, special functions, the maximum alone.
+MOST_SHARE, MOST_SHARE_GENERAL, MOST_SHARE_INFINITE = 0.34, 0.5, 0.15
+
+
+@cache
+def list_kernel(function: str) -> Kernel:
+    """What is made around the listed kernels, whatever p is."""
+    return Kernel("pruned_lists.cu", function, (("QUADS", 1),))
+
+
+@cache
+def forward_kernel(p: float, quads: int) -> Kernel:
+    """Distances from the lists; p by multiplication where it is a short whole number."""
+    general = is_general(p)
+    source = "" if general else power_source("power", int(p), signed=False)
+    return Kernel("pruned_forward.cu", "listed_distance", (("GENERAL", int(general)), ("QUADS", quads)), source)
+
+
+@cache
+def backward_kernel(p: float, quads: int, function: str) -> Kernel:
+    """Gradients from the lists."""
+    general = is_general(p)
+    source = "" if general else power_source("slope", int(p) - 1, signed=True)
+    return Kernel("pruned_backward.cu", function, (("GENERAL", int(general)), ("QUADS", quads)), source)
+
+
+@cache
+def maximum_kernel(index: bool, quads: int) -> Kernel:
+    """The maximum over the lists, with or without the feature that attains it."""
+    return Kernel("pruned_maximum.cu", "listed_maximum", (("INDEX", int(index)), ("QUADS", quads)))
+
+
+def is_general(p: float) -> bool:
+    """Whether p takes special functions: no whole number, or one too large for products of floats."""
+    return p != math.floor(p) or p > LARGEST_CHAINED
+
+
+def serves(n: int, out: int, features: int, p: float) -> bool:
+    """Whether the lists may pay: p large enough, and a layer large enough for their making not to show."""
+    return p >= SMALLEST_P and n >= 32 and out >= 32 and 256 <= features <= MOST_WEIGHTS // out
+
+
+def cut(p: float) -> float:
+    """The part of the largest |d| below which a term does not count; at infinity only the largest does.
+
+    >>> [round(cut(p), 3) for p in (24.0, 64.0, 512.0, math.inf)]
+    [0.48, 0.771, 0.972, 1.0]
+    """
+    if math.isinf(p):
+        return 1.0
+    return 2.0 ** ((math.log2(p) - 30) / p)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a turned matrix, filled up to whole groups, and how many quads a lane owns at most."""
+
+    padded: int
+    quads: int
+
+
+@cache
+def rows_for(n: int) -> Rows:
+    """Groups of 128, 256 or 512 rows.
+
+    >>> [rows_for(n).padded for n in (100, 129, 512, 513)]
+    [128, 256, 512, 1024]
+    """
+    quads = 1 if n <= 128 else 2 if n <= 256 else 4
+    return Rows(-(-n // (128 * quads)) * 128 * quads, quads)
+
+
+def kernels(p: float, n: int) -> tuple[Kernel, ...]:
+    """What a training step of n rows compiles for p."""
+    quads = rows_for(n).quads
+    if math.isinf(p):
+        return (maximum_kernel(True, min(quads, DISTANCE_QUADS)),)
+    grad_w = backward_kernel(p, min(quads, GRAD_W_QUADS), "listed_grad_w")
+    grad_x = backward_kernel(p, min(quads, GRAD_X_QUADS), "listed_grad_x")
+    return (forward_kernel(p, min(quads, DISTANCE_QUADS)), grad_w, grad_x)
+
+
+def saved_size(n: int, out: int, p: float) -> int:
+    """How many numbers a layer keeps: the flag, then one or two for each pair."""
+    return 64 + out * rows_for(n).padded * (1 + is_general(p))
+
+
+def flag_of(saved: Tensor) -> Tensor:
+    """Where the device says that the dense kernels must serve."""
+    return saved[:1]
+
+
+def kept_of(saved: Tensor, size: int, place: int = 0) -> Tensor:
+    """The numbers kept for each pair."""
+    return saved[64 + place * size :][:size].view(torch.float32)
+
+
+def _blocks(rows: int, columns: int) -> tuple[int, int, int]:
+    return (-(-columns // 32), -(-rows // 32), 1)
+
+
+class _Lists:
+    """What forward and backward both make: x turned, the ranges of its features, the lists of the outputs."""
+
+    def __init__(self, launcher: Launcher, x: Tensor, w: Tensor, p: float, flag: Tensor, *, decide: bool) -> None:
+        """With `decide` the flag is set if there are too many entries; else nothing is made if it is set already."""
+        (n, features), out = x.shape, w.shape[0]
+        self.rows = rows_for(n)
+        padded = self.rows.padded
+        self.turned, self.range = x.new_empty(features, padded), x.new_empty(features, 2)
+        self.bars, self.scales = x.new_empty(2, out).unbind()
+        self.entries = x.new_empty(out * features * 2, dtype=torch.int32)
+        self.counts = x.new_empty(out, dtype=torch.int32)
+        total = torch.zeros(1, dtype=torch.int32, device=x.device)
+        known = None if decide else flag
+        launcher.launch(
+            list_kernel("turn"), x.device, _blocks(padded, features), 256, x, self.turned, n, features, padded, known
+        )
+        launcher.launch(
+            list_kernel("ranges"), x.device, (-(-features // 8), 1, 1), 256,
+            self.turned, self.range, features, padded, known,
+        )  # fmt: skip
+        # Powers of the largest reach stay below 2^100.
+        lift = min(30, math.floor(100 / p))
+        made = (self.bars, self.scales, self.entries, self.counts, total, features, cut(p), lift, known)
+        launcher.launch(list_kernel("output_lists"), x.device, (out, 1, 1), 256, w, self.range, *made)
+        if decide:
+            share = MOST_SHARE_INFINITE if math.isinf(p) else MOST_SHARE_GENERAL if is_general(p) else MOST_SHARE
+            most = int(out * features * share)
+            launcher.launch(list_kernel("decide"), x.device, (1, 1, 1), 32, total, most, flag)
+
+
+def forward(launcher: Launcher, x: Tensor, w: Tensor, p: float, saved: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(y, flag): distances, valid unless the flag is set; what the backward needs is kept in `saved`, if given."""
+    n, (out, features) = x.shape[0], w.shape
+    flag = torch.empty(1, dtype=torch.int32, device=x.device) if saved is None else flag_of(saved)
+    lists = _Lists(launcher, x, w, p, flag, decide=True)
+    padded, quads = lists.rows.padded, min(lists.rows.quads, DISTANCE_QUADS)
+    size = out * padded
+    first = None if saved is None else kept_of(saved, size)
+    second = kept_of(saved, size, 1) if saved is not None and is_general(p) else None
+    turned_y, y = x.new_empty(out, padded), x.new_empty(n, out)
+    launcher.launch(
+        forward_kernel(p, quads), x.device, (out, padded // (128 * quads), 1), 128,
+        lists.turned, lists.entries, lists.counts, lists.scales, turned_y, first, second, features, padded, p, flag,
+    )  # fmt: skip
+    launcher.launch(
+        list_kernel("turn_back"), x.device, _blocks(padded, out), 256, turned_y, y, None, n, out, padded, flag
+    )
+    return y, flag
+
+
+def maximum(launcher: Launcher, x: Tensor, w: Tensor, *, index: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+    """(y, which feature attains it, flag) at infinity; valid unless the flag is set."""
+    n, (out, features) = x.shape[0], w.shape
+    flag = torch.empty(1, dtype=torch.int32, device=x.device)
+    lists = _Lists(launcher, x, w, math.inf, flag, decide=True)
+    padded, quads = lists.rows.padded, min(lists.rows.quads, DISTANCE_QUADS)
+    turned = [x.new_empty(out, padded) for _ in range(1 + index)]
+    results = [x.new_empty(n, out) for _ in range(1 + index)]
+    where = turned[1].view(torch.int32) if index else None
+    launcher.launch(
+        maximum_kernel(index, quads), x.device, (out, padded // (128 * quads), 1), 128,
+        lists.turned, lists.entries, lists.counts, turned[0], where, features, padded, flag,
+    )  # fmt: skip
+    for source, result in zip(turned, results, strict=True):
+        launcher.launch(
+            list_kernel("turn_back"), x.device, _blocks(padded, out), 256, source, result, None, n, out, padded, flag
+        )
+    return results[0], results[1].view(torch.int32) if index else None, flag
+
+
+def backward(
+    launcher: Launcher, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, of: tuple[bool, bool]
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x and w (`of` says which), valid unless the flag is set."""
+    n, (out, features) = x.shape[0], w.shape
+    flag = flag_of(saved)
+    lists = _Lists(launcher, x, w, p, flag, decide=False)
+    padded, size = lists.rows.padded, out * lists.rows.padded
+    first = kept_of(saved, size)
+    second = kept_of(saved, size, 1) if is_general(p) else None
+    coefficients = x.new_empty(size)
+    spoiled = torch.zeros(n + out, dtype=torch.int32, device=x.device)
+    launcher.launch(
+        list_kernel("turned_coefficients"), x.device, _blocks(padded, out), 256,
+        grad, y, lists.scales, first, second, coefficients, spoiled, n, out, padded, p - 1, flag,
+    )  # fmt: skip
+    results = [x.new_empty(0), w.new_empty(0)]
+    if of[1]:
+        results[1] = torch.zeros_like(w)
+        launcher.launch(
+            backward_kernel(p, min(lists.rows.quads, GRAD_W_QUADS), "listed_grad_w"), x.device, (out, 1, 1), 128,
+            lists.turned, lists.entries, lists.counts, lists.scales, coefficients, first, spoiled[n:], results[1],
+            features, padded, p - 1, flag,
+        )  # fmt: skip
+    if of[0]:
+        results[0] = torch.empty_like(x)
+        bits = x.new_empty(-(-out // 32) * features, dtype=torch.int32)
+        entries = x.new_empty(out * features * 2, dtype=torch.int32)
+        counts = x.new_empty(features, dtype=torch.int32)
+        grid = (-(-features // 256), -(-out // 32), 1)
+        launcher.launch(list_kernel("mark"), x.device, grid, 256, w, lists.range, lists.bars, bits, out, features, flag)
+        launcher.launch(
+            list_kernel("feature_lists"), x.device, (-(-features // 8), 1, 1), 256,
+            w, bits, entries, counts, out, features, flag,
+        )  # fmt: skip
+        turned, quads = x.new_empty(features, padded), min(lists.rows.quads, GRAD_X_QUADS)
+        launcher.launch(
+            backward_kernel(p, quads, "listed_grad_x"), x.device, (features, padded // (128 * quads), 1), 128,
+            lists.turned, entries, counts, lists.scales, coefficients, first, turned, out, padded, p - 1, flag,
+        )  # fmt: skip
+        launcher.launch(
+            list_kernel("turn_back"), x.device, _blocks(padded, features), 256,
+            turned, results[0], spoiled, n, features, padded, flag,
+        )  # fmt: skip
+    return results[0], results[1]

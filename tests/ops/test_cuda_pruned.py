@@ -1,0 +1,191 @@
+"""Larger p on a GPU: the features that can count against the float64 reference; dense kernels where too many can."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from linfnet.ops import Reference
+from linfnet.ops.cuda import pruned
+from linfnet.ops.cuda.implementation import Cuda, decoded_index
+from linfnet.ops.cuda.loader import Launcher
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+REFERENCE, KERNELS = Reference(), Cuda()
+ROUNDING = 2.0**-23
+POWERS = [pruned.SMALLEST_P, 28.0, 30.5, 64.0, 112.5, 224.0, 1000.0]
+Draw = Callable[[tuple[int, int, int]], tuple[Tensor, Tensor, Tensor]]
+SHAPES = [(32, 32, 256), (64, 128, 320), (33, 70, 515), (130, 197, 1100), (520, 40, 300)]
+
+
+def spiked(shape: tuple[int, int, int], seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """As in a trained net: a few weights of each output lie far out, and decide."""
+    n, out, features = shape
+    torch.manual_seed(seed)
+    x, w, grad = torch.randn(n, features) / 2, torch.randn(out, features), torch.randn(n, out)
+    places = torch.rand(out, features).topk(6, 1).indices
+    w.scatter_(1, places, -9 + torch.randn(out, 6) / 2)
+    return x.cuda(), w.cuda(), grad.cuda()
+
+
+def crowded(shape: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Half of all differences attain the largest, or nearly."""
+    n, out, features = shape
+    torch.manual_seed(0)
+    x, w = (torch.randn(rows, features).sign() + 1e-3 * torch.randn(rows, features) for rows in (n, out))
+    return x.cuda(), w.cuda(), torch.randn(n, out).cuda()
+
+
+def error(value: Tensor, exact: Tensor) -> float:
+    """The largest deviation relative to the largest exact number."""
+    assert torch.isfinite(value).all()
+    return ((value.double() - exact).abs().max() / exact.abs().max()).item()
+
+
+def run(x: Tensor, w: Tensor, grad: Tensor, p: float) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
+    """(y, grad_x, grad_w) and the flag."""
+    y, saved = KERNELS.forward_saving(x, w, p)
+    assert torch.allclose(KERNELS.forward(x, w, p), y, rtol=8 * ROUNDING, atol=0, equal_nan=True)
+    return (y, *KERNELS.backward(grad, x, w, y, saved, p, True, True)), int(pruned.flag_of(saved).item())
+
+
+def check(x: Tensor, w: Tensor, grad: Tensor, p: float, flag: int) -> None:
+    """Twice the error of the float32 reference; gradients by chains add a rounding for each factor."""
+    doubles = x.double(), w.double()
+    exact_y = REFERENCE.forward(*doubles, p)
+    exact = (exact_y, *REFERENCE.backward(grad.double(), *doubles, exact_y, grad, p, True, True))
+    plain_y = REFERENCE.forward(x, w, p)
+    plain = (plain_y, *REFERENCE.backward(grad, x, w, plain_y, grad, p, True, True))
+    made, flagged = run(x, w, grad, p)
+    assert flagged == flag
+    for name, ours, theirs, truth in zip(("y", "grad_x", "grad_w"), made, plain, exact, strict=True):
+        slack = ROUNDING if name == "y" else (p + 4) * ROUNDING / 2 if p <= 64 else p * 2 * ROUNDING * flag + ROUNDING
+        bound = 2 * error(theirs, truth) + slack
+        assert error(ours, truth) <= bound, (name, error(ours, truth), bound)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("p", POWERS)
+def test_few_features(p: float, shape: tuple[int, int, int]) -> None:
+    check(*spiked(shape), p, flag=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
+@pytest.mark.parametrize("p", POWERS)
+def test_too_many_features_open_the_dense_kernels(p: float, shape: tuple[int, int, int]) -> None:
+    check(*crowded(shape), p, flag=1)
+
+
+def test_only_one_gradient() -> None:
+    x, w, grad = spiked((64, 64, 512))
+    for p in (28.0, 100.0):
+        y, saved = KERNELS.forward_saving(x, w, p)
+        both = KERNELS.backward(grad, x, w, y, saved, p, True, True)
+        assert torch.equal(KERNELS.backward(grad, x, w, y, saved, p, True, False)[0], both[0])
+        assert torch.equal(KERNELS.backward(grad, x, w, y, saved, p, False, True)[1], both[1])
+
+
+@pytest.mark.parametrize("p", [32.0, 100.0])
+def test_distances_relative_to_each_pair(p: float) -> None:
+    x, w, grad = spiked((96, 96, 600))
+    w[7] = x[3]
+    w[9] = x[4] + 1e-4 * x[5]
+    x[11] *= 1.5
+    w[20] *= 1e-3
+    x[20] *= 1e-3
+    for factor in (1.0, 1e-30, 1e30):
+        made, _ = run(x * factor, w * factor, grad, p)
+        exact = REFERENCE.forward((x * factor).double(), (w * factor).double(), p)
+        assert made[0][3, 7] == 0
+        assert ((made[0].double() - exact).abs() <= 4 * ROUNDING * exact).all()
+        assert all(torch.isfinite(part).all() for part in made), factor
+
+
+def test_a_pair_out_of_range_opens_the_dense_kernels() -> None:
+    x, w, grad = spiked((64, 64, 512))
+    w[5] = x[6] + 1e-6
+    check(x, w, grad, 32.0, flag=1)
+    w[5] = x[6]
+    check(x, w, grad, 32.0, flag=0)
+
+
+def test_nan_and_infinity_reach_the_output() -> None:
+    x, w, grad = spiked((70, 90, 400))
+    x[2, 3], x[5, 7] = math.nan, math.inf
+    (y, grad_x, grad_w), _ = run(x, w, grad, 128.0)
+    assert y[2].isnan().all()
+    assert y[5].isposinf().all()
+    assert torch.isfinite(y[6:]).all()
+    assert grad_x[2].isnan().all()
+    assert grad_x[5, 7].isnan()
+    assert torch.isfinite(grad_x[6:]).all()
+    assert grad_w.isnan().all()
+    grad[4, 8] = math.nan
+    (_, grad_x, grad_w), _ = run(*spiked((70, 90, 400))[:2], grad, 128.0)
+    assert grad_x[4].isnan().all()
+    assert grad_w[8].isnan().all()
+    assert torch.isfinite(grad_x[5:]).all()
+    assert torch.isfinite(grad_w[9:]).all()
+
+
+@pytest.mark.parametrize("p", [32.0, 64.0, 100.0])
+@pytest.mark.parametrize("draw", [spiked, crowded])
+def test_two_runs_give_the_same_bits(draw: Draw, p: float) -> None:
+    x, w, grad = draw((200, 300, 700))
+    first, second = (run(x, w, grad, p)[0] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("draw", [spiked, crowded])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_infinity_is_bit_identical(shape: tuple[int, int, int], draw: Draw) -> None:
+    x, w, _ = draw(shape)
+    x, w = (x * 4).round() / 4, (w * 4).round() / 4  # many ties: the first must win
+    w[3] = x[7]
+    y, saved = KERNELS.forward_saving(x, w, math.inf)
+    wanted_y, wanted_index = REFERENCE.forward_saving(x.cpu(), w.cpu(), math.inf)
+    assert torch.equal(y.cpu(), wanted_y)
+    assert torch.equal(KERNELS.forward(x, w, math.inf).cpu(), wanted_y)
+    assert torch.equal(decoded_index(saved).cpu(), wanted_index)
+    index = wanted_index.long().cuda()
+    negative = x.gather(1, index) < w.t().gather(0, index)
+    assert torch.equal(saved < 0, negative)
+    assert pruned.maximum(Launcher(), x, w, index=False)[2].item() == int(draw is crowded)
+
+
+def test_many_rows_go_in_parts() -> None:
+    x, w, _ = spiked((1500, 64, 320))
+    exact = REFERENCE.forward(x.double(), w.double(), 80.0)
+    assert ((KERNELS.forward(x, w, 80.0).double() - exact).abs() <= 4 * ROUNDING * exact).all()
+
+
+def test_unaligned_rows() -> None:
+    whole, w, _ = spiked((40, 40, 512))
+    shifted = torch.empty(whole.numel() + 1, device="cuda")[1:].view_as(whole).copy_(whole)
+    assert shifted.data_ptr() % 16
+    assert torch.equal(KERNELS.forward(shifted, w, 99.0), KERNELS.forward(whole, w, 99.0))
+
+
+@pytest.mark.parametrize("p", [32.0, 100.0])
+@pytest.mark.parametrize("draw", [spiked, crowded])
+def test_a_graph_replays_the_step(draw: Draw, p: float) -> None:
+    x, w, grad = draw((64, 80, 512))
+
+    def step() -> tuple[Tensor, ...]:
+        y, saved = KERNELS.forward_saving(x, w, p)
+        return (y, *KERNELS.backward(grad, x, w, y, saved, p, True, True))
+
+    wanted = step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(captured, wanted, strict=True))
