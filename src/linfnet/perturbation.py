@@ -10,7 +10,7 @@ from torch import Tensor
 from linfnet.errors import ArgumentError
 
 # Longer numbers are typing errors, and huge exponents would take for ever to write out as fractions.
-_RATIONAL = re.compile(r"[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})([eE][+-]?\d{1,2})?(/\d{1,40})?")
+_RATIONAL = re.compile(r"[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})([eE][+-]?\d{1,2})?(/\d{1,40})?", re.ASCII)
 
 
 def parse_rational(text: str | float | Fraction, name: str) -> Fraction:

@@ -1,6 +1,8 @@
 """Each mistake gives one clear line on standard error and exit code 2, and changes nothing on disk."""
 
 import json
+import os
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -109,6 +111,10 @@ def refused(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., st
         (["certify", "stopped"], "has not finished"),
         (["certify", "cache"], "has no recipe.toml: give --data"),
         (["certify", "run", "--eps", "x"], "--eps is 'x'"),
+        *(
+            (["certify", "run", f"--eps={e}"], "--eps is")
+            for e in ("-1", "nan", "inf", "1e400", "8/0", "８/255", "1/0.5")
+        ),
         (["certify", "run", "--data", "cache"], "folder cache holds no images"),
         (["certify", "run", "--data", "digitz"], "did you mean 'digits'?"),
         (["certify", "run", "--limit", "0"], "--limit is 0"),
@@ -177,6 +183,11 @@ def test_missing_and_foreign_weights(place: Path, refused: Callable[..., str]):
     ("array", "message"),
     [
         (np.full((8, 8), 1.5, np.float32), "wanted [0, 1]"),
+        (np.full((8, 8), 1 + 1e-12), "wanted [0, 1]"),
+        (np.full((8, 8), np.inf, np.float32), "wanted [0, 1]"),
+        (np.zeros((8, 8), bool), "holds bool"),
+        (np.zeros((8, 8), complex), "holds complex128"),
+        (np.float32(0.5), "has shape (1,)"),
         (np.full((8, 8), -0.1, np.float32), "wanted [0, 1]"),
         (np.full((8, 8), np.nan, np.float32), "wanted [0, 1]"),
         (np.zeros((9, 9), np.float32), "has shape (1, 9, 9); the net wants (1, 8, 8)"),
@@ -244,3 +255,78 @@ def test_a_picture_of_another_mode_or_size(place: Path, refused: Callable[..., s
     assert "the net wants images of shape (1, 8, 8)" in refused("certify", "run", "--data", "stack.npy")
     np.save(place / "none.npy", np.zeros((0, 8, 8), np.float32))
     assert "the net wants images of shape (1, 8, 8)" in refused("certify", "run", "--data", "none.npy")
+
+
+def test_pictures_are_never_converted_in_silence(place: Path, refused: Callable[..., str]):
+    grey = Image.new("L", (8, 8), 99)
+    for mode in ("RGBA", "LA", "P", "1", "I;16", "CMYK"):
+        name = "picture.jpg" if mode == "CMYK" else "picture.png"
+        (Image.new("I;16", (8, 8)) if mode == "I;16" else grey.convert(mode)).save(place / name)
+        assert f"{name} has mode {mode}; the net wants L" in refused("predict", "run", name)
+    for name in ("frames.png", "frames.tiff"):
+        grey.save(place / name, save_all=True, append_images=[Image.new("L", (8, 8), 7)])
+        assert "has 2 frames; wanted one" in refused("predict", "run", name)
+    Image.new("1", (14_000, 14_000)).save(place / "bomb.png")
+    assert "bomb.png cannot be read" in refused("predict", "run", "bomb.png")
+    whole = (place / "frames.png").read_bytes()
+    for cut in (0, 10, 40, len(whole) // 2):
+        (place / "cut.png").write_bytes(whole[:cut])
+        assert "cut.png" in refused("predict", "run", "cut.png")
+
+
+def test_odd_names_and_folders(place: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]):
+    Image.new("RGB", (8, 8)).save(place / "two\nlines.png")
+    assert "two lines.png has mode RGB" in refused("predict", "run", "two\nlines.png")
+    name = os.fsdecode(b"caf\xe9.png")  # not UTF-8
+    Image.new("L", (8, 8)).save(place / name)
+    assert main(["predict", "run", name]) == 0
+    (place / "folder.png").mkdir()
+    assert "folder.png does not exist" in refused("predict", "run", "folder.png")
+    (place / "loop.png").symlink_to("loop.png")
+    assert "loop.png does not exist" in refused("predict", "run", "loop.png")
+
+
+def test_a_folder_that_may_not_be_read(place: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch):
+    def forbidden(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", forbidden)
+    assert "cache: Permission denied" in refused("certify", "run", "--data", "cache")
+
+
+def test_weights_of_another_type_are_another_net(place: Path, refused: Callable[..., str]):
+    np.save(place / "image.npy", np.zeros((8, 8), np.float32))
+    weights = place / "run" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole.replace(b'"F32"', b'"I32"', 1))
+    assert "holds torch.int32, the net wants torch.float32" in refused("predict", "run", "image.npy")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_damaged_bytes_are_one_line_or_a_net(
+    name: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """60 damaged files of each kind; those in the weights' own bytes are skipped, any bits being some net."""
+    np.save(place / "image.npy", np.zeros((8, 8), np.float32))
+    path, draw = place / "run" / name, random.Random(0)
+    whole = path.read_bytes()
+    end = len(whole) if name == "config.json" else 8 + int.from_bytes(whole[:8], "little")
+    refusals = 0
+    for _ in range(60):
+        data, at = bytearray(whole), draw.randrange(end)
+        kind = draw.choice(("flip", "cut", "insert", "repeat"))
+        if kind == "flip":
+            data[at] ^= 1 << draw.randrange(8)
+        elif kind == "cut":
+            data = data[:at]
+        else:
+            data[at:at] = (
+                draw.choice((b"9", b"-", b'"', b"{", b"NaN", b"1e999")) if kind == "insert" else data[: at + 1]
+            )
+        path.write_bytes(data)
+        capsys.readouterr()
+        code = main(["predict", "run", "image.npy"])
+        lines = capsys.readouterr().err.splitlines()
+        assert (code, len(lines)) in ((0, 0), (2, 1)), (kind, at, lines)
+        refusals += code == 2
+    assert refusals > 40

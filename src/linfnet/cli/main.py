@@ -93,9 +93,17 @@ def _parse(arguments: list[str]) -> Runnable:
         raise ArgumentError("; ".join(words[1:]) or "the arguments are not understood; see linfnet --help") from None
 
 
+def _refuse(reason: str) -> int:
+    """One line, even where a file name breaks it."""
+    sys.stderr.write(f"error: {' '.join(reason.splitlines())}\n")
+    return 2
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is 0, 2 for a mistake, 130 for a run that was asked to stop."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be text
     if arguments == ["--version"]:
         sys.stdout.write(f"linfnet {__version__}\n")
         return 0
@@ -105,12 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         return 130
     except LinfnetError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
+        return _refuse(str(error))
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        sys.stderr.write(f"error: {where}{error.strerror or error}\n")
-        return 2
+        return _refuse(f"{where}{error.strerror or error}")
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130

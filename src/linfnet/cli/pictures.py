@@ -1,5 +1,6 @@
 """The user's own images: single files, folders of them, and NumPy arrays, as pixels in [0, 1]."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,6 @@ import torch
 from torch import Tensor
 
 from linfnet.errors import LinfnetError
-from linfnet.perturbation import check_images
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".npy")
 
@@ -22,7 +22,7 @@ def read_image(path: Path, shape: tuple[int, int, int]) -> Tensor:
         image = image.unsqueeze(0)
     if tuple(image.shape) != shape:
         raise LinfnetError(f"image {path} has shape {tuple(image.shape)}; the net wants {shape}")
-    return check_images(image, f"the pixels of {path}")
+    return image
 
 
 def read_images(path: Path, shape: tuple[int, int, int]) -> tuple[Tensor, list[str]]:
@@ -31,9 +31,9 @@ def read_images(path: Path, shape: tuple[int, int, int]) -> tuple[Tensor, list[s
         files = sorted(file for file in path.iterdir() if file.suffix.lower() in PICTURES)
         if not files:
             raise LinfnetError(f"folder {path} holds no images ({', '.join(PICTURES)})")
-        return torch.stack([read_image(file, shape) for file in files]), [file.name for file in files]
+        return torch.stack([read_image(file, shape) for file in files]), [_readable(file.name) for file in files]
     if path.suffix != ".npy" or not path.is_file():
-        return read_image(path, shape).unsqueeze(0), [path.name]
+        return read_image(path, shape).unsqueeze(0), [_readable(path.name)]
     images = _to_pixels(_read_array(path), f"array {path}")
     if tuple(images.shape) == shape or tuple(images.shape) == shape[1:]:
         images = images.unsqueeze(0)
@@ -41,7 +41,12 @@ def read_images(path: Path, shape: tuple[int, int, int]) -> tuple[Tensor, list[s
         images = images.unsqueeze(1)
     if images.dim() != 4 or tuple(images.shape[1:]) != shape or not len(images):
         raise LinfnetError(f"array {path} has shape {tuple(images.shape)}; the net wants images of shape {shape}")
-    return check_images(images, f"the pixels of {path}"), [f"{path.name}[{k}]" for k in range(len(images))]
+    return images, [f"{_readable(path.name)}[{k}]" for k in range(len(images))]
+
+
+def _readable(name: str) -> str:
+    """A file's name as text that any file can hold: bytes that are no text are written out."""
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def _to_pixels(array: np.ndarray, what: str) -> Tensor:
@@ -49,6 +54,11 @@ def _to_pixels(array: np.ndarray, what: str) -> Tensor:
         array = (array / np.float32(255)).astype(np.float32)
     if array.dtype.kind != "f":
         raise LinfnetError(f"{what} holds {array.dtype}; wanted floats in [0, 1] or bytes")
+    # Before rounding to float32: 1.0000000001 is no pixel, either.
+    if not ((array >= 0) & (array <= 1)).all():
+        raise LinfnetError(
+            f"{what} holds pixels from {array.min():.17g} to {array.max():.17g}; wanted [0, 1] and no NaN"
+        )
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
 
 
@@ -74,7 +84,9 @@ def _read_picture(path: Path, channels: int) -> np.ndarray:
             # A silent conversion would certify an image that is not the user's.
             if picture.mode != wanted:
                 raise LinfnetError(f"image {path} has mode {picture.mode}; the net wants {wanted}")
+            if (frames := getattr(picture, "n_frames", 1)) > 1:
+                raise LinfnetError(f"image {path} has {frames} frames; wanted one")
             array = np.asarray(picture)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise LinfnetError(f"image {path} cannot be read: {error}") from None
     return array if channels == 1 else array.transpose(2, 0, 1)
