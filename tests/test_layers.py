@@ -21,7 +21,7 @@ ORDER: list[set[str]] = [
     {"train"},
     {"certify", "attack", "theory"},
     {"evaluation"},
-    {"export", "reproduce", "serve"},
+    {"comparison", "export", "reproduce", "serve"},
     {"report"},
     {"cli"},
     {"__init__"},

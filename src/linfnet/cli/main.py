@@ -12,6 +12,7 @@ from tyro.conf import OmitSubcommandPrefixes, subcommand
 
 from linfnet.cli.attack import Attack
 from linfnet.cli.certify import Certify
+from linfnet.cli.compare import Compare
 from linfnet.cli.data import Fetch, List, Verify
 from linfnet.cli.demo import Demo
 from linfnet.cli.doctor import Doctor
@@ -51,6 +52,7 @@ Command = OmitSubcommandPrefixes[
     | Annotated[Evaluate, subcommand("evaluate")]
     | Annotated[Certify, subcommand("certify")]
     | Annotated[Attack, subcommand("attack")]
+    | Annotated[Compare, subcommand("compare")]
     | Annotated[Predict, subcommand("predict")]
     | Annotated[Export, subcommand("export")]
     | Annotated[Serve, subcommand("serve")]

@@ -1,0 +1,79 @@
+"""`linfnet compare` shows what the runs hold, and what a proof is worth."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from linfnet import LinfNet
+from linfnet.cli.main import main
+from linfnet.comparison import compare_runs
+from linfnet.files import write_json
+from linfnet.systems.hybrid import HybridNet
+
+TRAIN = {"clean": 0.9, "certified": {"0.1": 0.5, "0.3": 0.25}, "seconds": 12.3, "parameters": 1234}
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    LinfNet((1, 2, 2), 2).save(tmp_path / "ours")
+    ours: dict[str, Any] = {
+        "samples": 10,
+        "clean": 0.9,
+        "pgd": 0.8,
+        "certified_margin": 0.6,
+        "certified_interval": 0.7,
+        "certified_and_broken": 0,
+        "arithmetic": "float32",
+        "confidence": 1.0,
+        "certify_seconds_per_image": {"margin": 1e-4, "interval": 2e-4},
+    }
+    equal = {**ours, "certified_margin": 0.7}
+    results = {"train": TRAIN, "mnist-test eps=0.1": ours, "mnist-test-first-5 eps=1/3": equal}
+    write_json(tmp_path / "ours" / "results.json", results)
+    HybridNet((1, 2, 2), 2, (3,), 4).save(tmp_path / "theirs")
+    write_json(tmp_path / "theirs" / "results.json", {"train": TRAIN})
+    return [tmp_path / "ours", tmp_path / "theirs"]
+
+
+def test_the_best_certificate_is_shown_with_its_price(folders: list[Path]):
+    first, second, *rest = compare_runs(folders)
+    assert (first.system, first.images, first.eps) == ("linf", "mnist-test", "0.1")
+    assert (first.clean, first.attacked, first.certified) == (0.9, 0.8, 0.7)
+    assert (first.certificate, first.arithmetic, first.certify_seconds_per_image) == ("interval", "float32", 2e-4)
+    assert (first.train_seconds, first.parameters) == (12.3, 1234)
+    assert (second.eps, second.certificate, second.certify_seconds_per_image) == ("1/3", "margin", 1e-4)
+    assert [(row.system, row.eps, row.certified, row.attacked, row.arithmetic) for row in rest] == [
+        ("hybrid", "0.1", 0.5, None, "real"),
+        ("hybrid", "0.3", 0.25, None, "real"),
+    ]
+
+
+def test_the_table_json_and_csv_agree(folders: list[Path], capsys: pytest.CaptureFixture[str]):
+    names = list(map(str, folders))
+    assert main(["compare", *names]) == 0
+    shown = capsys.readouterr().out
+    for word in ("ours", "theirs", "hybrid", "80.00", "70.00", "interval float32", "0.0002", "1,234"):
+        assert word in shown
+    assert main(["compare", *names, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert main(["compare", *names, "--csv"]) == 0
+    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["certified"] for row in rows] == [0.7, 0.7, 0.5, 0.25]
+    assert [float(row["certified"]) for row in table] == [0.7, 0.7, 0.5, 0.25]
+    assert list(table[0]) == list(rows[0])
+
+
+def test_mistakes_are_one_line(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    LinfNet((1, 2, 2), 2).save(tmp_path / "bare")
+    for arguments, complaint in (
+        ([], "no run given"),
+        ([str(tmp_path / "nowhere")], "is not a folder"),
+        ([str(tmp_path / "bare")], "holds no results"),
+        ([str(folders[0]), "--json", "--csv"], "exclude each other"),
+    ):
+        assert main(["compare", *arguments]) == 2
+        assert complaint in capsys.readouterr().err
