@@ -1,6 +1,6 @@
-"""Weights of a real CIFAR-10 run (8/255) as its p rises, for `train_step.py --states`.
+"""Weights of a real CIFAR-10 run (8/255 unless told otherwise) as its p rises, for `train_step.py --states`.
 
-    python benchmarks/train_states.py STATES [--p 28 64 112 224 512] [--epochs 4 42 3]
+    python benchmarks/train_states.py STATES [--p 28 64 112 224 512] [--epochs 4 42 3] [--recipe cifar10-16] [--seed 1]
 
 STATES gets a run folder `run`, a net saved by `LinfNet.save` in `p64` and so on when p reaches each of the values, and
 `images.safetensors`, the batch of training images the steps are timed on. The p of the run are snapped.
@@ -45,10 +45,12 @@ def main() -> None:
     parser.add_argument("states", type=Path)
     parser.add_argument("--p", type=float, nargs="+", default=[28, 64, 112, 224, 512])
     parser.add_argument("--epochs", type=int, nargs=3, default=[4, 42, 3])
+    parser.add_argument("--recipe", default="cifar10-8")
+    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
-    changes = (f"schedule.epochs={options.epochs}", "schedule.snap_p=true", "run.test_every=0")
-    recipe = load_recipe("cifar10-8", (*changes, "run.checkpoint_minutes=1000"))
+    changes = (f"schedule.epochs={options.epochs}", "schedule.snap_p=true", f"run.seed={options.seed}")
+    recipe = load_recipe(options.recipe, (*changes, "run.checkpoint_minutes=1000"))
     images, test = load("cifar10", "train"), load("cifar10", "test")
     folder = RunFolder.new(options.states / "run", recipe)
     trainer = Trainer(folder, images, test, torch.device("cuda"))
