@@ -72,7 +72,9 @@ def render(runs: Sequence[RunRecord]) -> str:
 pixel units, where black is 0 and white 1. {_arithmetic(runs)}</p>
 </footer>
 <script type="application/json" id="figures">{data}</script>
-<script>{_read("page.js")}</script>
+<script>(() => {{ "use strict";
+{_read("plot.js")}
+{_read("charts.js")}}})();</script>
 </body>
 </html>
 """
@@ -84,7 +86,9 @@ def _arithmetic(runs: Sequence[RunRecord]) -> str:
     if not real:
         return "Certificates hold for the floating-point program, rounding included."
     whose = "" if len(runs) == 1 else f" of {escape(', '.join(real))}"
-    return f"Certificates{whose} hold in real arithmetic: the rounding of the program is not accounted for."
+    likely = any("smoothing" in m.certified for run in runs for m in run.main)
+    chance = " Those by smoothing hold with high probability, not for certain." if likely else ""
+    return f"Certificates{whose} hold in real arithmetic: the rounding of the program is not accounted for.{chance}"
 
 
 def _told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
