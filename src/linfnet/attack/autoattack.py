@@ -12,11 +12,21 @@ from linfnet.errors import LinfnetError
 from linfnet.nn import Classifier
 from linfnet.perturbation import inner_box
 
+BATCH = 256
+
 
 def auto_attack(
-    net: Classifier, images: Tensor, labels: Tensor, epsilon: Fraction, generator: torch.Generator
+    net: Classifier,
+    images: Tensor,
+    labels: Tensor,
+    epsilon: Fraction,
+    generator: torch.Generator,
+    *,
+    steps: int = 100,
+    restarts: int = 5,
+    queries: int = 5000,
 ) -> Tensor:
-    """APGD on cross-entropy and DLR, DeepFool and Square, as the toolbox runs them, put back into the exact ball.
+    """APGD on cross-entropy and DLR, DeepFool and Square, the toolbox's own four, put back into the exact ball.
 
     Args:
         net: attacked as it stands.
@@ -24,6 +34,9 @@ def auto_attack(
         labels: [N].
         epsilon: exact, in pixel units.
         generator: gives the seed of the toolbox, which draws from NumPy's global generator.
+        steps: steps of APGD and DeepFool.
+        restarts: starts of APGD and Square.
+        queries: forward passes of each start of Square.
     """
     try:
         evasion: Any = importlib.import_module("art.attacks.evasion")
@@ -35,7 +48,17 @@ def auto_attack(
     classifier = classification.PyTorchClassifier(
         net, torch.nn.CrossEntropyLoss(), net.image_shape, net.classes, clip_values=(0.0, 1.0), device_type=kind
     )
-    attack = evasion.AutoAttack(classifier, norm="inf", eps=float(epsilon), eps_step=float(epsilon) / 4, batch_size=256)
+    ball: dict[str, Any] = {"norm": "inf", "eps": float(epsilon)}
+    apgd = {"max_iter": steps, "nb_random_init": restarts, "eps_step": float(epsilon) / 4, "batch_size": BATCH}
+    four = [
+        *(
+            evasion.AutoProjectedGradientDescent(classifier, **ball, **apgd, loss_type=loss, verbose=False)
+            for loss in ("cross_entropy", "difference_logits_ratio")
+        ),
+        evasion.DeepFool(classifier, steps, epsilon=1e-3, nb_grads=net.classes, batch_size=BATCH, verbose=False),
+        evasion.SquareAttack(classifier, **ball, max_iter=queries, p_init=0.8, nb_restarts=restarts, verbose=False),
+    ]
+    attack = evasion.AutoAttack(classifier, **ball, eps_step=float(epsilon) / 4, attacks=four, batch_size=BATCH)
     found = attack.generate(images.cpu().numpy(), labels.cpu().numpy())
     lower, upper = inner_box(images, epsilon)
     return torch.clamp(torch.from_numpy(found).to(images), lower, upper)
