@@ -13,10 +13,10 @@ from linfnet.cli.evaluate import evaluate_with_progress, store_evaluation
 from linfnet.cli.train import pick_device, resume_run, start_run
 from linfnet.data import load
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.nn import LinfNet
 from linfnet.recipes import Recipe
 from linfnet.reproduce import SMALL, STUDIES, Figures, Options, Outcome, Spread, Study, run_study, spreads
 from linfnet.reproduce.drawing import draw_study
+from linfnet.systems import load_model
 from linfnet.train import RunFolder
 
 
@@ -38,7 +38,7 @@ class ShownWorkers:
         """Evaluate on the test set and store the result in the folder."""
         name = folder.recipe.data.name
         images = load(name, "test", device=self.device).first(limit)
-        net = LinfNet.load(folder.path, device=self.device)
+        net = load_model(folder.path, device=self.device)
         evaluation = evaluate_with_progress(net, images, folder.recipe.evaluation.eps, steps)
         store_evaluation(folder.path, evaluation, f"{name}-test", limit=limit)
 
