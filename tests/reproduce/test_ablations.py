@@ -1,6 +1,7 @@
 """The paper's ablation and sensitivity tables, as literals; small runs of them, labelled; their pictures."""
 
 import json
+import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from linfnet.cli.main import main
+from linfnet.cli.reproduce import training_table
 from linfnet.losses import CrossEntropy, Hinge, Mixture, ThresholdedCrossEntropy
 from linfnet.recipes import load_recipe
 from linfnet.reproduce import SMALL, STUDIES, Outcome, RunOutcome
@@ -129,6 +131,22 @@ def test_a_study_is_drawn_as_far_as_it_has_come(name: str, tmp_path: Path):
     with Image.open(tmp_path / "study.png") as picture:
         assert picture.size[0] > 500
         assert len(set(picture.convert("L").resize((60, 60)).tobytes())) > 20  # not an empty page
+
+
+def test_the_table_shows_ours_and_the_papers_in_eighty_columns(capsys: pytest.CaptureFixture[str]):
+    from rich.console import Console
+
+    study = STUDIES["lambda"]
+    runs = tuple(
+        RunOutcome("lambda-0.01", seed, clean, 0.3, 0.2, 0.2, 0.25, None, 1.0, 1, "", None, "")
+        for seed, clean in enumerate((0.41, 0.45, 0.42))
+    )
+    Console(width=80).print(training_table(study, Outcome(study.name, 1.0, (), None, 100, study.cells, runs)))
+    rows = [re.split(r"\s*[│┃]\s*", line)[1:-1] for line in capsys.readouterr().out.splitlines()]
+    assert ["lambda-0.01", "ours, 3", "42.00", "20.00", "25.00", ""] in rows
+    assert ["", "range", "41.0–45.0", "20.0–20.0", "25.0–25.0", ""] in rows
+    assert ["", "paper", "50.48±1.8", "38.05±1.3", "", ""] in rows
+    assert ["lambda-0", "paper", "10.00", "10.00", "", ""] in rows
 
 
 def test_a_small_study_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -45,19 +45,8 @@ class ShownWorkers:
 
 def outcome_table(study: Study, outcome: Outcome) -> Table:
     """Ours beside the paper's, in percent: the median over the seeds and, where there are several, the range."""
-    differs = outcome.label()
-    table = Table(title=study.title + (f"\n{differs}" if differs else ""), title_justify="left")
-    table.add_column("row", no_wrap=True)
-    table.add_column("whose")
-    columns = {
-        "clean": "clean",
-        "pgd": f"PGD-{outcome.pgd_steps}",
-        "certified_margin": "certified (margin)",
-        "certified_interval": "certified (interval)",
-    }
-    if study.on_train:
-        columns |= {"certified_train": "on train (margin)", "above_theta": "train margins > θ"}
-    for name in columns.values():
+    table = _titled(study, outcome)
+    for name in ("clean", f"PGD-{outcome.pgd_steps}", "certified (margin)", "certified (interval)"):
         table.add_column(name, justify="right")
     table.add_column("epochs, seconds of training, on")
     for cell in outcome.cells:
@@ -65,27 +54,53 @@ def outcome_table(study: Study, outcome: Outcome) -> Table:
         for run in runs[:1]:
             found = spreads(runs)
             whose = f"ours, {len(runs)} seeds" if len(runs) > 1 else f"ours, seed {run.seed}"
+            figures = (found[name] for name in ("clean", "pgd", "certified_margin", "certified_interval"))
             cost = f"{run.epochs}, {found['seconds'].median:.0f}, {run.hardware}"
-            table.add_row(cell.label, whose, *(_spread(found.get(name), len(runs)) for name in columns), cost)
+            table.add_row(cell.label, whose, *(_spread(figure, len(runs)) for figure in figures), cost)
         for whose, figures in (("paper", cell.paper), ("authors' log", cell.log)):
             if figures != Figures():
-                shown = _published(figures, on_train=study.on_train)
+                numbers = (figures.clean, figures.pgd, None, figures.certified)
+                shown = ["" if number is None else f"{number:.2f}" for number in numbers]
                 table.add_row("" if runs else cell.label, whose, *shown, "")
     return table
 
 
-def _published(figures: Figures, *, on_train: bool) -> list[str]:
-    """In the order of the columns; the published certificates are the interval's, or as strong."""
-    clean, certified = figures.deviation or (None, None)
-    pairs = [(figures.clean, clean), (figures.pgd, None), (None, None), (figures.certified, certified)]
-    if on_train:
-        pairs += [(figures.certified_train, None), (figures.above_theta, None)]
-    return ["" if n is None else f"{n:.2f}" if d is None else f"{n:.2f} ± {d:.2f}" for n, d in pairs]
+def training_table(study: Study, outcome: Outcome) -> Table:
+    """The same with what is certified of the training images and how many of their margins pass theta, 80 columns wide.
+
+    The attack and the interval certificates are in the outcome's files.
+    """
+    table = _titled(study, outcome)
+    for name in ("clean", "certified", "on train", "train > θ"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for cell in outcome.cells:
+        runs, found = outcome.of(cell), spreads(outcome.of(cell))
+        figures = [found.get(name) for name in ("clean", "certified_margin", "certified_train", "above_theta")]
+        for run in runs[:1]:
+            whose = f"ours, {len(runs)}" if len(runs) > 1 else f"seed {run.seed}"
+            table.add_row(cell.label, whose, *("" if f is None else percent(f.median) for f in figures))
+        if len(runs) > 1:
+            ranges = ["" if f is None else f"{100 * f.lowest:.1f}–{100 * f.highest:.1f}" for f in figures]
+            table.add_row("", "range", *ranges)
+        if cell.paper != Figures():
+            paper = cell.paper
+            clean, certified = paper.deviation or (None, None)
+            pairs = ((paper.clean, clean), (paper.certified, certified))
+            pairs += ((paper.certified_train, None), (paper.above_theta, None))
+            shown = ["" if n is None else f"{n:.2f}" if d is None else f"{n:.2f}±{d:.1f}" for n, d in pairs]
+            table.add_row("" if runs else cell.label, "paper", *shown)
+    return table
 
 
-def _spread(figure: Spread | None, runs: int) -> str:
-    if figure is None:
-        return ""
+def _titled(study: Study, outcome: Outcome) -> Table:
+    differs = outcome.label()
+    table = Table(title=study.title + (f"\n{differs}" if differs else ""), title_justify="left")
+    table.add_column("row", no_wrap=True)
+    table.add_column("whose")
+    return table
+
+
+def _spread(figure: Spread, runs: int) -> str:
     middle = percent(figure.median)
     return middle if runs == 1 else f"{middle} ({percent(figure.lowest)}–{percent(figure.highest)})"
 
@@ -127,7 +142,7 @@ class Reproduce:
         study = STUDIES[self.study]
         options = self._options(study)
         outcome = run_study(study, options, ShownWorkers(pick_device(self.device)), console.print)
-        console.print(outcome_table(study, outcome))
+        console.print((training_table if study.on_train else outcome_table)(study, outcome))
         console.print(f"outcome: {options.out / 'outcome.json'}, {options.out / 'outcome.csv'}")
         picture = options.out / f"{study.name}.png"
         try:
