@@ -16,6 +16,8 @@ from starlette.testclient import TestClient
 
 from linfnet import LinfNet, certified_by_interval, margin_radius
 from linfnet.serve import Service, create_app
+from linfnet.systems.ibp import IbpNet
+from linfnet.systems.smoothing import SmoothedNet
 
 BASE = "http://127.0.0.1:8000"
 
@@ -110,8 +112,26 @@ def test_an_attack_breaks_outside_the_radius(client: TestClient):
     logits = LinfNet.load("mnist-small")(broken[None])[0]
     assert logits[1] <= logits.max()
     assert int(logits.argmax()) == answer["broken"]["class"]["index"] != 1
-    assert all(trial["margin"] > 0 for trial in answer["trials"] if trial["eps"] < answer["radius"])
-    assert min(trial["eps"] for trial in answer["trials"] if trial["margin"] <= 0) >= moved
+    assert not any(trial["broken"] for trial in answer["trials"] if trial["eps"] < answer["radius"])
+    assert all(trial["broken"] == (trial["margin"] <= 0) for trial in answer["trials"])
+    assert min(trial["eps"] for trial in answer["trials"] if trial["broken"]) >= moved
+
+
+@pytest.mark.parametrize("system", ["ibp", "smoothing"])
+def test_nets_of_other_systems_are_served(system: str, tmp_path: Path):
+    torch.manual_seed(0)
+    if system == "ibp":
+        IbpNet((1, 8, 8), 3, "small", False).save(tmp_path)
+    else:
+        SmoothedNet((1, 8, 8), 3, "small", 0.25, 100, 0.01, 4).save(tmp_path)
+    client = TestClient(create_app(Service(tmp_path)), base_url=BASE)
+    model = client.get("/api/model").json()
+    assert (model["system"], model["lipschitz"], model["arithmetic"]) == (system, None, "real")
+    assert (model["confidence"] < 1) == (system == "smoothing")
+    pixels = torch.rand(8, 8).tolist()
+    schemas = client.get("/api/openapi.json").json()["components"]["schemas"]
+    fits(client.post("/api/predict", json={"pixels": pixels}).json(), schemas["Prediction"])
+    fits(client.post("/api/attack", json={"pixels": pixels, "steps": 2}).json(), schemas["Attack"])
 
 
 def test_proofs_and_attacks_share_weights_but_not_p(service: Service):

@@ -1,6 +1,7 @@
 """Attacks: searches for the perturbation that a certificate says does not exist."""
 
 from linfnet.attack.closest import Closest as Closest
+from linfnet.attack.closest import Trial as Trial
 from linfnet.attack.closest import closest_break as closest_break
 from linfnet.attack.objectives import OBJECTIVES as OBJECTIVES
 from linfnet.attack.objectives import still_right as still_right

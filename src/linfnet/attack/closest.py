@@ -18,11 +18,22 @@ BATCH = 8
 
 
 @dataclass(frozen=True)
+class Trial:
+    """What an attack reached within one epsilon."""
+
+    epsilon: float
+    margin: float
+    """The smallest margin that was met."""
+    broken: bool
+    """Whether the class was lost, as the net itself judges it (`keeps_class`)."""
+
+
+@dataclass(frozen=True)
 class Closest:
     """What a search around one image found."""
 
-    trials: tuple[tuple[float, float], ...]
-    """(eps, the smallest margin met within eps), by rising eps; a margin of 0 or less is a broken prediction."""
+    trials: tuple[Trial, ...]
+    """By rising epsilon."""
     image: Tensor | None
     """[C, H, W]: the closest misclassified image; None if nothing broke."""
     distance: float
@@ -65,41 +76,45 @@ def closest_break(
     """
     if points < 1 or rounds < 1:
         raise ArgumentError(f"{points=}, {rounds=}; wanted at least 1 of each")
-    margins: dict[float, float] = {}
+    trials: dict[float, Trial] = {}
     best, distance, complete = None, math.inf, True
-    for epsilons in _rounds(margins, max(0.0, radius), points, rounds):
+    for epsilons in _rounds(trials, max(0.0, radius), points, rounds):
         for part in torch.tensor(epsilons, dtype=torch.float64, device=image.device).split(BATCH):
             for p in exponents:
                 if stop():
                     complete = False
                     break
-                found, gaps = _attack(net, image, label, part, steps, p)
-                for epsilon, gap in zip(part.tolist(), gaps.tolist(), strict=True):
-                    margins[epsilon] = min(gap, margins.get(epsilon, math.inf))
-                moved = (found.double() - image.double()).abs().flatten(1).amax(1)
-                moved = moved.masked_fill(gaps > 0, math.inf)
-                if moved.min().item() < distance:
-                    best, distance = found[moved.argmin()], moved.min().item()
-        if not complete or math.isinf(distance):
+                found, reached = _attack(net, image, label, part, steps, p)
+                for trial in reached:
+                    known = trials.get(trial.epsilon, trial)
+                    worst = min(known.margin, trial.margin)
+                    trials[trial.epsilon] = Trial(trial.epsilon, worst, known.broken or trial.broken)
+                moved = (found.double() - image.double()).abs().flatten(1).amax(1).tolist()
+                for candidate, size, trial in zip(found, moved, reached, strict=True):
+                    if trial.broken and size < distance:
+                        best, distance = candidate, size
+        if not complete or best is None:
             break
-    return Closest(tuple(sorted(margins.items())), best, distance, complete)
+    return Closest(tuple(trials[epsilon] for epsilon in sorted(trials)), best, distance, complete)
 
 
-def _rounds(margins: dict[float, float], radius: float, points: int, rounds: int) -> Iterator[list[float]]:
-    """The epsilons of each round, chosen by what the rounds before it left in `margins`."""
+def _rounds(trials: dict[float, Trial], radius: float, points: int, rounds: int) -> Iterator[list[float]]:
+    """The epsilons of each round, chosen by what the rounds before it left in `trials`."""
     inside = [radius * k / 4 for k in (1, 2, 3, 4)] if radius else []
     yield inside + [radius + (1 - radius) * k / points for k in range(1, points + 1)]
     for _ in range(rounds - 1):
-        held, broke = next((a, b) for a, b in pairwise([0.0, *sorted(margins)]) if margins[b] <= 0)
+        held, broke = next((a, b) for a, b in pairwise([0.0, *sorted(trials)]) if trials[b].broken)
         yield [held + (broke - held) * k / points for k in range(1, points)]
 
 
 def _attack(
     net: Classifier, image: Tensor, label: int, epsilons: Tensor, steps: int, p: float
-) -> tuple[Tensor, Tensor]:
-    """The worst image found within each epsilon, and its margin."""
+) -> tuple[Tensor, list[Trial]]:
+    """The worst image found within each epsilon, and how bad it is."""
     images = image.unsqueeze(0).expand(len(epsilons), *image.shape).contiguous()
     labels = torch.full((len(epsilons),), label, device=image.device)
     found = best_pgd(net, images, labels, epsilons, steps=steps, p=p)
     with torch.no_grad(), net.at_infinity():
-        return found, margin(net(found), labels)
+        margins, kept = margin(net(found), labels), net.keeps_class(found, labels)
+    rows = zip(epsilons.tolist(), margins.tolist(), kept.tolist(), strict=True)
+    return found, [Trial(epsilon, gap, not held) for epsilon, gap, held in rows]

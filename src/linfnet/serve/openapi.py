@@ -37,6 +37,7 @@ def describe_api(shape: tuple[int, int, int], classes: int) -> dict[str, Any]:
                 "parameters": {"type": "integer"},
                 "lipschitz": nullable,
                 "arithmetic": {"enum": ["float32", "real"]},
+                "confidence": number,
                 "fit": {"enum": list(FITS)},
             }
         ),
@@ -56,7 +57,10 @@ def describe_api(shape: tuple[int, int, int], classes: int) -> dict[str, Any]:
                 "class": klass,
                 "radius": nullable,
                 "broken": {"anyOf": [broken, {"type": "null"}]},
-                "trials": {"type": "array", "items": _object({"eps": number, "margin": number})},
+                "trials": {
+                    "type": "array",
+                    "items": _object({"eps": number, "margin": number, "broken": {"type": "boolean"}}),
+                },
                 "complete": {"type": "boolean"},
                 "seconds": number,
             }

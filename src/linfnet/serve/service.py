@@ -50,6 +50,7 @@ class Service:
             "parameters": sum(parameter.numel() for parameter in self.net.parameters()),
             "lipschitz": self.net.lipschitz if isinstance(self.net, LinfNet) else None,
             "arithmetic": self.net.arithmetic,
+            "confidence": self.net.confidence,
             "fit": "digit" if digits and self.shape[0] == 1 else "whole",
         }
 
@@ -109,7 +110,7 @@ class Service:
             "class": self._class(label),
             "radius": radius,
             "broken": broken,
-            "trials": [{"eps": epsilon, "margin": gap} for epsilon, gap in found.trials],
+            "trials": [{"eps": t.epsilon, "margin": t.margin, "broken": t.broken} for t in found.trials],
             "complete": found.complete,
             "seconds": round(time.monotonic() - started, 3),
         }

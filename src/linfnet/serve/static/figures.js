@@ -68,9 +68,9 @@ export function drawRuler(svg, { radius, margin, lipschitz, attack }) {
   if (margin > 0 && attack) {
     let least = margin;
     const points = [[0, margin]];
-    for (const trial of attack.trials) if (trial.eps <= last) { least = Math.min(least, trial.margin); points.push([trial.eps, least]); }
+    for (const trial of attack.trials) if (trial.eps <= last) { least = Math.min(least, trial.margin); points.push([trial.eps, least, trial.broken]); }
     const shown = [];
-    for (const point of points) { shown.push(point); if (point[1] <= 0) break; }
+    for (const point of points) { shown.push(point); if (point[2]) break; }
     add(svg, "path", { d: `M${shown.map(([e, m]) => `${x(e).toFixed(1)},${y(m).toFixed(1)}`).join("L")}`, class: "broken-line" });
     for (const [e, m] of shown.slice(1)) add(svg, "circle", { cx: x(e), cy: y(m), r: 2.6, class: "dot" });
   }

@@ -4,7 +4,7 @@ import { drawBand, drawRuler, floor, showChange, showImage } from "/static/figur
 
 const $ = (id) => document.getElementById(id);
 const LARGEST = 1024; // pixels a side: larger pictures are made smaller before they are sent
-let model, prediction, attack, asking = null, again = null, attacking = null, timer = 0;
+let model, prediction, attack, asking = null, again = null, attacking = null, timer = 0, cleared = 0;
 
 async function ask(path, options) {
   const answer = await fetch(path, options);
@@ -42,9 +42,9 @@ function show() {
   const scores = [...prediction.scores].sort((a, b) => b.logit - a.logit);
   drawRuler($("ruler"), { radius, margin: scores[0].logit - scores[1].logit, lipschitz: model.lipschitz, attack });
   drawBand($("band"), prediction.pixels, radius);
-  const of = model.arithmetic === "float32" ? "the program itself, rounding included" : "the exact net, rounding aside";
-  $("band-text").innerHTML = "";
-  $("band-text").append(
+  const sure = model.confidence < 1 ? `, right with probability ${model.confidence}` : "";
+  const of = (model.arithmetic === "float32" ? "the program itself, rounding included" : "the exact net, rounding aside") + sure;
+  $("band-text").replaceChildren(
     `The line is one row of your image; the band is ±${floor(radius, 4)} around it. Every image inside the band, in all rows at once, `,
     `is a “${prediction.class.name}” to this net: a proof about ${of}.`);
   showScores(scores);
@@ -66,10 +66,9 @@ function showAttack(radius) {
   if (!broken) return;
   showImage($("moved"), broken.pixels);
   $("moved").setAttribute("aria-label", `The adversarial image, which the net takes for ${broken.class.name}`);
-  $("moved-text").innerHTML = "";
   const bold = document.createElement("b");
   bold.textContent = broken.class.name;
-  $("moved-text").append("The attack’s: “", bold, "” to the net");
+  $("moved-text").replaceChildren("The attack’s: “", bold, "” to the net");
   showChange($("change"), prediction.pixels, broken.pixels, broken.distance);
   $("change-text").textContent = `The change, × ${(0.5 / broken.distance).toFixed(1)}, grey is none`;
 }
@@ -100,17 +99,20 @@ async function predict(body, type, fit, finished) {
   asking = true;
   attacking?.abort();
   clearTimeout(timer);
+  const round = cleared;
   try {
-    prediction = await ask(`/api/predict?fit=${fit}`, { method: "POST", body, headers: { "Content-Type": type } });
-    attack = null;
-    tell(null);
-    show();
+    const answer = await ask(`/api/predict?fit=${fit}`, { method: "POST", body, headers: { "Content-Type": type } });
+    if (round === cleared) {
+      [prediction, attack] = [answer, null];
+      tell(null);
+      show();
+    }
   } catch (error) {
-    if (finished) tell(error.message);
+    if (finished && round === cleared) tell(error.message);
   }
   asking = null;
   if (again) { const next = again; again = null; predict(...next); }
-  else if (finished && prediction) timer = setTimeout(startAttack, 150);
+  else if (finished && prediction && round === cleared) timer = setTimeout(startAttack, 150);
 }
 
 async function startAttack() {
@@ -130,6 +132,7 @@ async function startAttack() {
 }
 
 function reset() {
+  cleared++; // answers to older questions come too late
   attacking?.abort();
   clearTimeout(timer);
   prediction = attack = again = null;
