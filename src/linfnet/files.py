@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import struct
 import tempfile
 from collections.abc import Generator
@@ -72,7 +73,13 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     """Write named tensors as safetensors in one step."""
     whole = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     with replacing(path) as temporary:
-        safetensors.torch.save_file(whole, temporary, metadata)
+        try:
+            safetensors.torch.save_file(whole, temporary, metadata)
+        except safetensors.SafetensorError as error:  # the system's own errors come wrapped: a full disk, a quota
+            number = re.search(r"os error (\d+)", str(error))
+            if number is None:
+                raise LinfnetError(f"{path} cannot be written: {str(error).splitlines()[0]}") from None
+            raise OSError(int(number[1]), os.strerror(int(number[1])), os.fspath(path)) from None
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

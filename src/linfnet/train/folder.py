@@ -5,6 +5,7 @@ env.json      versions, device, commit  checkpoints/   safetensors, the newest f
 model.safetensors, config.json, results.json           once the run has finished
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -12,6 +13,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Generator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
@@ -109,6 +111,20 @@ class RunFolder:
     def finished(self) -> bool:
         """Whether the trained model has been written."""
         return (self.path / "model.safetensors").is_file() and (self.path / "results.json").is_file()
+
+    @contextlib.contextmanager
+    def guarded(self) -> Generator[None]:
+        """Where files cannot be written any more (a full disk, a folder that went away), say what is kept."""
+        try:
+            yield
+        except OSError as error:
+            steps = sorted(path.stem for path in self.checkpoints.glob("step-*.safetensors"))
+            kept = f"its last checkpoint, {steps[-1]}, is kept" if steps else "it has no checkpoint yet"
+            where = f"{error.filename}: " if error.filename else ""
+            raise LinfnetError(
+                f"the run is stopped: {where}{error.strerror or error}; {kept}; "
+                f"when that is mended, go on with: linfnet train --resume {self.path}"
+            ) from None
 
     def log(self, event: str, **values: Any) -> None:
         """Append one event."""

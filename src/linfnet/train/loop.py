@@ -112,7 +112,7 @@ class Trainer:
         """Train to the end of the schedule and write the model."""
         housekeeping = self.recipe.run
         self.net.train()
-        with stop_on_signals() as stop:
+        with self.folder.guarded(), stop_on_signals() as stop:
             while self.progress.step < self.total_steps:
                 self._epoch(watcher, stop)
                 epoch = self.progress.step // self.steps_per_epoch
@@ -124,7 +124,7 @@ class Trainer:
                     self._save()
                 if not last and self.ranks.any(bool(stop)):
                     self._stop()
-        self._finish()
+            self._finish()
 
     def _epoch(self, watcher: Watcher, stop: StopRequest) -> None:
         """Train from the present step to the end of its epoch."""

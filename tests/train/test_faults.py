@@ -1,0 +1,197 @@
+"""Machines that go away, disks that fill up: nothing is lost but the steps since the last checkpoint."""
+
+import errno
+import random
+import resource
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import faults_worker
+import pytest
+import torch
+
+from linfnet.cli.main import main
+from linfnet.errors import LinfnetError
+from linfnet.files import read_tensors
+from linfnet.train import Trainer
+from linfnet.train.checkpoint import find_checkpoints
+
+SETTINGS = ["--set", "limit=200", "width=48", "depth=3", "epochs=[3, 12, 3]", "batch=32", "test_every=3"]
+
+
+def same_model(first: Path, second: Path) -> bool:
+    expected, got = (read_tensors(folder / "model.safetensors")[0] for folder in (first, second))
+    return expected.keys() == got.keys() and all(torch.equal(tensor, got[name]) for name, tensor in expected.items())
+
+
+def test_kills_at_random_moments_lose_only_steps(tmp_path: Path):
+    """Kills fall anywhere, from before the folder is made to the writing of the model; they need not hit a step."""
+    whole, killed, log = tmp_path / "whole", tmp_path / "killed", tmp_path / "log"
+    train = ["train", "digits", *SETTINGS, "checkpoint_every=1", "--out"]
+    faults_worker.start(["--version"], log).join()  # the server has torch loaded from here on
+    begin = time.monotonic()
+    process = faults_worker.start([*train, str(whole)], log)
+    process.join()
+    seconds = time.monotonic() - begin
+    assert process.exitcode == 0, log.read_text()
+
+    moments = random.Random(5)
+    kills, steps = 0, 0
+    while not (killed / "results.json").exists():
+        again = (killed / "recipe.toml").exists()
+        process = faults_worker.start(["train", "--resume", str(killed)] if again else [*train, str(killed)], log)
+        process.join(moments.uniform(0, 0.2) * seconds if kills < 6 else None)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            kills += 1
+        else:
+            assert process.exitcode == 0, log.read_text()
+        if "resuming at step" in log.read_text():
+            assert f"resuming at step {steps} of 126" in log.read_text()  # of the last whole checkpoint, no sooner
+        written = find_checkpoints(killed / "checkpoints") if killed.exists() else []
+        if written:
+            read_tensors(written[0])  # whole
+            assert int(written[0].stem.removeprefix("step-")) >= steps
+            steps = int(written[0].stem.removeprefix("step-"))
+    assert kills >= 3
+    assert same_model(whole, killed)
+    assert not list(killed.rglob("*.tmp"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 140 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=140k", "tmpfs", str(place)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this user may not mount a file system")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_stops_the_run_and_keeps_the_last_checkpoint(
+    small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    whole, run = tmp_path / "whole", small_disk / "run"
+    train = ["train", "digits", *SETTINGS, "checkpoint_every=1", "keep_checkpoints=99", "--out"]
+    assert main([*train, str(whole)]) == 0
+    assert main([*train, str(run)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    kept = find_checkpoints(run / "checkpoints")
+    assert 1 <= len(kept) < 18
+    assert "No space left on device" in line
+    assert f"its last checkpoint, {kept[0].stem}, is kept" in line
+    assert line.endswith(f"go on with: linfnet train --resume {run}")
+    assert not list(run.rglob("*.tmp"))
+    assert main(["train", "--resume", str(run)]) == 2  # still full
+    assert find_checkpoints(run / "checkpoints") == kept
+    subprocess.run(["mount", "-o", "remount,size=9m", str(small_disk)], check=True)
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run)]) == 0
+    assert f"resuming at step {int(kept[0].stem.removeprefix('step-'))} of" in capsys.readouterr().out
+    assert same_model(whole, run)
+    epochs = [line for line in (run / "events.jsonl").read_text().splitlines() if '"event": "epoch"' in line]
+    assert len(epochs) == 18
+
+
+def test_a_file_size_limit_is_told_like_a_full_disk(new_trainer: Callable[..., Trainer], watcher):
+    whole = new_trainer("whole")
+    whole.run(watcher)
+    trainer = new_trainer("limited")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    class Tightener(type(watcher)):
+        def step(self, step: int, values: object, so_far: dict[str, float]) -> None:
+            if step == 7:  # the checkpoints of steps 3 and 6 are written, that of step 9 will not fit
+                resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+
+    try:
+        with pytest.raises(LinfnetError, match="File too large; its last checkpoint, step-000000006, is kept"):
+            trainer.run(Tightener())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.stem for path in find_checkpoints(trainer.folder.checkpoints)] == ["step-000000006", "step-000000003"]
+    assert not list(trainer.folder.path.rglob("*.tmp"))
+    again = Trainer(trainer.folder, trainer.images, trainer.test, torch.device("cpu"))
+    assert again.resume() == []
+    assert again.progress.step == 6
+    again.run(watcher)
+    assert same_model(whole.folder.path, trainer.folder.path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS])
+@pytest.mark.parametrize("name", ["events.jsonl", "model.safetensors", "results.json"])
+def test_any_file_may_be_the_one_that_fails(
+    new_trainer: Callable[..., Trainer], watcher, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+):
+    trainer = new_trainer("run", "epochs=[1, 1, 1]")
+    whole, opened = Path.replace, Path.open
+
+    def replace(path: Path, target: Path) -> Path:
+        if target.name == name:
+            raise OSError(number, "no", str(target))
+        return whole(path, target)
+
+    def open_file(path: Path, *arguments, **options):
+        if path.name == name == "events.jsonl" and trainer.progress.step == 6:
+            raise OSError(number, "no", str(path))
+        return opened(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", replace)
+        patch.setattr(Path, "open", open_file)
+        with pytest.raises(LinfnetError, match=f"the run is stopped: .*{name}: no; its last checkpoint, step-"):
+            trainer.run(watcher)
+    assert not trainer.folder.finished
+    again = Trainer(trainer.folder, trainer.images, trainer.test, torch.device("cpu"))
+    again.resume()
+    again.run(watcher)
+    assert again.folder.finished
+
+
+def test_a_place_where_nothing_can_be_made_is_told_at_once(capsys: pytest.CaptureFixture[str]):
+    assert main(["train", "digits", "--out", "/proc/linfnet-run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: output folder /proc/linfnet-run cannot be written: ")
+
+
+def test_a_second_process_is_kept_out_and_the_first_goes_on(tmp_path: Path):
+    run, log = tmp_path / "run", tmp_path / "log"
+    long = ["--set", "limit=200", "width=48", "depth=3", "epochs=[200, 100, 6]", "batch=32", "checkpoint_every=1"]
+    first = faults_worker.start(["train", "digits", *long, "--out", str(run)], tmp_path / "first")
+    deadline = time.monotonic() + 60
+    while not list(run.glob("checkpoints/step-*.safetensors")):
+        assert time.monotonic() < deadline
+        assert first.is_alive(), (tmp_path / "first").read_text()
+        time.sleep(0.005)
+    for arguments, told in (
+        (["train", "--resume", str(run)], f"error: {run} is in use by another process"),
+        (["train", "digits", *long, "--out", str(run)], f"error: output folder {run} already holds a run"),
+    ):
+        second = faults_worker.start(arguments, log)
+        second.join()
+        assert second.exitcode == 2
+        assert log.read_text().startswith(told)
+    assert first.is_alive()
+    first.terminate()  # SIGTERM: a checkpoint is written
+    first.join()
+    assert first.exitcode == 130
+    assert "stopped at step" in (tmp_path / "first").read_text()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999])
+def test_a_cut_checkpoint_is_passed_over(new_trainer: Callable[..., Trainer], watcher, share: float):
+    trainer = new_trainer()
+    trainer.run(watcher)
+    newest = find_checkpoints(trainer.folder.checkpoints)[0]
+    newest.write_bytes(newest.read_bytes()[: int(share * newest.stat().st_size)])
+    again = Trainer(trainer.folder, trainer.images, trainer.test, torch.device("cpu"))
+    (complaint,) = again.resume()
+    assert f"{newest.name} is truncated" in complaint
+    assert again.progress.step == 12
