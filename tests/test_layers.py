@@ -21,6 +21,7 @@ ORDER: list[set[str]] = [
     {"train"},
     {"certify", "attack", "theory"},
     {"evaluation"},
+    {"shards"},
     {"comparison", "export", "reproduce", "serve"},
     {"report"},
     {"cli"},

@@ -111,6 +111,21 @@ def evaluate(
     Only samples that are classified rightly are attacked. `advance` is told how many samples are done.
     Raises an error that names the samples if a certified one is broken: that would be a bug in this library.
     """
+    evaluation = measure(net, images, epsilons, steps=steps, seed=seed, advance=advance)
+    check_sandwich(evaluation)
+    return evaluation
+
+
+def measure(
+    net: Classifier,
+    images: ImageSet,
+    epsilons: tuple[Fraction, ...],
+    *,
+    steps: int,
+    seed: int,
+    advance: Callable[[int], None],
+) -> Evaluation:
+    """What `evaluate` gives, before it is checked. Batch k of the images is attacked from noise of the seed + k."""
     with net.at_infinity():
         parts = [slice(start, start + BATCH) for start in range(0, len(images), BATCH)]
         labels = images.labels
@@ -125,13 +140,13 @@ def evaluate(
         results: list[AtEpsilon] = []
         for epsilon in epsilons:
             start, interval_seconds = time.perf_counter(), 0.0
-            generator = torch.Generator(labels.device).manual_seed(seed)
             survived, by_interval = (
                 torch.zeros_like(labels, dtype=torch.bool),
                 torch.zeros_like(labels, dtype=torch.bool),
             )
             broken = Broken(labels[:0], images.pixels(slice(0, 0)), labels[:0])
-            for part, radii in zip(parts, reach, strict=True):
+            for number, (part, radii) in enumerate(zip(parts, reach, strict=True)):
+                generator = torch.Generator(labels.device).manual_seed(seed + number)
                 pixels, truth = images.pixels(part), labels[part]
                 clock.lap()
                 if radii is None:
@@ -156,9 +171,7 @@ def evaluate(
             else:
                 results.append(AtEpsilon(*at, (net.certificate,), (radii_seconds + interval_seconds,)))
     radii = (proven.radii, proven.real_radii)
-    evaluation = Evaluation(logits, labels, margins, *radii, steps, tuple(results), net.arithmetic, net.confidence)
-    _check_sandwich(evaluation)
-    return evaluation
+    return Evaluation(logits, labels, margins, *radii, steps, tuple(results), net.arithmetic, net.confidence)
 
 
 class _Clock:
@@ -192,7 +205,7 @@ def _most_likely_other(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.scatter(1, labels.unsqueeze(1), -torch.inf).argmax(1)
 
 
-def _check_sandwich(evaluation: Evaluation) -> None:
+def check_sandwich(evaluation: Evaluation) -> None:
     """A sample that is certified and yet broken is a bug: name it, never average it away."""
     for at in evaluation.at:
         if broken := at.violations():

@@ -87,6 +87,13 @@ class Ranks:
             dist.broadcast_object_list(found, src=0, group=self._control)
         return found[0]
 
+    def all(self, mine: Any) -> list[Any]:
+        """What every process has, in order; tensors must lie on the CPU."""
+        found: list[Any] = [mine] * self.size
+        if self.size > 1:
+            dist.all_gather_object(found, mine, group=self._control)
+        return found
+
     def spread_(self, tensors: Iterable[Tensor]) -> None:
         """Give the first process's values to all."""
         if self.size > 1:

@@ -9,25 +9,29 @@ from typing import Literal
 import tyro
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from linfnet.cli.console import console, results_table
+from linfnet.cli.console import console, heard, results_table
 from linfnet.cli.train import pick_device
 from linfnet.data import ImageSet, load
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.evaluation import Evaluation, evaluate, result_key, write_broken, write_samples
+from linfnet.evaluation import Evaluation, result_key, write_broken, write_samples
 from linfnet.export import write_card
 from linfnet.nn import Classifier
 from linfnet.perturbation import format_epsilon, parse_epsilon
+from linfnet.ranks import ALONE, Ranks, joined, launched, own_device
 from linfnet.recipes import Recipe
+from linfnet.shards import evaluate_together, own_images
 from linfnet.systems import load_model
 from linfnet.train import RunFolder, add_result, read_results
 
 
-def evaluate_with_progress(net: Classifier, images: ImageSet, epsilons: tuple[Fraction, ...], steps: int) -> Evaluation:
-    """Evaluate, with a progress bar over the samples of all epsilons."""
+def evaluate_with_progress(
+    net: Classifier, images: ImageSet, epsilons: tuple[Fraction, ...], steps: int, ranks: Ranks = ALONE
+) -> Evaluation:
+    """Evaluate, with a progress bar over the samples of all epsilons (the first process's, where there are several)."""
     columns = (TextColumn("evaluating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=len(images) * len(epsilons))
-        return evaluate(net, images, epsilons, steps=steps, advance=lambda n: progress.advance(task, n))
+        task = progress.add_task("", total=len(own_images(images, ranks)) * len(epsilons))
+        return evaluate_together(net, images, epsilons, ranks, steps=steps, advance=lambda n: progress.advance(task, n))
 
 
 def load_for(net: Classifier, model: Path, name: str, split: str) -> ImageSet:
@@ -95,7 +99,7 @@ class Evaluate:
         for name, value in (("--limit", self.limit), ("--steps", self.steps)):
             if value is not None and value < 1:
                 raise ArgumentError(f"{name} is {value}; wanted a whole number of at least 1")
-        device = pick_device(self.device)
+        device = pick_device(own_device(self.device) if launched() else self.device)
         recipe = self._recipe()
         name = self.data or (recipe.data.name if recipe else None)
         epsilons = asked or (recipe.evaluation.eps if recipe else ())
@@ -107,10 +111,13 @@ class Evaluate:
         net = load_model(self.model, device=device)
         images = load_for(net, self.model, name, self.split).first(self.limit).to(device)
         steps = self.steps or (recipe.evaluation.pgd_steps if recipe else 100)
-        evaluation = evaluate_with_progress(net, images, epsilons, steps)
-        store_evaluation(self.model, evaluation, f"{name}-{self.split}", limit=self.limit)
-        console.print(results_table(f"{len(images)} {self.split} images of {name}", [(self.model.name, evaluation)]))
-        console.print(f"results: {self.model / 'results.json'}")
+        with joined(device) as ranks, heard(ranks):
+            evaluation = evaluate_with_progress(net, images, epsilons, steps, ranks)
+            if ranks.first:
+                store_evaluation(self.model, evaluation, f"{name}-{self.split}", limit=self.limit)
+            title = f"{len(images)} {self.split} images of {name}"
+            console.print(results_table(title, [(self.model.name, evaluation)]))
+            console.print(f"results: {self.model / 'results.json'}")
         return 0
 
     def _recipe(self) -> Recipe | None:
