@@ -52,8 +52,8 @@ def parse(words: list[str]) -> None:
     if words[0] == "make":
         targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert set(words[1:]) <= set(targets)
-    elif words[0] == "linfnet":
-        command = _parse(words[1:])
+    elif words[0] in ("linfnet", "torchrun"):
+        command = _parse(words[words.index("linfnet") + 1 :])
         if isinstance(command, Train) and command.resume is None:
             load_recipe(command.recipe, [change for part in command.set for change in part])
     else:

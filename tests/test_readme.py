@@ -1,13 +1,22 @@
-"""The README's Python runs, its commands exist."""
+"""The README's Python runs, its commands exist, its figures are those of the records."""
 
 import contextlib
 import io
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from linfnet.cli.main import main
+from linfnet.recipes import recipe_from_toml
+from linfnet.reproduce.record import readme_row
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RESULTS = re.findall(r"^\|.*\(records/\S+\.json\) \|$", README, re.MULTILINE)
 
 
 def test_the_python_example_runs():
@@ -26,3 +35,41 @@ def test_every_command_has_help(capsys):
         with contextlib.suppress(SystemExit):
             main([command, "--help"])
         assert f"usage: linfnet {command}" in capsys.readouterr().out
+
+
+def tables(record: Any) -> Iterator[dict[str, Any]]:
+    """All dictionaries of a record."""
+    if isinstance(record, dict):
+        yield record
+        for value in record.values():
+            yield from tables(value)
+
+
+def cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def test_there_are_results():
+    assert len(RESULTS) >= 3
+
+
+@pytest.mark.parametrize("row", RESULTS, ids=lambda row: re.findall(r"records/(\S+)\.json", row)[0])
+def test_results_are_those_of_the_record(row: str):
+    what, *figures, paper, link = cells(row)
+    record = json.loads((ROOT / re.findall(r"\((records/\S+)\)", link)[0]).read_text())
+    for table in tables(record):
+        certified = [table.get(f"certified_{name}") for name in ("margin", "interval")]
+        measured = [(table.get("clean"), table.get("pgd"), share) for share in certified]
+        shown = [[f"{100 * value:.2f}" for value in values] for values in measured if None not in values]
+        if figures in shown:
+            break
+    else:
+        pytest.fail(f"{link} has no evaluation with {figures}")
+    if "events" not in record:  # no record of a run
+        return
+    assert cells(readme_row(record, link.split("]")[0][1:]))[1:-1] == [*figures, paper]
+    recipe = recipe_from_toml(record["recipe"], link, link)
+    epochs = recipe.schedule.epochs
+    assert f"{sum(epochs)} epochs ({'/'.join(map(str, epochs))})" in what
+    assert f"seed {record['seed']}, {record['seconds']:.0f} s on {record['hardware']}" in what
+    assert ("p snapped" in what) == recipe.schedule.snap_p

@@ -10,8 +10,8 @@ from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_json
 from linfnet.recipes import Recipe, recipe_from_toml
 from linfnet.reproduce.figures import draw_run, read_events
-from linfnet.reproduce.record import write_record
-from linfnet.train import RunFolder, read_results
+from linfnet.reproduce.record import readme_row, write_record
+from linfnet.train import RunFolder
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,10 @@ class Record:
         """Write both files and say where they are."""
         log = write_record(self.run_folder, self.out, what=self.what, commit=self.commit, replace=self.replace)
         console.print(f"record: {self.out}, {log}")
-        if len(read_results(self.run_folder)) == 1:
-            console.print(f"it holds no attack and no interval bounds: linfnet evaluate {self.run_folder} first")
+        try:
+            console.print(readme_row(read_json(self.out), self.out.name))
+        except KeyError:
+            console.print(f"it lacks the attack on all test images: linfnet evaluate {self.run_folder} first")
         return 0
 
 

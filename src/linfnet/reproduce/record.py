@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.evaluation import result_key
 from linfnet.files import read_json, replacing, write_json
-from linfnet.recipes import Recipe, recipe_to_toml
+from linfnet.recipes import Recipe, recipe_from_toml, recipe_to_toml
 from linfnet.reproduce.curve import beside_authors
 from linfnet.train import RunFolder, read_results
 
@@ -65,6 +66,24 @@ def make_record(path: Path, what: str, events_file: str, commit: str | None = No
         **({"beside_the_authors_curve": beside} if beside else {}),
         "events": events_file,
     }
+
+
+def readme_row(record: dict[str, Any], name: str) -> str:
+    """The row of a results table for a record, its figures at the recipe's first epsilon on all test images."""
+    recipe = recipe_from_toml(record["recipe"], name, name)
+    entry = record["results"][result_key(f"{recipe.data.name}-test", recipe.evaluation.eps[0])]
+    reported = recipe.reported
+    names = [name for name in ("certified_margin", "certified_interval") if name in entry]
+    figures = [f"{100 * entry[name]:.2f}" for name in ("clean", "pgd", names[0])]
+    paper = "–"
+    if reported.source == "the paper":
+        paper = f"{reported.clean:.2f} / {reported.pgd:.2f} / {reported.certified:.2f}, {reported.cost}"
+    epochs = f"{sum(record['epochs'])} epochs ({'/'.join(map(str, record['epochs']))})"
+    cost = f"seed {record['seed']}, {record['seconds']:.0f} s on {record['hardware']}"
+    snapped = ", p snapped" if recipe.schedule.snap_p and "p snapped" not in record["what"] else ""
+    return (
+        f"| {record['what']}{snapped}, {epochs}, {cost} | {' | '.join(figures)} | {paper} | [{name}](records/{name}) |"
+    )
 
 
 def write_record(path: Path, out: Path, *, what: str = "", commit: str | None = None, replace: bool = False) -> Path:
