@@ -21,10 +21,11 @@ from linfnet.evaluation import AtEpsilon, Broken, Evaluation
 from linfnet.perturbation import parse_epsilon
 from linfnet.recipes import load_recipe, recipe_to_toml
 from linfnet.report import read_run, render
-from linfnet.report.figures import certified_curve, histogram, training_panels
+from linfnet.report.figures import certified_curve, histogram
 from linfnet.report.gallery import gallery
 from linfnet.report.png import encode_png
 from linfnet.report.repeat import commands
+from linfnet.report.training import training_panels
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7), (1, 1, 1)], ids=str)
@@ -249,3 +250,19 @@ def test_a_net_with_one_certificate_and_no_radii(tmp_path: Path):
     assert "certified, interval" in page
     assert "certified, margin" not in page
     assert {group.title for group in gallery(run, levels=False)} <= {"Broken at ε = 0.1"}
+
+
+def test_a_conventional_net_has_no_p(evaluated: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    shutil.copytree(evaluated, folder)
+    with (folder / "recipe.toml").open("a") as file:
+        file.write('[system]\nname = "smoothing"\n')
+    results = json.loads((folder / "results.json").read_text())
+    for entry in results.values():
+        entry["confidence"] = 0.999
+        entry["arithmetic"] = "real"
+    (folder / "results.json").write_text(json.dumps(results))
+    run = read_run(folder)
+    assert [panel["title"] for panel in training_panels([run])] == ["Accuracy", "Loss", "Training margins"]
+    assert training_panels([run])[0]["phases"] is None
+    assert "Some hold with probability 0.999 each" in render([run])

@@ -9,11 +9,12 @@ from typing import Any
 
 from linfnet.data import set_info
 from linfnet.perturbation import format_epsilon
-from linfnet.report.figures import certified_curve, histogram, in_255ths, training_panels
-from linfnet.report.gallery import Card, Group, gallery
+from linfnet.report.figures import certified_curve, histogram
 from linfnet.report.record import RunRecord
 from linfnet.report.repeat import repeat_section
+from linfnet.report.sections import curve_section, gallery_section, histogram_section, training_section
 from linfnet.report.table import headline, results_section
+from linfnet.report.training import training_panels
 from linfnet.version import __version__
 
 _FOLDER = resources.files("linfnet.report")
@@ -30,10 +31,10 @@ def render(runs: Sequence[RunRecord]) -> str:
     }
     sections = [
         ("results", "Results", results_section(runs)),
-        ("curve", "Certified accuracy", _curve_section(runs) if figures["curve"] else ""),
-        ("training", "Training", _training_section(figures["training"])),
-        ("margins", "Margins", _histogram_section(runs) if figures["histogram"] else ""),
-        ("gallery", "Gallery", _gallery_section(runs)),
+        ("curve", "Certified accuracy", curve_section(runs) if figures["curve"] else ""),
+        ("training", "Training", training_section(figures["training"])),
+        ("margins", "Margins", histogram_section(runs) if figures["histogram"] else ""),
+        ("gallery", "Gallery", gallery_section(runs)),
         ("repeat", "How to repeat it", repeat_section(runs)),
     ]
     present = [(name, title, text) for name, title, text in sections if text]
@@ -57,7 +58,7 @@ def render(runs: Sequence[RunRecord]) -> str:
 <body>
 <a class="skip" href="#main">Skip to the results</a>
 <header>
-<p class="kicker">ℓ∞-distance net</p>
+<p class="kicker">{escape(_kind(runs))}</p>
 <h1>{escape(_title(runs))}</h1>
 <p class="lead">{_lead(runs)}</p>
 {headline(runs[0]) if len(runs) == 1 else ""}
@@ -86,8 +87,8 @@ def _arithmetic(runs: Sequence[RunRecord]) -> str:
     if not real:
         return "Certificates hold for the floating-point program, rounding included."
     whose = "" if len(runs) == 1 else f" of {escape(', '.join(real))}"
-    likely = any("smoothing" in m.certified for run in runs for m in run.main)
-    chance = " Those by smoothing hold with high probability, not for certain." if likely else ""
+    sure = min((m.confidence for run in runs for m in run.main), default=1.0)
+    chance = f" Some hold with probability {sure:g} each." if sure < 1 else ""
     return f"Certificates{whose} hold in real arithmetic: the rounding of the program is not accounted for.{chance}"
 
 
@@ -99,6 +100,12 @@ def _told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 def _read(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+def _kind(runs: Sequence[RunRecord]) -> str:
+    """What kind of nets the runs trained."""
+    systems = sorted({str(run.config.get("system", "linf")) for run in runs})
+    return ", ".join("ℓ∞-distance net" if name == "linf" else f"system {name}" for name in systems)
 
 
 def _title(runs: Sequence[RunRecord]) -> str:
@@ -144,85 +151,3 @@ def _duration(seconds: float) -> str:
 def _notes(runs: Sequence[RunRecord]) -> str:
     named = [(f"{run.name}: " if len(runs) > 1 else "") + note for run in runs for note in run.notes]
     return "".join(f'<p class="note">{escape(note)}</p>' for note in named)
-
-
-def _plot(name: str, label: str) -> str:
-    """The place of a chart: a slider for the keyboard, a read-out, and the drawing between them."""
-    return (
-        f'<div class="readout" id="{name}-readout"></div>'
-        f'<div class="plot" id="{name}-plot" role="slider" tabindex="0" aria-label="{escape(label)}" '
-        'aria-valuenow="0" aria-valuetext=""></div>'
-    )
-
-
-def _curve_section(runs: Sequence[RunRecord]) -> str:
-    several = len(runs) > 1
-    steps = next((m.pgd_steps for run in runs for m in run.main), None)
-    attack = (
-        f"Dots are what PGD-{steps} left where it was run; the true robust accuracy lies between both. "
-        if steps
-        else "No attack has been run. "
-    )
-    interval = "" if several else "At measured ε the read-out tells of every certificate. "
-    hint = "Hover, drag, or use the arrow keys to read any ε; or type one, as in 8/255."
-    return f"""<figure>
-<form class="ask" id="ask"><label for="ask-eps">Read at ε =</label>
-<input id="ask-eps" size="8" autocomplete="off"></form>
-{_plot("curve", "Perturbation ε")}
-<figcaption>The share of test images that are right and proven to stay so for every change of up to ε per pixel.
-{attack}{interval}{hint}</figcaption>
-</figure>"""
-
-
-def _training_section(panels: Sequence[dict[str, Any]]) -> str:
-    if not panels:
-        return ""
-    plots = "".join(
-        f"<figure><h3>{escape(panel['title'])}</h3>{_plot(f'training-{k}', panel['title'] + ', epoch')}</figure>"
-        for k, panel in enumerate(panels)
-    )
-    caption = (
-        "Over epochs, with p on the upper edge: p stays at its start, rises to make the ℓp distance ever more like "
-        "ℓ∞, and is infinite at the end. Tests at p = ∞ use means estimated anew."
-    )
-    return f'<p class="about">{caption}</p><div class="panels">{plots}</div>'
-
-
-def _histogram_section(runs: Sequence[RunRecord]) -> str:
-    epsilon = next((format_epsilon(run.epsilon) for run in runs if run.epsilon), None)
-    beyond = f"Beyond ε = {epsilon} an image is proven, rounding apart" if epsilon else ""
-    return f"""<figure>{_plot("histogram", "Half margin")}
-<figcaption>Half of the margin of each test image, in pixel units: its radius, and below 0 by how much it is wrong.
-{beyond}. The outermost bars hold what lies beyond them.</figcaption></figure>"""
-
-
-def _gallery_section(runs: Sequence[RunRecord]) -> str:
-    parts: list[str] = []
-    for k, run in enumerate(runs):
-        groups = gallery(run, in_255ths([run]))
-        if not groups:
-            continue
-        inside = "".join(_group(group) for group in groups)
-        if len(runs) > 1:
-            shown = "" if parts else " open"
-            name = f'<span class="key c{k % 6}">{escape(run.name)}</span>'
-            inside = f"<details{shown}><summary>{name}</summary>{inside}</details>"
-        parts.append(inside)
-    return "".join(parts)
-
-
-def _group(group: Group) -> str:
-    cards = "".join(_card(card) for card in group.cards)
-    kind = "cards wide" if any(len(card.pictures) > 1 for card in group.cards) else "cards"
-    return f'<h3>{escape(group.title)}</h3><p class="about">{escape(group.about)}</p><ul class="{kind}">{cards}</ul>'
-
-
-def _card(card: Card) -> str:
-    images = "".join(
-        f'<span><img src="{picture.uri}" alt="{escape(picture.alt)}">'
-        + (f"<small>{escape(picture.label)}</small>" if picture.label else "")
-        + "</span>"
-        for picture in card.pictures
-    )
-    lines = "".join(f"<small>{escape(line)}</small>" for line in card.lines if line)
-    return f'<li><div class="pictures">{images}</div><b>{escape(card.title)}</b>{lines}</li>'

@@ -36,6 +36,8 @@ class Measured:
     """By the name of each certificate: margin and interval, or the one of another system."""
     arithmetic: str = "float32"
     """What the certificates speak of: the program, or real numbers."""
+    confidence: float = 1.0
+    """With which probability each certificate holds."""
 
     @property
     def best(self) -> float:
@@ -134,12 +136,20 @@ def _measured(key: str, entry: Any) -> Measured | None:
     certified = {name[10:]: share for name, share in entry.items() if _CERTIFIED.fullmatch(name)}
     try:
         figures = {name: entry[name] for name in ("samples", "clean", "pgd", "pgd_steps")}
-        epsilon, arithmetic = parse_epsilon(match["eps"]), str(entry.get("arithmetic", "float32"))
+        epsilon = parse_epsilon(match["eps"])
     except (KeyError, LinfnetError):
         return None
     if not certified or not all(isinstance(value, int | float) for value in (*figures.values(), *certified.values())):
         return None
-    return Measured(match["what"], match["eps"], epsilon, **figures, certified=certified, arithmetic=arithmetic)
+    return Measured(
+        match["what"],
+        match["eps"],
+        epsilon,
+        **figures,
+        certified=certified,
+        arithmetic=str(entry.get("arithmetic", "float32")),
+        confidence=float(entry.get("confidence", 1)),
+    )
 
 
 def _main_set(measured: tuple[Measured, ...], data: str | None) -> str | None:
