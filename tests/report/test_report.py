@@ -194,6 +194,16 @@ def test_spoiled_files_are_one_line(evaluated: Path, tmp_path: Path, spoil, word
     assert not (folder / "report.html").exists()
 
 
+def test_it_is_opened_on_demand(evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    asked: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: bool(asked.append(address)))
+    file = tmp_path / "new" / "page.html"
+    assert main(["report", str(evaluated), "--out", str(file), "--open"]) == 0
+    assert asked == [file.as_uri()]
+    assert file.is_file()
+    assert "open the file by hand" in capsys.readouterr().out
+
+
 def test_mistakes(tmp_path: Path, evaluated: Path, capsys: pytest.CaptureFixture[str]):
     for arguments, word in (
         ([], "run folder"),
