@@ -167,3 +167,24 @@ def test_a_small_study_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert long["certified_train"] == results["certified"]["8/255"]
     assert long["above_theta"] == results["above"]
     assert results["above"] + results["between"] + results["below"] == pytest.approx(1.0)
+
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_the_small_ablation_is_described_as_it_was_measured():
+    """Figures of the page are those of the record, and so is the order that the page claims."""
+    record = json.loads((ROOT / "records" / "ablation-small.json").read_text())
+    page = (ROOT / "docs" / "ablations.md").read_text(encoding="utf-8")
+    medians = {}
+    for cell in record["cells"]:
+        figures = [cell["spread"][name] for name in ("clean", "certified_margin", "certified_train")]
+        shown = [f"{100 * figure['median']:.2f}" for figure in figures]
+        if len(cell["runs"]) > 1:
+            ranges = (f" ({100 * figure['lowest']:.1f}–{100 * figure['highest']:.1f})" for figure in figures)
+            shown = [middle + both for middle, both in zip(shown, ranges, strict=True)]
+        assert f"| {cell['label']} | {len(cell['runs'])} | {' | '.join(shown)} |" in page
+        medians[cell["label"]] = figures[1]["median"]
+    assert record["small"] is True
+    assert max(medians, key=lambda label: medians[label]) == "5-mixture-decaying"
+    assert medians["clipped-hinge-alone"] == pytest.approx(0.1, abs=0.01)
