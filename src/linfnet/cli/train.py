@@ -162,6 +162,7 @@ class Recipes:
             recipe = load_recipe(name)
             reached = recipe.reported
             numbers = [f"{value:.2f}" if value else "" for value in (reached.clean, reached.pgd, reached.certified)]
-            table.add_row(name, recipe.title, *numbers, f"{reached.source}, {reached.cost}")
+            says = ", ".join(part for part in (reached.source, reached.cost) if part)
+            table.add_row(name, recipe.title, *numbers, says)
         console.print(table)
         return 0
