@@ -26,7 +26,7 @@ def same_model(first: Path, second: Path) -> bool:
     return expected.keys() == got.keys() and all(torch.equal(tensor, got[name]) for name, tensor in expected.items())
 
 
-def test_kills_at_random_moments_lose_only_steps(tmp_path: Path):
+def test_kills_at_random_moments_lose_only_steps(processes: None, tmp_path: Path):
     """Kills fall anywhere, from before the folder is made to the writing of the model; they need not hit a step."""
     whole, killed, log = tmp_path / "whole", tmp_path / "killed", tmp_path / "log"
     train = ["train", "digits", *SETTINGS, "checkpoint_every=1", "--out"]
@@ -161,7 +161,7 @@ def test_a_place_where_nothing_can_be_made_is_told_at_once(capsys: pytest.Captur
     assert line.startswith("error: output folder /proc/linfnet-run cannot be written: ")
 
 
-def test_a_second_process_is_kept_out_and_the_first_goes_on(tmp_path: Path):
+def test_a_second_process_is_kept_out_and_the_first_goes_on(processes: None, tmp_path: Path):
     run, log = tmp_path / "run", tmp_path / "log"
     long = ["--set", "limit=200", "width=48", "depth=3", "epochs=[200, 100, 6]", "batch=32", "checkpoint_every=1"]
     first = faults_worker.start(["train", "digits", *long, "--out", str(run)], tmp_path / "first")

@@ -20,7 +20,7 @@ WORKER = Path(__file__).with_name("ranks_worker.py")
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def together(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes leave after twenty steps."""
     out = tmp_path_factory.mktemp("together")
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
@@ -61,7 +61,7 @@ def started_by(launcher: int) -> dict[str, int]:
     return found
 
 
-def test_a_killed_process_is_replaced_and_the_run_finishes(tmp_path: Path):
+def test_a_killed_process_is_replaced_and_the_run_finishes(processes: None, tmp_path: Path):
     out = tmp_path / "run"
     settings = ["limit=149", "width=48", "depth=3", "epochs=[4, 16, 4]", "batch=32"]
     command = ["train", "digits", "--out", str(out), "--set", *settings, "checkpoint_every=1", "test_every=0"]
