@@ -1,6 +1,7 @@
 """A study keeps what is finished, goes on with what was interrupted, and says what it did."""
 
 import csv
+import errno
 import json
 import os
 import signal
@@ -109,6 +110,17 @@ def test_a_run_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch, cap
     printed = capsys.readouterr().out
     assert "1/2 narrow, seed 0: failed: the loss is nan" in printed
     assert "2/2 wide, seed 0: trained, evaluated" in printed
+
+
+def test_a_full_disk_ends_the_study(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
+
+    monkeypatch.setattr("linfnet.train.loop.save_checkpoint", full)
+    assert reproduce() == 2
+    told = capsys.readouterr()
+    assert "the run is stopped: somewhere: No space left on device" in told.err
+    assert "2/2" not in told.out
 
 
 def test_seeds_count_up_from_that_of_the_recipe(tmp_path: Path):

@@ -14,7 +14,7 @@ from linfnet.recipes import Recipe
 from linfnet.reproduce.outcome import Outcome, RunOutcome
 from linfnet.reproduce.record import hardware_of
 from linfnet.reproduce.study import Cell, Study
-from linfnet.train import RunFolder, StoppedError, read_results
+from linfnet.train import RunFolder, StoppedError, UnwritableError, read_results
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,8 @@ def run_study(study: Study, options: Options, workers: Workers, note: Callable[[
         except StoppedError as stopped:
             step = str(stopped).split(";")[0]
             raise StoppedError(f"{place}: {step}; the same command goes on from there") from None
+        except UnwritableError:
+            raise  # the next run would not fare better
         except LinfnetError as error:
             note(f"{place}: failed: {error}")
             failures.append(error)

@@ -1,6 +1,7 @@
 """Training: the loop, its run folder, its checkpoints."""
 
 from linfnet.train.folder import RunFolder as RunFolder
+from linfnet.train.folder import UnwritableError as UnwritableError
 from linfnet.train.folder import add_result as add_result
 from linfnet.train.folder import environment as environment
 from linfnet.train.folder import read_results as read_results

@@ -26,6 +26,10 @@ from linfnet.recipes import Recipe, recipe_from_toml, recipe_to_toml
 from linfnet.version import __version__
 
 
+class UnwritableError(LinfnetError):
+    """The run folder could not be written any more; the last checkpoint is kept."""
+
+
 class RunFolder:
     """One run on disk; `new` and `create` make it, `open` finds it, and only one process may hold it at a time."""
 
@@ -121,7 +125,7 @@ class RunFolder:
             steps = sorted(path.stem for path in self.checkpoints.glob("step-*.safetensors"))
             kept = f"its last checkpoint, {steps[-1]}, is kept" if steps else "it has no checkpoint yet"
             where = f"{error.filename}: " if error.filename else ""
-            raise LinfnetError(
+            raise UnwritableError(
                 f"the run is stopped: {where}{error.strerror or error}; {kept}; "
                 f"when that is mended, go on with: linfnet train --resume {self.path}"
             ) from None
