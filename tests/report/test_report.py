@@ -91,7 +91,7 @@ def test_the_gallery_is_sorted_and_true(evaluated: Path):
 
 def test_a_run_that_is_only_trained_says_so(trained: Path):
     page = render([read_run(trained)])
-    assert f"has not been evaluated: no attack was run on it. Do so with: linfnet evaluate {trained}" in page
+    assert f"has not been evaluated on its test images. Do so with: linfnet evaluate {trained}" in page
     assert "as training measured it" in page
     assert 'id="training"' in page
     assert not re.search('<section id="(curve|gallery|margins)"', page)

@@ -201,7 +201,7 @@ def _notes(record: RunRecord) -> list[str]:
     if record.recipe is not None and not record.finished:
         notes.append(f"The run has not finished. Go on with: linfnet train --resume {path}")
     elif record.what is None:
-        notes.append(f"The net has not been evaluated: no attack was run on it. Do so with: linfnet evaluate {path}")
+        notes.append(f"The net has not been evaluated on its test images. Do so with: linfnet evaluate {path}")
     if record.recipe is not None and not any(event["event"] == "epoch" for event in record.events):
         notes.append("No epoch of training has been logged: there are no training curves.")
     if record.what is not None and record.samples is None:
