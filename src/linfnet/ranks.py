@@ -110,7 +110,7 @@ class GradientSum:
     def __init__(self, ranks: Ranks, parameters: Iterable[nn.Parameter]) -> None:
         self._under_way: list[Any] = []
         if ranks.size > 1:
-            for parameter in parameters:
+            for parameter in (each for each in parameters if each.requires_grad):
                 parameter.register_post_accumulate_grad_hook(self._begin)
 
     def _begin(self, parameter: Tensor) -> None:

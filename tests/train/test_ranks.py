@@ -14,7 +14,7 @@ import torch
 from torch.distributed import TCPStore
 
 from linfnet.errors import ArgumentError
-from linfnet.ranks import ALONE, Ranks
+from linfnet.ranks import ALONE, GradientSum, Ranks
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
 
@@ -112,3 +112,11 @@ def test_alone_everything_stays_as_it_is():
 def test_too_many_processes_for_a_batch_are_refused(tmp_path: Path):
     with pytest.raises(ArgumentError, match=r"optimizer.batch is 64: it leaves a last batch of 21 images, too few"):
         ranks_worker.train(tmp_path, torch.float32, Ranks(0, 22))
+
+
+def test_a_temperature_that_does_not_learn_is_left_out_of_the_sums():
+    """The objectives without s fix it; torch refuses a hook on it."""
+    learned, fixed = torch.nn.Parameter(torch.ones(())), torch.nn.Parameter(torch.ones(()), requires_grad=False)
+    GradientSum(Ranks(0, 2), [learned, fixed])
+    assert learned._post_accumulate_grad_hooks
+    assert not fixed._post_accumulate_grad_hooks
