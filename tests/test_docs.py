@@ -1,6 +1,8 @@
 """Every code block of the documentation runs; only what needs other data, a GPU or hours is parsed and no more."""
 
+import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -171,6 +173,17 @@ def test_the_reference_names_all_that_the_package_gives():
     public = set(re.findall(r"import \w+ as ([A-Za-z]\w*)", source))
     documented = {name.rsplit(".", 1)[1] for name in re.findall(r"^::: (\S+)", page, re.MULTILINE)}
     assert public <= documented, public - documented
+
+
+def test_made_pages_say_what_their_sources_say():
+    pages = runpy.run_path(str(ROOT / "docs" / "_site" / "pages.py"))
+    results, demo = pages["results"](), json.loads((ROOT / "records" / "demo.json").read_text())
+    row = demo["results"]["digits-test eps=0.1"]
+    shares = (row["clean"], row["pgd"], max(row["certified_margin"], row["certified_interval"]))
+    assert f"| 0.1 | {' | '.join(f'{100 * share:.2f}' for share in shares)} |" in results.split("## demo\n")[1]
+    reference = pages["command_line"]()
+    assert "## linfnet train\n\n```text\nusage: linfnet train" in reference
+    assert {"serve", "report", "demo"} <= set(re.findall(r"^## linfnet (\w+)$", reference, re.MULTILINE))
 
 
 def test_the_built_site_stays_at_home(open_page: Open):

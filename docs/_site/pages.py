@@ -10,20 +10,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-
 ROOT = Path(__file__).parent.parent.parent
 RECORDS = ROOT / "records"
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
+def on_files(files: Any, config: Any) -> Any:
     """Called by MkDocs once it knows the written pages."""
+    from mkdocs.structure.files import File
+
     files.append(File.generated(config, "reference/cli.md", content=command_line()))
     files.append(File.generated(config, "results.md", content=results()))
-    for picture in sorted(RECORDS.glob("*.png")):
-        files.append(File.generated(config, f"records/{picture.name}", abs_src_path=str(picture)))
+    for record in sorted(RECORDS.iterdir()):
+        if record.suffix != ".md":
+            files.append(File.generated(config, f"records/{record.name}", abs_src_path=str(record)))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Called by MkDocs for each page: the repository has records/ beside docs/, the site has them inside."""
+    return re.sub(r"\]\(\.\./((?:\.\./)*records/)", r"](\1", markdown)
 
 
 def command_line() -> str:
@@ -62,14 +67,14 @@ def results() -> str:
     lines = [
         "# Results",
         "Made from the files in `records/` when this site was built. Accuracies are in %, ε in pixel units; certified "
-        "is the better of the margin and the interval certificate; *paper* is what the published row certifies.",
+        "is the better of both certificates where there are two; *paper* is what the published row certifies.",
     ]
     records = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDS.glob("*.json"))}
     for name, record in records.items():
         rows = list(accuracies(record))
         if not rows:
             continue
-        lines += ["", f"## {name.removesuffix('.json')}", "", plain(record["what"]), ""]
+        lines += ["", f"## {name.removesuffix('.json')}", "", f"[{name}](records/{name}): {plain(record['what'])}", ""]
         lines += ["| ε | clean | PGD | certified | paper |", "|---|---:|---:|---:|---:|"]
         for epsilon, row in rows:
             cells = [row.get(key) for key in ("clean", "pgd", "certified", "paper")]
@@ -78,7 +83,7 @@ def results() -> str:
     lines += ["", "## Figures"]
     for picture in sorted(RECORDS.glob("*.png")):
         what = records.get(f"{picture.stem}.json", {}).get("what") or picture.stem.replace("-", " ")
-        lines += ["", f"![{plain(what)}](records/{picture.name})", "", f"`{picture.name}`: {plain(what)}"]
+        lines += ["", f"![{plain(what)}](records/{picture.name})", "", f"{plain(what)}"]
     listed = (RECORDS / "README.md").read_text(encoding="utf-8").replace("# Records", "## All records", 1)
     return "\n".join([*lines, "", listed])
 
@@ -91,10 +96,12 @@ def accuracies(record: Any) -> Iterator[tuple[str, dict[str, float]]]:
     targets = published.get("evaluation", {}).get("eps", [])
     for key, row in (record.get("results") or {}).items():
         found = re.fullmatch(r"(\S+) eps=(\S+)", key)
-        if found and isinstance(row, dict) and "certified_interval" in row:
-            certified = max(row["certified_margin"], row["certified_interval"])
+        proven = (
+            [share for name, share in row.items() if name.startswith("certified_")] if isinstance(row, dict) else []
+        )
+        if found and proven:
             paper = published.get("reported", {}).get("certified") if found[2] in targets else None
-            shares = {"clean": row["clean"], "pgd": row.get("pgd"), "certified": certified}
+            shares = {"clean": row["clean"], "pgd": row.get("pgd"), "certified": max(proven)}
             yield found[2], {**shares, "paper": None if paper is None else paper / 100}
     for epsilon, row in (record.get("certified") or {}).items() if isinstance(record.get("certified"), dict) else ():
         if isinstance(row, dict) and {"margin", "interval"} <= row.keys():

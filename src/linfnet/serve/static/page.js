@@ -81,7 +81,7 @@ function showScores(scores) {
     head.textContent = score.name;
     meter.value = (score.logit - low) / span;
     meter.setAttribute("aria-label", `score of ${score.name}`);
-    const cells = [meter, score.logit.toFixed(3), k === 0 ? "it wins" : score.earliest_eps === null ? "–" : floor(score.earliest_eps, 4)];
+    const cells = [meter, score.logit.toFixed(3).replace("-", "−"), k === 0 ? "it wins" : score.earliest_eps === null ? "–" : floor(score.earliest_eps, 4)];
     row.append(head, ...cells.map((content, c) => {
       const cell = document.createElement("td");
       if (c) cell.className = "number";
