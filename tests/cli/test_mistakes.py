@@ -330,3 +330,10 @@ def test_damaged_bytes_are_one_line_or_a_net(
         assert (code, len(lines)) in ((0, 0), (2, 1)), (kind, at, lines)
         refusals += code == 2
     assert refusals > 40
+
+
+def test_what_torchrun_may_not_start(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "a study runs in one process" in refused("reproduce", "table1")
+    assert "under torchrun give --out" in refused("train", "digits")

@@ -13,6 +13,7 @@ from linfnet.cli.evaluate import evaluate_with_progress, store_evaluation
 from linfnet.cli.train import pick_device, resume_run, start_run
 from linfnet.data import load
 from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.ranks import launched
 from linfnet.recipes import Recipe
 from linfnet.reproduce import SMALL, STUDIES, Figures, Options, Outcome, Spread, Study, run_study, spreads
 from linfnet.reproduce.drawing import draw_study
@@ -136,6 +137,10 @@ class Reproduce:
             return self._list()
         if self.study not in STUDIES:
             raise ArgumentError(f"there is no study {self.study!r}; wanted one of {', '.join(STUDIES)}")
+        if launched():
+            raise ArgumentError(
+                "a study runs in one process; start it without torchrun, or its rows by `linfnet train`"
+            )
         for name, value in (("--limit", self.limit), ("--steps", self.steps)):
             if value is not None and value < 1:
                 raise ArgumentError(f"{name} is {value}; wanted a whole number of at least 1")
