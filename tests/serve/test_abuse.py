@@ -218,6 +218,15 @@ def test_a_taken_port_is_told(capsys: pytest.CaptureFixture[str]):
     )
 
 
+@pytest.mark.parametrize("missing", ["starlette.applications", "PIL"])
+def test_a_missing_extra_is_told(missing: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    for name in [name for name in sys.modules if name.startswith("linfnet.serve")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert main(["serve", "--port", "0"]) == 2
+    assert "pip install 'linfnet[serve]'" in capsys.readouterr().err
+
+
 def test_wrong_addresses_are_told(capsys: pytest.CaptureFixture[str]):
     for arguments, words in ((["--port", "70000"], "port is 70000"), (["--host", "no such host"], "no such address")):
         assert main(["serve", *arguments]) == 2

@@ -28,10 +28,12 @@ class Serve:
         """Serve until interrupted."""
         try:
             from linfnet.serve import Service, bind, run_server, url_of
+            from linfnet.serve.pictures import require_pillow
         except ImportError as error:
             if (error.name or "").split(".")[0] not in ("starlette", "uvicorn", "anyio"):
                 raise
             raise LinfnetError("serving needs starlette and uvicorn: pip install 'linfnet[serve]'") from None
+        require_pillow()
         bound = bind(self.host, self.port)
         with bound:
             service = Service(self.model)
