@@ -41,9 +41,11 @@ def make_record(path: Path, what: str, events_file: str, commit: str | None = No
         commit: of the source, for a run that was not started from a git checkout.
     """
     folder = RunFolder.open(path)
-    if not folder.finished:
+    events = folder.events()
+    # The log decides, not the weights: those of large nets may have stayed where they were trained.
+    if not any(event["event"] == "finish" for event in events):
         raise LinfnetError(f"{path} has not finished; go on with: linfnet train --resume {path}")
-    environment, results, events = read_json(path / "env.json"), read_results(path), folder.events()
+    environment, results = read_json(path / "env.json"), read_results(path)
     if commit is not None:
         if environment["commit"] not in (None, commit):
             raise ArgumentError(f"--commit is {commit!r}, but env.json of the run says {environment['commit']!r}")
