@@ -16,8 +16,8 @@ from linfnet.cli.console import console, percent
 from linfnet.comparison import Compared, compare_runs
 from linfnet.errors import ArgumentError
 
-# Columns that the table takes, whatever the terminal: cut numbers are worse than long lines.
-WIDTH = 150
+# Characters that the table may take, whatever the terminal: cut numbers are worse than long lines.
+WIDTH = 250
 
 
 @dataclass(frozen=True)
