@@ -180,6 +180,8 @@ MISTAKES: dict[str, tuple[bytes, dict[str, str], int, str]] = {
     "foreign host": (b"{}", {**JSON, "host": "evil.example:8000"}, 403, "is not this server"),
     "foreign page": (b"{}", {**JSON, "origin": "http://evil.example"}, 403, "may not ask"),
     "sandboxed page": (b"{}", {**JSON, "origin": "null"}, 403, "may not ask"),
+    "broken origin": (b"{}", {**JSON, "origin": "http://["}, 403, "may not ask"),
+    "packed": (b"{}", {**JSON, "content-encoding": "gzip"}, 415, "'gzip'; wanted it unpacked"),
 }  # fmt: skip
 
 
@@ -196,9 +198,10 @@ def test_mistakes_are_one_line(client: TestClient, case: str):
         assert "\n" not in answer.json()["error"]
 
 
-@pytest.mark.parametrize("steps", [0, 201, 1.5, True, "40", None])
+@pytest.mark.parametrize("steps", [0, 201, 1.5, True, "40", "\ud800", None], ids=ascii)
 def test_steps_are_checked(client: TestClient, steps: Any):
-    answer = client.post("/api/attack", json={"pixels": ZEROS, "steps": steps})
+    body = json.dumps({"pixels": ZEROS, "steps": steps})
+    answer = client.post("/api/attack", content=body, headers=JSON)
     assert answer.status_code == 400
     assert "wanted a whole number from 1 to 200" in answer.json()["error"]
 
@@ -216,7 +219,9 @@ def test_decompression_bombs_are_not_opened(client: TestClient, side: int):
 
 @pytest.mark.parametrize("body", [b"GIF89a" + bytes(20), b"%!PS-Adobe-3.0 EPSF-3.0\n", b"<svg/>"])
 def test_other_formats_are_not_tried(client: TestClient, body: bytes):
-    assert post_png(client, body).status_code == 400
+    answer = post_png(client, body)
+    assert answer.status_code == 400
+    assert answer.json() == {"error": "the picture cannot be read: it is no PNG or JPEG"}
 
 
 @pytest.mark.parametrize(
@@ -250,6 +255,11 @@ def test_numbers_and_localhost_are_ours(client: TestClient):
         assert client.get("/api/model", headers={"host": host}).status_code == 200, host
     for host in ("", "localhost.evil.example", "127.0.0.1.evil.example", "[", "user@evil"):
         assert client.get("/api/model", headers={"host": host}).status_code == 403, host
+
+
+def test_a_host_may_be_named_in_capitals(service: Service):
+    client = TestClient(create_app(service, frozenset({"MyMachine"})))
+    assert client.get("/api/model", headers={"host": "mymachine:8000"}).status_code == 200
 
 
 def test_the_tester_of_answers_can_fail():

@@ -87,6 +87,14 @@ def test_jpeg_is_read():
     ).mean() == pytest.approx(128 / 255, abs=0.01)
 
 
+def test_a_photograph_is_turned_upright():
+    ink = blob(100, 60, 50, 50)
+    turned, file = Image.Exif(), io.BytesIO()
+    turned[0x0112] = 6  # orientation: stored lying on its side
+    Image.fromarray(np.ascontiguousarray(np.rot90(ink))).save(file, "PNG", exif=turned)
+    assert read_picture(file.getvalue(), MNIST, "digit").equal(read_picture(encode(ink), MNIST, "digit"))
+
+
 def test_mistakes():
     with pytest.raises(RefusedError, match="fit is 'stretch'"):
         read_picture(encode(np.zeros((28, 28), np.uint8)), MNIST, "stretch")

@@ -15,6 +15,9 @@ SECONDS = 10.0
 
 async def read_body(request: Request, most: int) -> bytes:
     """The whole body; 413 before the first byte if the header says it is too long, and as soon as it gets too long."""
+    packed = request.headers.get("content-encoding", "identity")
+    if packed.lower() != "identity":
+        raise RefusedError(415, f"the content encoding is {packed[:60]!r}; wanted it unpacked")
     told = request.headers.get("content-length", "0")
     if told.isdigit() and int(told) > most:
         raise RefusedError(413, f"the body has {told[:20]} bytes; wanted at most {most:,}")

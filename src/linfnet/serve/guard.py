@@ -48,7 +48,7 @@ class Guard:
     """Refuses foreign Host and Origin headers; adds the security headers to every answer."""
 
     def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
-        self.app, self.names = app, names
+        self.app, self.names = app, frozenset(name.lower() for name in names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def guarded(message: Message) -> None:
@@ -66,6 +66,6 @@ class Guard:
         host, origin = headers.get("host", ""), headers.get("origin")
         if not is_ours(host_of(host), self.names):
             return f"the host {host[:60]!r} is not this server"
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and origin.partition("://")[2] != host:
             return f"pages of {origin[:60]!r} may not ask this server"
         return None

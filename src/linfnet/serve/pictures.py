@@ -41,7 +41,7 @@ def read_picture(body: bytes, shape: tuple[int, int, int], fit: str) -> Tensor:
     wanted = {1: "L", 3: "RGB"}.get(shape[0])
     if wanted is None:
         raise RefusedError(415, f"no picture has the net's {shape[0]} channels; post JSON")
-    picture = _decode(body)
+    picture = _decode(body, upright=fit != "none")
     if fit == "none":
         if picture.mode != wanted or picture.size != (shape[2], shape[1]):
             raise RefusedError(
@@ -58,8 +58,11 @@ def read_picture(body: bytes, shape: tuple[int, int, int], fit: str) -> Tensor:
     return pixels.unsqueeze(0) if shape[0] == 1 else pixels.permute(2, 0, 1).contiguous()
 
 
-def _decode(body: bytes) -> Any:
+def _decode(body: bytes, upright: bool) -> Any:
+    """The picture; `upright` turns a photograph the way its camera was held."""
     image = require_pillow()
+    from PIL import ImageOps, UnidentifiedImageError
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -68,10 +71,14 @@ def _decode(body: bytes) -> Any:
                 size = f"{picture.size[0]} x {picture.size[1]}"
                 raise RefusedError(413, f"the picture is {size}; wanted at most {MOST_PIXELS:,} pixels")
             picture.load()
+            if upright:
+                picture = ImageOps.exif_transpose(picture)
     except RefusedError:
         raise
     except image.DecompressionBombError:
         raise RefusedError(413, f"the picture is far too large; wanted at most {MOST_PIXELS:,} pixels") from None
+    except UnidentifiedImageError:
+        raise RefusedError(400, "the picture cannot be read: it is no PNG or JPEG") from None
     # Broken files make Pillow raise OSError, ValueError, struct.error, SyntaxError, MemoryError and more.
     except Exception as error:
         message = (str(error).splitlines() or [type(error).__name__])[0]

@@ -48,7 +48,7 @@ def parse_steps(request: dict[str, Any], default: int = 40, most: int = 200) -> 
             raise RefusedError(400, f"the body has {key[:40]!r}; known are 'pixels' and 'steps'")
     steps = request.get("steps", default)
     if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= most:
-        raise RefusedError(400, f"steps is {str(steps)[:40]}; wanted a whole number from 1 to {most}")
+        raise RefusedError(400, f"steps is {json.dumps(steps)[:40]}; wanted a whole number from 1 to {most}")
     return steps
 
 
