@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from certify.exact import awkward_net, rationals
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from linfnet.certify import certified_by_interval, certify_by_margin, certify_images
@@ -50,6 +50,7 @@ def test_the_program_is_the_one_of_the_proof_to_the_bit(seed: int, widest: int):
     assert np.array_equal(np.concatenate([net(x[None]).detach().numpy() for x in images]), expected)
 
 
+@example(0.75, Fraction(3, 4) - Fraction(7, 10 * 2**53))  # nothing but eps itself is rounded here, and downwards
 @given(FLOATS, st.fractions(0, 1, max_denominator=10**9) | st.sampled_from([Fraction(1, 10**30), Fraction(8, 255)]))
 def test_boxes_are_rounded_outwards_in_rational_arithmetic(pixel: float, epsilon: Fraction):
     low, high = (rationals(end)[0] for end in outer_box(torch.tensor([pixel]), epsilon))
@@ -58,6 +59,13 @@ def test_boxes_are_rounded_outwards_in_rational_arithmetic(pixel: float, epsilon
     assert min(x + epsilon, 1) <= high <= 1
     if epsilon == 0:
         assert low == high == x
+
+
+def test_grey_levels_can_lie_outside_their_fraction():
+    """As docs/certificates.md warns: bytes are rounded on their way to float32, each by itself."""
+    levels = rationals((torch.arange(256) / 255).float())
+    beyond = [abs(levels[k + 8] - levels[k]) - Fraction(8, 255) for k in range(248)]
+    assert 0 < max(beyond) < Fraction(1, 10**7)
 
 
 def test_a_box_takes_no_negative_epsilon():
@@ -109,6 +117,34 @@ def test_images_of_another_precision_are_refused(dtype: torch.dtype):
         certified_by_interval(net, images, torch.tensor([0, 0]), HUNDREDTH)
 
 
+@pytest.mark.parametrize("part", ["bias", "shift"])
+def test_a_part_of_another_precision_is_refused(part: str):
+    """With one float64 bias the logits are float64 and look as if they had hardly been rounded."""
+    net = awkward_net(4, 1)
+    if part == "shift":
+        net.layers[0].shift.double()
+    else:
+        net.layers[-1].bias = torch.nn.Parameter(net.layers[-1].bias.double())
+    images = torch.rand(2, 1, 1, 3)
+    for certify in (
+        lambda: certify_by_margin(net, images),
+        lambda: certified_by_interval(net, images, torch.tensor([0, 0]), HUNDREDTH),
+    ):
+        with pytest.raises(ArgumentError, match=r"the net computes in torch.float64 \(layers"):
+            certify()
+
+
+def test_a_std_that_was_turned_around_is_refused():
+    """Dividing by it would exchange the ends of the box, and an empty box proves everything."""
+    net, images = awkward_net(0, 1), torch.rand(2, 1, 1, 3)
+    for std in (-1.0, 0.0, math.nan):
+        net.normalize.std.fill_(std)
+        with pytest.raises(ArgumentError, match="wanted a std above 0"):
+            certified_by_interval(net, images, torch.tensor([0, 0]), HUNDREDTH)
+        with pytest.raises(ArgumentError, match="wanted a std above 0"):
+            certify_by_margin(net, images)
+
+
 def test_half_precision_nets_are_refused():
     net = awkward_net(0, 1).half()
     with pytest.raises(ArgumentError, match="wanted float32 or float64"):
@@ -137,7 +173,10 @@ def test_compiled_nets_are_refused():
     net, images, labels = awkward_net(0, 1), torch.rand(2, 1, 1, 3), torch.tensor([0, 1])
     in_place = awkward_net(0, 1)
     in_place.compile(backend="eager")
-    for compiled in (torch.compile(net, backend="eager"), in_place):
+    part_in_place, part = awkward_net(0, 1), awkward_net(0, 1)
+    part_in_place.normalize.compile(backend="eager")
+    part.layers[0] = torch.compile(part.layers[0], backend="eager")
+    for compiled in (torch.compile(net, backend="eager"), in_place, part_in_place, part):
         for certify in (
             lambda net: certify_by_margin(net, images),
             lambda net: certified_by_interval(net, images, labels, HUNDREDTH),
