@@ -98,6 +98,59 @@ def test_the_naive_certificate_is_wrong_where_ours_is_right():
     assert not certified_by_interval(net, image, label, epsilon).item()
 
 
+def one_coarse_step(step: str) -> LinfNet:
+    """x + 2^20, which rounds in steps of 1/8, taken by one step of the first layer; what follows is exact."""
+    coarse, shifted = 2.0**20, step in ("shift", "bias after shift")
+    net = LinfNet(
+        (1, 1, 1), 2, (1,), mean=-coarse if step == "mean" else 0.0, mean_shift=shifted, hidden_bias="bias" in step,
+        identity_init=False,
+    ).eval()  # fmt: skip
+    with torch.no_grad():
+        net.layers[0].weight.fill_({"mean": coarse, "weight": -coarse}.get(step, 0.0))
+        if step == "shift":
+            net.layers[0].shift.running_mean.fill_(-coarse)
+        if "bias" in step:
+            net.layers[0].bias.fill_(coarse)
+        start = 0.0 if step == "mean" else coarse  # after the mean, the weight takes the large number back
+        net.layers[1].weight.copy_(torch.tensor([[start], [start + 1 / 8]]))
+    return net
+
+
+@pytest.mark.parametrize("step", ["mean", "weight", "shift", "bias", "bias after shift"])
+def test_the_magnitude_of_every_step_counts(step: str):
+    net, image = one_coarse_step(step), torch.full((1, 1, 1, 1), 1 / 16)
+    beside = torch.nextafter(image, torch.tensor(1.0))
+    assert net(image).argmax().item() == 0
+    assert net(beside).argmax().item() == 1
+    certificate = certify_by_margin(net, image)
+    assert certificate.real_radii.item() == 1 / 16
+    assert certificate.radii.item() == 0
+    assert not certified_by_interval(net, image, torch.tensor([0]), Fraction(1, 2**20)).item()
+
+
+def test_both_logits_may_jump_by_a_whole_step():
+    """Distances above 2^20 come in steps of 1/8; at 1/16 one jumps up and the other down: an error at x and at x'."""
+    net = LinfNet((1, 1, 1), 2, (), identity_init=False).eval()
+    with torch.no_grad():
+        net.layers[0].weight.copy_(torch.tensor([[-(2.0**20)], [2.0**20 + 1]]))
+        net.layers[0].bias.copy_(torch.tensor([-(2.0**20), -(2.0**20) - 0.75]))
+    image = torch.full((1, 1, 1, 1), 1 / 16)
+    beside = torch.nextafter(image, torch.tensor(1.0))
+    assert margin(net(torch.nextafter(image, torch.tensor(0.0))), torch.tensor([0])).item() == 0.25
+    assert margin(net(beside), torch.tensor([0])).item() == 0
+    assert certify_by_margin(net, torch.nextafter(image, torch.tensor(0.0)), torch.tensor([0])).radii.item() == 0
+
+
+def test_an_epsilon_just_above_the_radius_is_not_certified():
+    """Between two float64 numbers: rounding it to the nearer one would certify it."""
+    certificate = certify_by_margin(awkward_net(1, 1), torch.rand(9, 1, 1, 3))
+    radius = certificate.radii.max().item()
+    assert radius > 0
+    for epsilon, held in ((Fraction(radius), 1 / 9), (Fraction(radius) + Fraction(1, 10**40), 0.0)):
+        assert certificate.at(epsilon).double().mean().item() == held
+        assert certificate.accuracy([epsilon]) == [held]
+
+
 def test_radii_of_an_ordinary_net_lose_almost_nothing():
     torch.manual_seed(0)
     net = LinfNet((1, 8, 8), 10, (64, 64), mean=0.3, std=0.4).eval()
