@@ -235,10 +235,15 @@ class TestFolder:
             ({"hidden": [11]}, "another net"),
             ({"format": "other"}, "format is 'other'"),
             ({"colour": 1}, "does not describe a net"),
+            ({"p": 8.0}, "it has 'p', which is not saved with a net"),
             ({"image_shape": [1, 3, 3], "mean": [0.5]}, "has shape"),
         ]:
             config.write_text(json.dumps({**settings, **change}))
             with pytest.raises(LinfnetError, match=message):
+                LinfNet.load(tmp_path)
+        for lost in ("mean", "std", "hidden", "mean_shift", "hidden_bias", "negate_logits"):
+            config.write_text(json.dumps({key: value for key, value in settings.items() if key != lost}))
+            with pytest.raises(LinfnetError, match=f"it lacks '{lost}'"):
                 LinfNet.load(tmp_path)
         for text in ("[]", "{", ""):
             config.write_text(text)

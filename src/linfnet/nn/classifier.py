@@ -171,9 +171,15 @@ class Classifier(nn.Module):
             raise LinfnetError(f"the config is of a net of system {config.get('system')!r}; wanted {cls.system!r}")
         arguments = {key: value for key, value in config.items() if key not in ("format", "system", "class_names")}
         try:
-            return cls(**arguments)
+            net = cls(**arguments)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise LinfnetError(f"the config does not describe a net: {str(error).splitlines()[0]}") from None
+        # A default in the place of a lost std would be another net; p or the like is no part of what is saved.
+        for name in sorted(net.config().keys() - {"system"} - config.keys()):
+            raise LinfnetError(f"the config does not describe a net: it lacks {name!r}")
+        for name in sorted(arguments.keys() - net.config().keys()):
+            raise LinfnetError(f"the config does not describe a net: it has {name!r}, which is not saved with a net")
+        return net
 
     def describe(self) -> str:
         """One or two sentences for the model card: what the net is and what its proofs are."""
