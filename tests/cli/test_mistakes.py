@@ -120,6 +120,7 @@ def refused(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., st
         (["certify", "run", "--limit", "0"], "--limit is 0"),
         (["certify", "run", "--data", "run/config.json"], "cannot be read"),
         (["attack", "run", "--attacks", "magic"], "--attacks has 'magic'; known are pgd"),
+        (["attack", "run", "--attacks"], "--attacks names none; known are pgd"),
         (["attack", "run", "--p", "0"], "--p is"),
         (["attack", "run", "--steps", "0"], "steps=0"),
         (["attack", "run", "--eps", "2"], "--eps is 2"),
@@ -199,6 +200,22 @@ def test_images_that_do_not_fit(place: Path, refused: Callable[..., str], array:
     np.save(place / "image.npy", array, allow_pickle=True)
     assert message in refused("predict", "run", "image.npy")
     assert message.split(" (")[0] in refused("certify", "run", "--data", "image.npy")
+
+
+@pytest.mark.parametrize("shape", ["(10**13, 8, 8)", "(10000000000000, 8, 8)", "(9" + "0" * 30 + ", 8)", "(3, (", "7"])
+def test_an_array_whose_header_lies(place: Path, refused: Callable[..., str], shape: str):
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    lie = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(64)
+    (place / "image.npy").write_bytes(lie)
+    assert "is not a NumPy array" in refused("predict", "run", "image.npy")
+    assert "is not a NumPy array" in refused("certify", "run", "--data", "image.npy")
+
+
+def test_the_ending_of_an_array_may_be_in_capitals(place: Path):
+    np.save(place / "image.npy", np.zeros((8, 8), np.float32))
+    (place / "image.npy").rename(place / "IMAGE.NPY")
+    assert main(["predict", "run", "IMAGE.NPY"]) == 0
+    assert main(["certify", "run", "--data", "IMAGE.NPY"]) == 0
 
 
 def test_an_archive_is_no_image(place: Path, refused: Callable[..., str]):

@@ -84,6 +84,8 @@ class Attack:
         exponents = parse_exponents(self.p)
         known = known_attacks(steps=self.steps, restarts=self.restarts, exponents=exponents, queries=self.queries)
         known["autoattack"] = auto_attack
+        if not self.attacks:
+            raise ArgumentError(f"--attacks names none; known are {', '.join(known)}")
         for name in self.attacks:
             if name not in known:
                 raise ArgumentError(f"--attacks has {name!r}; known are {', '.join(known)}")

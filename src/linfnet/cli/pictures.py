@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ def read_image(path: Path, shape: tuple[int, int, int]) -> Tensor:
     """An image file as pixels [C, H, W] in [0, 1]: .npy (floats in [0, 1] or bytes), or what Pillow reads."""
     if not path.is_file():
         raise LinfnetError(f"image {path} does not exist")
-    array = _read_array(path) if path.suffix == ".npy" else _read_picture(path, shape[0])
+    array = _read_array(path) if path.suffix.lower() == ".npy" else _read_picture(path, shape[0])
     image = _to_pixels(array, f"image {path}")
     if image.dim() == 2:
         image = image.unsqueeze(0)
@@ -32,7 +33,7 @@ def read_images(path: Path, shape: tuple[int, int, int]) -> tuple[Tensor, list[s
         if not files:
             raise LinfnetError(f"folder {path} holds no images ({', '.join(PICTURES)})")
         return torch.stack([read_image(file, shape) for file in files]), [_readable(file.name) for file in files]
-    if path.suffix != ".npy" or not path.is_file():
+    if path.suffix.lower() != ".npy" or not path.is_file():
         return read_image(path, shape).unsqueeze(0), [_readable(path.name)]
     images = _to_pixels(_read_array(path), f"array {path}")
     if tuple(images.shape) == shape or tuple(images.shape) == shape[1:]:
@@ -65,8 +66,10 @@ def _to_pixels(array: np.ndarray, what: str) -> Tensor:
 def _read_array(path: Path) -> np.ndarray:
     try:
         array = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise LinfnetError(f"image {path} is not a NumPy array: {str(error).splitlines()[0]}") from None
+    # A header that lies about the size is found out by the allocator, a broken one by Python's own tokenizer.
+    except (ValueError, OSError, EOFError, MemoryError, OverflowError, TypeError, SyntaxError, TokenError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise LinfnetError(f"image {path} is not a NumPy array: {reason}") from None
     if not isinstance(array, np.ndarray):
         array.close()
         raise LinfnetError(f"image {path} is not a NumPy array but an archive")

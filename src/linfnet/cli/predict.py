@@ -1,6 +1,8 @@
 """`linfnet predict`: class, certified radius and runner-up of single images."""
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import torch
@@ -18,10 +20,14 @@ from linfnet.systems import load_model
 def format_radius(radius: float) -> str:
     """A radius cut off, never rounded up, after five digits.
 
-    >>> format_radius(0.123459), format_radius(-float("inf"))
-    ('0.12345', 'none')
+    >>> format_radius(0.123459), format_radius(0.29), format_radius(-float("inf"))
+    ('0.12345', '0.28999', 'none')
     """
-    return f"{int(radius * 100_000) / 100_000:.5f}" if radius >= 0 else "none"
+    if radius < 0:
+        return "none"
+    # In whole numbers: the product with a float would round 0.29, which is a little less, up to 29,000.
+    whole, part = divmod(math.floor(Fraction(radius) * 100_000), 100_000)
+    return f"{whole}.{part:05d}"
 
 
 @dataclass(frozen=True)
