@@ -162,13 +162,48 @@ def test_the_commands_repeat_the_run(evaluated: Path, tmp_path: Path, capsys: py
         assert figures[0] == figures[1]
 
 
-def test_names_cannot_break_the_page(evaluated: Path, tmp_path: Path):
-    folder = tmp_path / "<script>alert(1)<"
+@pytest.mark.parametrize("name", ["<script>alert(1)<", "<!--<script>"])
+def test_names_cannot_break_the_page(evaluated: Path, tmp_path: Path, name: str):
+    folder = tmp_path / name
     shutil.copytree(evaluated, folder)
     page = render([read_run(folder), read_run(evaluated)])
-    assert "<script>alert" not in page.replace("<\\/", "</").split('id="figures">')[0]
-    data = page.split('id="figures">')[1].split("</script>")[0]
+    before, after = page.split('id="figures">')
+    data = after.split("</script>")[0]
+    assert name not in before
+    assert "<" not in data  # "<!--<script" would swallow the end of the element, "</script" is one
     assert json.loads(data)["curve"]["runs"][0]["name"] == folder.name
+
+
+def test_a_run_given_twice_is_shown_once(evaluated: Path, trained: Path, tmp_path: Path):
+    file = tmp_path / "page.html"
+    runs = [str(evaluated), str(trained), str(evaluated), str(trained / ".." / evaluated.name)]
+    assert main(["report", *runs, "--out", str(file)]) == 0
+    page = file.read_text(encoding="utf-8")
+    assert "<h1>2 runs compared</h1>" in page
+    assert re.findall(r'<span class="key c\d">(\w+)</span>', page)[:2] == [evaluated.name, trained.name]
+    assert render([read_run(evaluated), read_run(evaluated)])
+
+
+def test_attacks_of_different_lengths_are_told_so(evaluated: Path, tmp_path: Path):
+    folder = tmp_path / "other"
+    shutil.copytree(evaluated, folder)
+    results = (folder / "results.json").read_text()
+    (folder / "results.json").write_text(results.replace('"pgd_steps": 10', '"pgd_steps": 20'))
+    assert "Dots are what PGD-10 left" in render([read_run(evaluated)])
+    assert "Dots are what PGD left" in render([read_run(evaluated), read_run(folder)])
+
+
+def test_lines_that_are_no_event_are_left_out(evaluated: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    shutil.copytree(evaluated, folder)
+    with (folder / "events.jsonl").open("a") as log:
+        log.write('{"step": 1}\n{"event": 7}\n')
+    assert training_panels([read_run(folder)]) == training_panels([read_run(evaluated)])
+
+
+def _cut(table: Path) -> None:
+    """Leave the header and 99 samples."""
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:100]))
 
 
 @pytest.mark.parametrize(
@@ -176,11 +211,12 @@ def test_names_cannot_break_the_page(evaluated: Path, tmp_path: Path):
     [
         (lambda run: next(run.glob("samples-*.csv")).write_text("index,label\n0,1\n"), "is not a table of samples"),
         (lambda run: next(run.glob("samples-*.csv")).write_bytes(b"\xff\x00"), "is not a table of samples"),
+        (lambda run: _cut(next(run.glob("samples-*.csv"))), "99 samples, but results.json tells of 360"),
         (lambda run: next(run.glob("*.broken.safetensors")).write_text("x"), "truncated"),
         (lambda run: (run / "results.json").write_text("["), "not readable JSON"),
         (lambda run: (run / "env.json").write_text("[]"), "holds no table"),
     ],
-    ids=["columns", "bytes", "broken", "results", "environment"],
+    ids=["columns", "bytes", "cut", "broken", "results", "environment"],
 )
 def test_spoiled_files_are_one_line(evaluated: Path, tmp_path: Path, spoil, word: str, capsys):
     folder = tmp_path / "run"

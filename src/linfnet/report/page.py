@@ -43,8 +43,8 @@ def render(runs: Sequence[RunRecord]) -> str:
         f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{text}</section>'
         for name, title, text in present
     )
-    # "</" inside a script element would end it; "<\/" is the same JSON.
-    data = json.dumps(figures, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
+    # "</script" inside a script element would end it, "<!--<script" would hide its end; \u003c is the same JSON.
+    data = json.dumps(figures, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     return f"""<!doctype html>
 <html lang="en">
 <head>

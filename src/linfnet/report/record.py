@@ -45,7 +45,7 @@ class Measured:
         return max(self.certified.values())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunRecord:
     """What the folder of a run holds."""
 
@@ -115,6 +115,12 @@ def read_run(path: Path) -> RunRecord:
     data = record.recipe.data.name if record.recipe else None
     what = _main_set(measured, data)
     samples, broken = _read_samples(path, what)
+    counted = next((m.samples for m in measured if m.what == what), None)
+    if samples is not None and counted not in (None, len(samples)):
+        raise LinfnetError(
+            f"the table of samples in {path} has {len(samples):,} samples, but results.json tells of {counted:,}: "
+            "evaluate again"
+        )
     images, missing = _read_images(what or (f"{data}-test" if data else None), samples)
     ordered = tuple(sorted(measured, key=lambda m: m.what != what))
     record = replace(record, measured=ordered, what=what, samples=samples, broken=broken, images=images)

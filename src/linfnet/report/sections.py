@@ -21,10 +21,11 @@ def _plot(name: str, label: str) -> str:
 def curve_section(runs: Sequence[RunRecord]) -> str:
     """The certified curve, with the field that reads it at a typed epsilon."""
     several = len(runs) > 1
-    steps = next((m.pgd_steps for run in runs for m in run.main), None)
+    steps = {m.pgd_steps for run in runs for m in run.main}
     attack = (
-        f"Dots are what PGD-{steps} left where it was run; the true robust accuracy lies between both. "
-        if steps
+        f"Dots are what PGD{f'-{min(steps)}' if len(steps) == 1 else ''} left where it was run; "
+        "the true robust accuracy lies between both. "
+        if any(steps)
         else "No attack has been run. "
     )
     interval = "" if several else "At measured ε the read-out tells of every certificate. "

@@ -144,8 +144,9 @@ class RunFolder:
                 event = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            if isinstance(event, dict) and isinstance(cast(dict[str, Any], event).get("step", 0), int):
-                events.append(cast(dict[str, Any], event))
+            table = cast(dict[str, Any], event) if isinstance(event, dict) else {}
+            if isinstance(table.get("event"), str) and isinstance(table.get("step", 0), int):
+                events.append(table)
         return events
 
     def rewind(self, step: int) -> None:
