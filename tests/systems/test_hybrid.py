@@ -94,7 +94,7 @@ def test_without_a_perturbation_the_worst_case_is_the_cross_entropy():
 
 def test_recipes_are_the_published_ones():
     cifar, mnist = load_recipe("cifar10-8-hybrid"), load_recipe("mnist-0.3-hybrid")
-    assert system_of(cifar) == Hybrid(hidden=512, eps_train=Fraction(88, 2550), worst_share=0.95)
+    assert system_of(cifar) == Hybrid(hidden=512, eps_train=Fraction(88, 2550), worst_share=1.0)
     assert system_of(mnist) == Hybrid(hidden=256, eps_train=Fraction(35, 100), worst_share=0.5)
     assert (cifar.model.depth, mnist.model.depth) == (5, 4)
     assert (cifar.schedule.epochs, mnist.schedule.epochs) == ((100, 650, 50), (50, 300, 50))

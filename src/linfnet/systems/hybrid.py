@@ -123,7 +123,7 @@ class Hybrid(System):
 
     hidden: int = 512  # width of the perceptron
     eps_train: Fraction = Fraction(88, 2550)
-    worst_share: float = 0.95  # weight of the worst case; the rest is on the logits
+    worst_share: float = 1.0  # weight of the worst case; the rest is on the logits
 
     def __post_init__(self) -> None:
         if self.hidden < 1:
