@@ -145,7 +145,7 @@ def test_the_table_shows_ours_and_the_papers_in_eighty_columns(capsys: pytest.Ca
     rows = [re.split(r"\s*[│┃]\s*", line)[1:-1] for line in capsys.readouterr().out.splitlines()]
     assert ["lambda-0.01", "ours, 3", "42.00", "20.00", "25.00", ""] in rows
     assert ["", "range", "41.0–45.0", "20.0–20.0", "25.0–25.0", ""] in rows
-    assert ["", "paper", "50.48±1.8", "38.05±1.3", "", ""] in rows
+    assert ["", "paper", "50.48±1.83", "38.05±1.31", "", ""] in rows
     assert ["lambda-0", "paper", "10.00", "10.00", "", ""] in rows
 
 

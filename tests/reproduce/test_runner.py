@@ -2,16 +2,19 @@
 
 import csv
 import errno
+import io
 import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from linfnet.cli.main import main
+from linfnet.cli.reproduce import outcome_table
 from linfnet.errors import LinfnetError
-from linfnet.reproduce import STUDIES, Cell, Figures, Options, RunOutcome, Study, spreads
+from linfnet.reproduce import STUDIES, Cell, Figures, Options, Outcome, RunOutcome, Study, spreads
 from linfnet.reproduce.runner import plan
 
 SMALL = ("limit=100", "width=8", "depth=2", "epochs=[2, 4, 2]", "test_every=0")
@@ -95,6 +98,42 @@ def test_a_folder_is_not_taken_for_that_of_another_recipe(capsys: pytest.Capture
     assert "narrow/seed-0 holds a run with other settings in [optimizer]" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("width=6", "--set changes in [model] what row narrow of tiny stands for"),
+        ("model.width=6", "--set changes in [model] what row narrow of tiny stands for"),
+        ("system.name=hybrid", "--set system.name is 'hybrid'; wanted 'linf'"),
+    ],
+)
+def test_rows_stay_what_their_labels_say(change: str, complaint: str, capsys: pytest.CaptureFixture[str]):
+    assert reproduce("--set", change) == 2
+    assert complaint in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+def test_a_folder_is_not_taken_for_that_of_another_system(capsys: pytest.CaptureFixture[str]):
+    assert reproduce("--row", "narrow") == 0
+    with Path("out/narrow/seed-0/recipe.toml").open("a") as file:
+        file.write('\n[system]\nname = "hybrid"\n')
+    assert reproduce("--row", "narrow") == 2
+    assert "narrow/seed-0 holds a run with other settings in [system]" in capsys.readouterr().err
+
+
+def test_the_range_over_seeds_is_readable_in_80_columns():
+    runs = tuple(
+        RunOutcome("narrow", seed, x, x, x, x, None, None, 1.0, 1, "NVIDIA H200", None, "")
+        for seed, x in enumerate((0.1234, 0.9876))
+    )
+    outcome = Outcome("tiny", 1.0, (), None, 100, STUDY.cells, runs)
+    console = Console(width=80, file=io.StringIO())
+    console.print(outcome_table(STUDY, outcome))
+    assert isinstance(console.file, io.StringIO)
+    printed = console.file.getvalue()
+    assert "…" not in printed
+    assert printed.count("98.76") == printed.count("12.34") == 4
+
+
 def test_a_run_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     from linfnet.cli import reproduce as commands
 
@@ -120,6 +159,14 @@ def test_a_full_disk_ends_the_study(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert reproduce() == 2
     told = capsys.readouterr()
     assert "the run is stopped: somewhere: No space left on device" in told.err
+    assert "2/2" not in told.out
+
+
+def test_a_folder_that_cannot_be_written_ends_the_study(capsys: pytest.CaptureFixture[str]):
+    Path("out").write_text("a file")
+    assert reproduce() == 2
+    told = capsys.readouterr()
+    assert "cannot be written" in told.err
     assert "2/2" not in told.out
 
 

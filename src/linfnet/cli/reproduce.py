@@ -48,8 +48,8 @@ def outcome_table(study: Study, outcome: Outcome) -> Table:
     """Ours beside the paper's, in percent: the median over the seeds and, where there are several, the range."""
     table = _titled(study, outcome)
     for name in ("clean", f"PGD-{outcome.pgd_steps}", "certified (margin)", "certified (interval)"):
-        table.add_column(name, justify="right")
-    table.add_column("epochs, seconds of training, on")
+        table.add_column(name, justify="right", overflow="fold")
+    table.add_column("epochs, seconds of training, on", overflow="fold")
     for cell in outcome.cells:
         runs = outcome.of(cell)
         for run in runs[:1]:
@@ -88,7 +88,7 @@ def training_table(study: Study, outcome: Outcome) -> Table:
             clean, certified = paper.deviation or (None, None)
             pairs = ((paper.clean, clean), (paper.certified, certified))
             pairs += ((paper.certified_train, None), (paper.above_theta, None))
-            shown = ["" if n is None else f"{n:.2f}" if d is None else f"{n:.2f}±{d:.1f}" for n, d in pairs]
+            shown = ["" if n is None else f"{n:.2f}" if d is None else f"{n:.2f}±{d:.2f}" for n, d in pairs]
             table.add_row("" if runs else cell.label, "paper", *shown)
     return table
 
@@ -103,7 +103,7 @@ def _titled(study: Study, outcome: Outcome) -> Table:
 
 def _spread(figure: Spread, runs: int) -> str:
     middle = percent(figure.median)
-    return middle if runs == 1 else f"{middle} ({percent(figure.lowest)}–{percent(figure.highest)})"
+    return middle if runs == 1 else f"{middle} ({percent(figure.lowest)} – {percent(figure.highest)})"
 
 
 @dataclass(frozen=True)

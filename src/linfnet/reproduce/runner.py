@@ -63,12 +63,26 @@ def plan(study: Study, options: Options) -> list[PlannedRun]:
     length = f"scale-{options.scale:g}-" if options.scale < 1 else ""
     runs: list[PlannedRun] = []
     recipes = [(cell, cell.build(options.changes, options.scale)) for cell in study.rows(options.rows)]
+    for cell, recipe in recipes:
+        _check_changes(study, cell, recipe, options)
     for more in range(options.seeds):
         for cell, recipe in recipes:
             seed = recipe.run.seed + more
             seeded = replace(recipe, run=replace(recipe.run, seed=seed))
             runs.append(PlannedRun(cell, seeded, options.out / cell.label / f"{length}seed-{seed}"))
     return runs
+
+
+def _check_changes(study: Study, cell: Cell, recipe: Recipe, options: Options) -> None:
+    """What is changed in all rows must leave them what their labels say, or a figure would stand beside another's."""
+    kept = replace(cell, changes=(*options.changes, *cell.changes)).build(scale=options.scale)
+    for section in ("data", "model", "loss", "schedule", "optimizer", "evaluation"):
+        if getattr(recipe, section) != getattr(kept, section):
+            raise ArgumentError(
+                f"--set changes in [{section}] what row {cell.label} of {study.name} stands for; wanted other keys"
+            )
+    if recipe.system_name != "linf":
+        raise ArgumentError(f"--set system.name is {recipe.system_name!r}; wanted 'linf': studies are of no other")
 
 
 def run_study(study: Study, options: Options, workers: Workers, note: Callable[[str], None]) -> Outcome:
@@ -130,7 +144,7 @@ def _check_recipe(run: PlannedRun) -> None:
     if not (run.path / "recipe.toml").is_file():
         return
     found = RunFolder.open(run.path).recipe
-    for section in ("data", "model", "loss", "schedule", "optimizer", "run", "evaluation"):
+    for section in ("data", "model", "loss", "schedule", "optimizer", "run", "evaluation", "system"):
         if getattr(found, section) != getattr(run.recipe, section):
             raise LinfnetError(f"{run.path} holds a run with other settings in [{section}]; choose another --out")
 

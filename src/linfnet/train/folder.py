@@ -27,7 +27,7 @@ from linfnet.version import __version__
 
 
 class UnwritableError(LinfnetError):
-    """The run folder could not be written any more; the last checkpoint is kept."""
+    """The run folder could not be written, or not any more: then the last checkpoint is kept."""
 
 
 class RunFolder:
@@ -60,7 +60,7 @@ class RunFolder:
             write_text(self.path / "recipe.toml", recipe_to_toml(self.recipe))
             write_json(self.path / "env.json", environment())
         except OSError as error:
-            raise LinfnetError(f"output folder {self.path} cannot be written: {error.strerror}") from None
+            raise UnwritableError(f"output folder {self.path} cannot be written: {error.strerror}") from None
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
