@@ -186,6 +186,18 @@ def test_made_pages_say_what_their_sources_say():
     assert {"serve", "report", "demo"} <= set(re.findall(r"^## linfnet (\w+)$", reference, re.MULTILINE))
 
 
+def test_faults_of_the_site_are_found(tmp_path: Path):
+    check_site = runpy.run_path(str(ROOT / "docs" / "_site" / "check.py"))["check_site"]
+    page = tmp_path / "index.html"
+    page.write_text('<a href="#here">x</a><p id="here"><blockquote>said</blockquote>')
+    assert check_site(tmp_path) == []
+    page.write_text('<a href="#there">x</a><blockquote>\n<blockquote>import torch</blockquote></blockquote>')
+    assert check_site(tmp_path) == [
+        "index.html: an example's >>> became quotations",
+        "index.html: #there has no such anchor",
+    ]
+
+
 def test_the_built_site_stays_at_home(open_page: Open):
     """Only where `make docs` has built it; that checks the links."""
     site = ROOT / "build" / "site"

@@ -1,5 +1,6 @@
 """Every link and anchor of the built site leads somewhere, and nothing is loaded from elsewhere: check.py FOLDER."""
 
+import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -30,10 +31,13 @@ class Page(HTMLParser):
 def check_site(site: Path) -> list[str]:
     """A line for everything that is wrong."""
     pages: dict[Path, Page] = {}
+    wrong: list[str] = []
     for path in sorted(site.rglob("*.html")):
         pages[path.resolve()] = page = Page()
-        page.feed(path.read_text(encoding="utf-8"))
-    wrong: list[str] = []
+        text = path.read_text(encoding="utf-8")
+        page.feed(text)
+        if re.search(r"<blockquote>\s*<blockquote>", text):
+            wrong.append(f"{path.name}: an example's >>> became quotations")
     for path, page in pages.items():
         if path.name == "404.html":
             continue
@@ -60,5 +64,5 @@ def check_site(site: Path) -> list[str]:
 if __name__ == "__main__":
     found = check_site(Path(sys.argv[1]))
     sys.stderr.writelines(f"{line}\n" for line in found)
-    sys.stdout.write(f"{sys.argv[1]}: {len(found)} broken links\n")
+    sys.stdout.write(f"{sys.argv[1]}: {len(found)} faults (links, anchors, examples)\n")
     sys.exit(bool(found))

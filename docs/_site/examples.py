@@ -1,0 +1,22 @@
+"""Examples in docstrings as code: without a fence, Markdown takes `>>>` for three nested quotations."""
+
+import re
+from typing import Any
+
+import griffe
+
+_EXAMPLE = re.compile(r"(?m)^>>> .*\n?(?:.*\S.*\n?)*")
+
+
+def fence_examples(text: str) -> str:
+    """A docstring with a fence around each run of prompts and what they print."""
+    return _EXAMPLE.sub(lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", text)
+
+
+class FencedExamples(griffe.Extension):
+    """Fences the examples of everything that is documented."""
+
+    def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
+        """Called for each module, class, function and attribute."""
+        if obj.docstring is not None:
+            obj.docstring.value = fence_examples(obj.docstring.value)
