@@ -9,6 +9,8 @@ import pytest
 
 from linfnet.cli import console as console_module
 from linfnet.cli.main import main
+from linfnet.cli.watch import watch_frame
+from linfnet.report import read_run
 from linfnet.report.terminal import draw_lines
 from linfnet.train import RunFolder
 
@@ -76,16 +78,19 @@ def test_it_follows_a_run_to_its_end(run: Path, tmp_path: Path, capsys: pytest.C
         assert main(["watch", str(folder.path), "--every", "0.02"]) == 0
     finally:
         thread.join()
-    assert "epoch 5/5" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "epoch 5/5" in printed
+    assert printed.endswith("\n")
 
 
 def test_a_run_that_nobody_trains_is_told(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    folder = unfinished(run, tmp_path / "stopped", 3)
+    folder = unfinished(run, tmp_path / "stopped & left", 3)
     assert not folder.held
     assert main(["watch", str(folder.path)]) == 0
     printed = capsys.readouterr().out
     assert "epoch 3/5" in printed
-    assert f"go on with: linfnet train --resume {folder.path}" in printed
+    assert "s left" not in printed  # nobody is working on it
+    assert f"go on with: linfnet train --resume '{folder.path}'" in printed
     (folder.path / "events.jsonl").unlink()
     assert main(["watch", str(folder.path), "--once"]) == 0
     assert "no epoch yet" in capsys.readouterr().out
@@ -95,6 +100,8 @@ def test_a_held_run_is_seen_and_left_alone(run: Path, tmp_path: Path):
     folder, other = unfinished(run, tmp_path / "held", 1), RunFolder.open(tmp_path / "held")
     folder.lock()
     assert other.held
+    assert watch_frame(folder.path)[1] == "training"
+    assert read_run(folder.path).notes[0].startswith("The run is still training")
     folder.release()
     assert not other.held
 

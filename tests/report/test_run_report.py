@@ -98,12 +98,13 @@ def test_a_run_that_is_only_trained_says_so(trained: Path):
 
 
 def test_an_unfinished_run_says_so(trained: Path, tmp_path: Path):
+    folder = tmp_path / "in two words"
+    folder.mkdir()
     for name in ("recipe.toml", "env.json", "events.jsonl"):
-        shutil.copy(trained / name, tmp_path)
-    page = render([read_run(tmp_path)])
-    assert f"has not finished. Go on with: linfnet train --resume {tmp_path}" in page
-    (tmp_path / "events.jsonl").unlink()
-    assert "No epoch of training has been logged" in render([read_run(tmp_path)])
+        shutil.copy(trained / name, folder)
+    assert f"The run has not finished. Go on with: linfnet train --resume '{folder}'" in read_run(folder).notes
+    (folder / "events.jsonl").unlink()
+    assert "No epoch of training has been logged" in render([read_run(folder)])
 
 
 def test_missing_samples_and_images_are_told(evaluated: Path, tmp_path: Path):

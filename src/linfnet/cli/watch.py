@@ -1,5 +1,6 @@
 """`linfnet watch`: the curves of a run in the terminal, while it trains."""
 
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,8 @@ class Watch:
                     time.sleep(self.every)
                     shown, state = watch_frame(self.run_folder)
                     live.update(shown, refresh=True)
+            if not console.is_terminal:
+                console.print()  # the last frame was left without an end of line
         if state == "stopped":
-            console.print(f"go on with: linfnet train --resume {self.run_folder}")
+            console.print(f"go on with: linfnet train --resume {shlex.quote(str(self.run_folder))}")
         return 0

@@ -1,6 +1,7 @@
 """A run as a report sees it: everything its folder tells, and a note for everything it does not."""
 
 import re
+import shlex
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -57,6 +58,8 @@ class RunRecord:
     results: dict[str, Any]
     events: list[dict[str, Any]]
     finished: bool
+    held: bool = False
+    """Whether some process is training it now."""
     measured: tuple[Measured, ...] = ()
     """All evaluations, those of the main set first."""
     what: str | None = None
@@ -105,6 +108,7 @@ def read_training(path: Path) -> RunRecord:
         results=read_results(path),
         events=folder.events() if folder else [],
         finished=folder.finished if folder else True,
+        held=folder.held if folder else False,
     )
 
 
@@ -203,8 +207,10 @@ def _read_images(what: str | None, samples: Samples | None) -> tuple[ImageSet | 
 
 def _notes(record: RunRecord) -> list[str]:
     """What cannot be shown, and the command that would mend it."""
-    path, notes = record.path, list[str]()
-    if record.recipe is not None and not record.finished:
+    path, notes = shlex.quote(str(record.path)), list[str]()
+    if record.held and not record.finished:
+        notes.append("The run is still training: this is how far it has come.")
+    elif record.recipe is not None and not record.finished:
         notes.append(f"The run has not finished. Go on with: linfnet train --resume {path}")
     elif record.what is None:
         notes.append(f"The net has not been evaluated on its test images. Do so with: linfnet evaluate {path}")

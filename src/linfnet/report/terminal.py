@@ -109,11 +109,11 @@ def frame(run: RunRecord, width: int, height: int, state: str) -> Group:
     for start in range(0, len(panels), across):
         grid.add_row(*panels[start : start + across])
     head = Text(f"{run.name}  ", style="bold", overflow="ellipsis", no_wrap=True)
-    head.append("  ".join([*_standing(run), state]), style="not bold")
+    head.append("  ".join([*_standing(run, state == "training"), state]), style="not bold")
     return Group(head, Text(), grid) if panels else Group(head)
 
 
-def _standing(run: RunRecord) -> list[str]:
+def _standing(run: RunRecord, training: bool) -> list[str]:
     """The epoch, the schedule and the time, as of the newest event."""
     epochs: list[dict[str, Any]] = [event for event in run.events if event["event"] == "epoch"]
     if not epochs or run.recipe is None:
@@ -123,4 +123,4 @@ def _standing(run: RunRecord) -> list[str]:
     seconds = float(last["seconds"])
     left = seconds / last["epoch"] * (total - last["epoch"])
     parts = [f"epoch {last['epoch']}/{total}", f"p {p}", f"lr {last['lr']:.2g}", f"{seconds:.0f} s"]
-    return [*parts, *([f"about {left:.0f} s left"] if left else [])]
+    return [*parts, *([f"about {left:.0f} s left"] if left and training else [])]
