@@ -2,7 +2,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from linfnet.errors import ArgumentError
@@ -33,6 +33,17 @@ def test_parsing_is_exact(text: str, value: Fraction):
 def test_bad_epsilons(text: str):
     with pytest.raises(ArgumentError, match="eps is"):
         parse_epsilon(text)
+
+
+@example([0.5, 0.25, 1.0], Fraction(1, 4))
+@given(st.lists(PIXELS, min_size=1, max_size=5), st.integers(0, 2**24).map(lambda k: Fraction(k, 2**24)))
+def test_the_inner_box_is_the_largest(pixels: list[float], epsilon: Fraction):
+    """Its ends are within epsilon; the float32 numbers beyond them are not, or are no pixels."""
+    for low, high, pixel in zip(*inner_box(torch.tensor(pixels), epsilon), map(Fraction, pixels), strict=True):
+        below, above = torch.nextafter(low, torch.tensor(-1.0)).item(), torch.nextafter(high, torch.tensor(2.0)).item()
+        assert pixel - epsilon <= Fraction(low.item()) <= Fraction(high.item()) <= pixel + epsilon
+        assert below < 0 or Fraction(below) < pixel - epsilon
+        assert above > 1 or Fraction(above) > pixel + epsilon
 
 
 @given(EPSILONS)

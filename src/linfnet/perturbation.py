@@ -63,10 +63,23 @@ def check_images(images: Tensor, name: str = "images") -> Tensor:
     return images
 
 
+def _sum_outward(a: Tensor, b: Tensor | float, up: bool) -> Tensor:
+    """A float64 number beyond a + b: one further than the rounded sum, more than its error."""
+    return torch.nextafter(a + b, a.new_tensor(math.inf if up else -math.inf))
+
+
+def _sum_inward(a: Tensor, b: Tensor | float, up: bool) -> Tensor:
+    """The float64 number next to a + b that is not beyond it: their sum where it is exact."""
+    total = a + b
+    part = total - a
+    error = (a - (total - part)) + (b - part)  # of the sum, exactly (Knuth)
+    within = torch.nextafter(total, a.new_tensor(math.inf if up else -math.inf))
+    return torch.where(error > 0 if up else error < 0, within, total)
+
+
 def _round_to(value: Tensor, dtype: torch.dtype, up: bool) -> Tensor:
-    """Round float64 numbers, themselves off by at most one rounding, to a dtype in one direction."""
+    """Round float64 numbers to a dtype in one direction."""
     towards = torch.full_like(value, float("inf") if up else float("-inf"))
-    value = torch.nextafter(value, towards)
     if dtype == torch.float64:
         return value
     rounded = value.to(dtype)
@@ -84,8 +97,9 @@ def _ends(images: Tensor, epsilon: Fraction | Tensor, outward: bool) -> tuple[Te
         size = float(epsilon)
         if (Fraction(size) < epsilon) if outward else (Fraction(size) > epsilon):
             size = math.nextafter(size, math.inf if outward else -math.inf)
-    lower = _round_to(exact - size, images.dtype, up=not outward)
-    upper = _round_to(exact + size, images.dtype, up=outward)
+    add = _sum_outward if outward else _sum_inward
+    lower = _round_to(add(exact, -size, not outward), images.dtype, up=not outward)
+    upper = _round_to(add(exact, size, outward), images.dtype, up=outward)
     return lower, upper
 
 
@@ -109,7 +123,8 @@ def outer_box(images: Tensor, epsilon: Fraction | Tensor) -> tuple[Tensor, Tenso
 def inner_box(images: Tensor, epsilon: Fraction | Tensor) -> tuple[Tensor, Tensor]:
     """End points, rounded inwards: every floating-point image between them is in [0, 1] and within epsilon of `images`.
 
-    The images themselves are always inside. A tensor [N] holds one epsilon for each image.
+    Where epsilon is a float64 number they are the outermost such images: an attack may go to the very end. The images
+    themselves are always inside. A tensor [N] holds one epsilon for each image.
     """
     lower, upper = _ends(images, epsilon, outward=False)
     return torch.minimum(lower.clamp(min=0), images), torch.maximum(upper.clamp(max=1), images)
