@@ -21,7 +21,8 @@ def at_least(name: str, value: float, least: float, *, strictly: bool = False, m
         bound = "above" if strictly else "of at least"
         raise ArgumentError(f"{name} is {value}; wanted a number {bound} {least}")
     if value > most:
-        raise ArgumentError(f"{name} is too large; wanted a number of at most {most}")
+        got = value if value < 2**31 else "too large"  # not hundreds of digits
+        raise ArgumentError(f"{name} is {got}; wanted a number of at most {most}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

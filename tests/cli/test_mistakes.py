@@ -76,6 +76,7 @@ def refused(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., st
         (["train", "digits", "--set", "seed=-1"], "run.seed is -1"),
         (["train", "digits", "--set", "pad=100000000000000000000000"], "data.pad is too large"),
         (["train", "digits", "--set", "lr=" + "1" * 400], "optimizer.lr is too large"),
+        (["train", "digits", "--set", "pad=1001"], "data.pad is 1001; wanted a number of at most 1000"),
         (["train", "digits", "--set", "theta=1e400"], "loss.theta is 'inf'"),
         (["train", "digits", "--set", "theta="], "loss.theta is ''"),
         (["train", "digits", "--set", "epochs=" + "[" * 3000], "schedule.epochs"),
