@@ -66,6 +66,14 @@ def read(page: Any, name: str, pattern: str) -> str:
     return page.locator(f"#{name}").text_content()
 
 
+def test_radii_are_cut_off_and_never_rounded_up(open_page: Open, url: str):
+    page = ready(open_page(url))
+    cut = page.evaluate(
+        "import('/static/figures.js').then(({ floor }) => [0.29, 0.5, 0.12349, 0, 1].map((value) => floor(value, 4)))"
+    )
+    assert cut == ["0.2899", "0.5000", "0.1234", "0.0000", "1.0000"]
+
+
 def test_a_digit_drawn_with_the_mouse_gets_a_class_and_a_radius(open_page: Open, url: str):
     visit = open_page(url)
     page = ready(visit)

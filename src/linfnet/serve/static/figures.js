@@ -2,8 +2,8 @@
 const SVG = "http://www.w3.org/2000/svg";
 
 export function floor(value, digits) {
-  // A radius is cut off, never rounded up.
-  return (Math.floor(value * 10 ** digits) / 10 ** digits).toFixed(digits);
+  // A radius is cut off, never rounded up: 0.29 is a little less, and a product with 10 ** digits would hide that.
+  return value.toFixed(40).slice(0, digits - 40);
 }
 
 function add(parent, name, attributes, text) {
