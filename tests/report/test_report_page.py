@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from browser import Open, Visit
 
 from linfnet.cli.main import main
+from linfnet.report import read_run, render
 
 
 def measured(run: Path) -> dict[str, dict[str, float]]:
@@ -153,3 +155,12 @@ def test_without_radii_the_curve_tells_what_follows(open_page: Open, evaluated: 
     visit.page.locator("#ask-eps").fill("0.07")
     visit.page.keyboard.press("Enter")
     assert read_out(visit)["certified"] == f"at least {100 * best:.2f} %"
+
+
+def test_a_dot_stays_with_the_name_of_its_run(open_page: Open, trained: Path, tmp_path: Path):
+    run, file = read_run(trained), tmp_path / "page.html"
+    file.write_text(render([replace(run, name=f"run-{k}") for k in range(30)]), encoding="utf-8")
+    visit = open_page(file, width=375)
+    lines = visit.page.evaluate("[...document.querySelectorAll('.lead .key')].map(key => key.getClientRects().length)")
+    assert lines == [1] * 30
+    assert visit.overflow() == 0
