@@ -18,6 +18,15 @@ from linfnet.nn import Classifier
 from linfnet.recipes import load_recipe, recipe_from_toml, recipe_to_toml
 from linfnet.systems import system_names, system_of
 
+# What all of them share.
+EVERY = """
+[data]
+name = "digits"
+[run]
+checkpoint_every = 4
+[evaluation]
+eps = ["0.02"]
+"""
 # Recipes small enough to train within a second or two, one for each system.
 SMALL = {
     "hybrid": """
@@ -25,8 +34,6 @@ SMALL = {
 name = "hybrid"
 hidden = 16
 eps_train = 0.05
-[data]
-name = "digits"
 [model]
 depth = 2
 width = 32
@@ -35,29 +42,21 @@ epochs = [2, 6, 1]
 [optimizer]
 lr = 0.02
 batch = 128
-[run]
-checkpoint_every = 4
-[evaluation]
-eps = ["0.02"]
-""",
+"""
+    + EVERY,
     "ibp": """
 [system]
 name = "ibp"
 architecture = "small"
 eps_train = 0.05
 kappa_end = 0.5
-[data]
-name = "digits"
 [schedule]
 epochs = [1, 7, 1]
 [optimizer]
 lr = 0.01
 batch = 64
-[run]
-checkpoint_every = 4
-[evaluation]
-eps = ["0.02"]
-""",
+"""
+    + EVERY,
     "smoothing": """
 [system]
 name = "smoothing"
@@ -65,18 +64,13 @@ architecture = "small"
 sigma = 0.4
 samples = 100
 votes = 4
-[data]
-name = "digits"
 [schedule]
 epochs = [9, 0, 0]
 [optimizer]
 lr = 0.01
 batch = 64
-[run]
-checkpoint_every = 4
-[evaluation]
-eps = ["0.02"]
-""",
+"""
+    + EVERY,
 }
 
 
