@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from linfnet.cli.main import main
+from linfnet.train import RunFolder
 
 TINY = ["--set", "limit=100", "width=8", "depth=2", "epochs=[1, 1, 1]", "checkpoint_every=1", "test_every=0"]
 
@@ -140,6 +141,16 @@ def test_mistakes(arguments: list[str], message: str, refused: Callable[..., str
     assert message in refused(*arguments)
 
 
+def test_a_run_is_held_before_it_is_looked_at(place: Path, refused: Callable[..., str]):
+    (place / "run" / ".results.json.x.tmp").write_text("an evaluation under way")
+    other = RunFolder.open(place / "run")
+    other.lock()
+    assert "run is in use by another process" in refused("train", "--resume", "run")
+    other.release()
+    assert "run has finished" in refused("train", "--resume", "run")
+    assert not other.held
+
+
 def test_damaged_checkpoints(place: Path, refused: Callable[..., str]):
     checkpoints = sorted((place / "stopped" / "checkpoints").iterdir())
     for path in checkpoints:
@@ -148,6 +159,7 @@ def test_damaged_checkpoints(place: Path, refused: Callable[..., str]):
     for path in checkpoints:
         shutil.copy(place / "run" / "model.safetensors", path)
     assert "is not a checkpoint of this library" in refused("train", "--resume", "stopped")
+    assert not RunFolder.open(place / "stopped").held
 
 
 def test_a_checkpoint_for_other_images(place: Path, refused: Callable[..., str]):

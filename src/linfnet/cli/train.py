@@ -46,26 +46,32 @@ def start_run(
     images, test = load(recipe.data.name, "train"), load(recipe.data.name, "test")
     folder = RunFolder.new(out, recipe) if ranks.first else RunFolder(out, recipe)
     trainer = Trainer(folder, images, test, device, ranks)
-    if ranks.first:
-        folder.create()
     try:
+        if ranks.first:
+            folder.create()
         train_with_display(trainer, tensorboard)
     finally:
         folder.release()
     return folder
 
 
-def resume_run(folder: RunFolder, device: torch.device, ranks: Ranks = ALONE, *, tensorboard: bool = False) -> None:
-    """Train on from the newest whole checkpoint of a run."""
-    name = folder.recipe.data.name
-    trainer = Trainer(folder, load(name, "train"), load(name, "test"), device, ranks)
-    if ranks.first:
-        folder.lock()
+def resume_run(folder: RunFolder, device: torch.device, ranks: Ranks = ALONE, *, tensorboard: bool = False) -> bool:
+    """Train on from the newest whole checkpoint of a run; False if it had finished before.
+
+    The folder is held before it is looked at: nobody else can finish the run in between.
+    """
     try:
+        if ranks.first:
+            folder.lock()
+        if ranks.from_first(lambda: folder.finished):
+            return False
+        name = folder.recipe.data.name
+        trainer = Trainer(folder, load(name, "train"), load(name, "test"), device, ranks)
         for complaint in trainer.resume():
             console.print(f"passed over: {complaint}")
         console.print(f"resuming at step {trainer.progress.step} of {trainer.total_steps}")
         train_with_display(trainer, tensorboard)
+        return True
     finally:
         folder.release()
 
@@ -125,10 +131,8 @@ class Train:
             if not (launched() and ranks.from_first(lambda: _begun(path, recipe))):
                 return start_run(recipe, path, device, ranks, tensorboard=self.tensorboard).path
         stored = ranks.from_first(lambda: RunFolder.open(path).recipe)
-        finished = ranks.from_first(lambda: RunFolder.open(path).finished)
-        if not finished:
-            resume_run(RunFolder(path, stored), device, ranks, tensorboard=self.tensorboard)
-        elif recipe is None or not restarted():
+        trained = resume_run(RunFolder(path, stored), device, ranks, tensorboard=self.tensorboard)
+        if not trained and (recipe is None or not restarted()):
             raise LinfnetError(f"{path} has finished; evaluate it with: linfnet evaluate {path}")
         return path
 

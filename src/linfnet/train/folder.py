@@ -57,6 +57,7 @@ class RunFolder:
             self.lock()
             if (self.path / "recipe.toml").exists():
                 raise LinfnetError(f"output folder {self.path} has been taken by another run in the meantime")
+            self._sweep()
             write_text(self.path / "recipe.toml", recipe_to_toml(self.recipe))
             write_json(self.path / "env.json", environment())
         except OSError as error:
@@ -83,6 +84,9 @@ class RunFolder:
             os.close(handle)
             raise LinfnetError(f"{self.path} is in use by another process") from None
         self._lock = handle
+
+    def _sweep(self) -> None:
+        """Only where training begins: in a finished run they may be those of an evaluation under way."""
         for half_written in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):
             half_written.unlink(missing_ok=True)
 
@@ -150,7 +154,8 @@ class RunFolder:
         return events
 
     def rewind(self, step: int) -> None:
-        """Drop the events after a step: training goes on from there and will log them again."""
+        """Drop half-written files and the events after a step: training goes on from there and will log them again."""
+        self._sweep()
         kept = [json.dumps(event, allow_nan=False) for event in self.events() if event.get("step", 0) <= step]
         write_text(self.path / "events.jsonl", "".join(line + "\n" for line in kept))
 
