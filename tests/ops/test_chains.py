@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linfnet.ops import snapped_p
-from linfnet.ops.chains import LARGEST_CHAINED, addition_chain, is_short, multiplications, power_source
+from linfnet.ops.chains import SMALLEST_LISTED, addition_chain, is_short, multiplications, power_source
 
 # Lengths of shortest addition chains (OEIS A003313) for n = 1, 2, ...
 SHORTEST = [0, 1, 2, 2, 3, 3, 4, 3, 4, 4, 5, 4, 5, 5, 5, 4, 5, 5, 6, 5, 6, 6, 6, 5, 6, 6, 6, 6, 7, 6, 7, 5]
@@ -34,11 +34,15 @@ def test_snapping_keeps_order_and_is_idempotent(p: float, q: float) -> None:
     assert snapped_p(snapped_p(p)) == snapped_p(p)
 
 
-@given(st.floats(1, LARGEST_CHAINED - 0.5))
+@given(st.floats(1, SMALLEST_LISTED))
 def test_snapped_is_the_nearest_short_one(p: float) -> None:
     snapped = snapped_p(p)
     assert is_short(int(snapped))
-    assert not any(is_short(n) and abs(n - p) < abs(snapped - p) for n in range(1, LARGEST_CHAINED + 1))
+    assert not any(is_short(n) and abs(n - p) < abs(snapped - p) for n in range(1, SMALLEST_LISTED + 1))
+
+
+def test_every_whole_number_from_22_to_64() -> None:
+    assert [snapped_p(n) for n in range(SMALLEST_LISTED, 65)] == [float(n) for n in range(22, 65)]
 
 
 def test_infinity_and_large_p() -> None:

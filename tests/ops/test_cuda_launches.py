@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from linfnet.ops.cuda import pruned
-from linfnet.ops.cuda.implementation import Cuda, backward_kernel, bounds_kernel, forward_kernel
+from linfnet.ops.cuda.implementation import Cuda, backward_kernel, bounds_kernel, forward_kernel, kernels_ahead
 from linfnet.ops.cuda.loader import KERNELS, Argument, Kernel, Launcher, Long
 from linfnet.ops.cuda.plans import backward_plan, forward_plan
 
@@ -113,6 +113,14 @@ def test_plans_cover_everything_once(shape: tuple[int, int, int]) -> None:
     assert back.out_span % 128 == 0
     assert (back.grid[1] - 1) * back.out_span < out <= back.grid[1] * back.out_span
     assert (back.grid[2] - 1) * back.row_span < n <= back.grid[2] * back.row_span
+
+
+@pytest.mark.parametrize(("p", "following"), [(8.0, 9.0), (20.0, 22.0), (28.0, 29.0), (64.0, 65.0), (30.5, 31.5)])
+def test_kernels_of_the_next_p_are_made_ahead(p: float, following: float) -> None:
+    made = set(kernels_ahead(p, 512))
+    for q in (p, following):
+        dense = forward_kernel(2, q) if q <= 64 else forward_kernel(3)
+        assert {dense, *(pruned.kernels(q, 512) if q >= pruned.SMALLEST_P else ())} <= made
 
 
 def test_importing_does_not_touch_cuda() -> None:

@@ -9,6 +9,8 @@ import math
 
 # Beyond this the few terms that matter are evaluated one by one and the length of a chain no longer counts.
 LARGEST_CHAINED = 64
+# From here on kernels take the features that can count alone: a product more or less no longer shows.
+SMALLEST_LISTED = 22
 
 
 @functools.cache
@@ -54,18 +56,18 @@ def is_short(p: int) -> bool:
 
 
 def snapped_p(p: float) -> float:
-    """The nearest p that kernels evaluate cheaply: an integer, up to 64 one with short chains; infinity stays.
+    """The nearest p that kernels evaluate cheaply: an integer, up to 22 one with short chains; infinity stays.
 
     Of two equally near the larger is taken, so that the result never falls while p grows.
 
-    >>> [snapped_p(p) for p in (8.0, 11.3, 27.6, 62.9, 200.3, math.inf)]
-    [8.0, 12.0, 28.0, 64.0, 200.0, inf]
+    >>> [snapped_p(p) for p in (8.0, 11.3, 20.9, 27.6, 62.9, 200.3, math.inf)]
+    [8.0, 12.0, 20.0, 28.0, 63.0, 200.0, inf]
     """
     if math.isinf(p):
         return p
-    if p >= LARGEST_CHAINED:
+    if p >= SMALLEST_LISTED:
         return float(math.floor(p + 0.5))
-    short = (n for n in range(1, LARGEST_CHAINED + 1) if is_short(n))
+    short = (n for n in range(1, SMALLEST_LISTED + 1) if is_short(n))
     return float(min(short, key=lambda n: (abs(n - p), -n)))
 
 

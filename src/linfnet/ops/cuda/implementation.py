@@ -6,11 +6,12 @@ Nothing here waits for the device, and no shape depends on values: the calls can
 import math
 import warnings
 from functools import cache
+from itertools import count
 
 import torch
 from torch import Tensor
 
-from linfnet.ops.chains import LARGEST_CHAINED, is_short, power_source
+from linfnet.ops.chains import LARGEST_CHAINED, power_source, snapped_p
 from linfnet.ops.cuda import loader, pruned
 from linfnet.ops.cuda.loader import Kernel, Launcher, Long, NoKernelsError
 from linfnet.ops.cuda.plans import backward_plan, forward_plan
@@ -73,8 +74,8 @@ def kernels_ahead(p: float, n: int) -> list[Kernel]:
     if math.isinf(p):
         return [*pruned.kernels(p, n), forward_kernel(MAX_RUN)]
     following = p + 1
-    if p == math.floor(p) and p < LARGEST_CHAINED:
-        following = next(float(q) for q in range(int(p) + 1, LARGEST_CHAINED + 1) if is_short(q))
+    if p == snapped_p(p):
+        following = next(float(q) for q in count(int(p) + 1) if q == snapped_p(q))
     kernels: list[Kernel] = []
     for q in (p, following):
         mode, power = (SUM, q) if chained(q) is not None else (SUM_GENERAL, None)

@@ -13,10 +13,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from linfnet.ops.chains import LARGEST_CHAINED, power_source
+from linfnet.ops.chains import LARGEST_CHAINED, SMALLEST_LISTED, power_source
 from linfnet.ops.cuda.loader import Kernel, Launcher
 
-SMALLEST_P = 22.0
+SMALLEST_P = float(SMALLEST_LISTED)
 # Rows at a time where nothing is kept for a backward: the ranges of few rows are narrower than those of many.
 MOST_ROWS = 1024
 # Quads of rows that a lane owns at most.
