@@ -19,8 +19,14 @@ from linfnet.errors import LinfnetError
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """A temporary path beside `path`; when the block ends well it takes the place of `path`, durably."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    """A temporary path beside `path`; when the block ends well it takes the place of `path`, durably.
+
+    Where the system fails to write it, the error names `path`: a full disk does not say of itself which file it met.
+    """
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    except OSError as error:
+        raise _named(error, path) from None
     os.close(handle)
     temporary = Path(name)
     try:
@@ -30,8 +36,18 @@ def replacing(path: Path) -> Generator[Path]:
             os.fsync(file.fileno())
         temporary.replace(path)
         _sync_folder(path.parent)
+    except OSError as error:
+        if error.filename not in (None, name):
+            raise  # of another file, read meanwhile
+        raise _named(error, path) from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _named(error: OSError, path: Path) -> OSError:
+    if error.errno is None:  # a library's own words
+        return OSError(f"{path}: {error}")
+    return OSError(error.errno, error.strerror, os.fspath(path))
 
 
 def _umask() -> int:

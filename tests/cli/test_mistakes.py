@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -259,6 +260,31 @@ def test_damaged_folders(place: Path, refused: Callable[..., str]):
     assert "config.json" in refused("predict", "run", "image.npy")
     (place / "stopped" / "recipe.toml").write_bytes(b"\xff\xfe")
     assert "recipe.toml cannot be read" in refused("train", "--resume", "stopped")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "room", "told"),
+    [
+        (["evaluate", "run", "--limit", "5", "--steps", "1"], 0, "run/results.json: File too large"),
+        (["plot", "run"], 0, "run/curves.png: "),
+        (["plot", "run", "--out", "curves.svg"], 5000, "curves.svg: File too large"),
+        (["report", "run"], 5000, "run/report.html: File too large"),
+        (["record", "run", "--out", "kept.json"], 0, "kept.events.jsonl.gz: File too large"),
+        (["record", "run", "--out", "kept.json"], 1500, "kept.json: File too large"),
+        (["plot", "run", "--out", "absent/x.png"], None, "absent/x.png: No such file or directory"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_a_full_disk_is_told_with_the_file(
+    arguments: list[str], room: int | None, told: str, refused: Callable[..., str]
+):
+    """A limit on the size of files fails as a full disk does, and needs no rights."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before[0] if room is None else room, before[1]))
+        assert refused(*arguments).startswith(f"error: {told}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_odd_events_do_not_stop_a_resume(place: Path):

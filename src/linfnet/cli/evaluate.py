@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -21,7 +21,7 @@ from linfnet.ranks import ALONE, Ranks, joined, launched, own_device
 from linfnet.recipes import Recipe
 from linfnet.shards import evaluate_together, own_images
 from linfnet.systems import load_model
-from linfnet.train import RunFolder, add_result, read_results
+from linfnet.train import RunFolder, add_results, read_results
 
 
 def evaluate_with_progress(
@@ -51,8 +51,9 @@ def store_evaluation(
 
     A run's model card tells the new results, too; elsewhere README.md may be the user's own.
     """
+    entries: dict[str, Any] = {}
     for at in evaluation.at:
-        entry = {
+        entries[result_key(what, at.epsilon, limit=limit, steps=evaluation.steps)] = {
             "samples": len(evaluation.labels),
             "clean": evaluation.clean,
             **at.summary(),
@@ -63,7 +64,7 @@ def store_evaluation(
             "certify_seconds_per_image": at.cost(),
             "seconds": round(at.seconds, 2),
         }
-        add_result(folder, result_key(what, at.epsilon, limit=limit, steps=evaluation.steps), entry)
+    add_results(folder, entries)
     if samples and evaluation.at:
         name = result_key(what, evaluation.at[0].epsilon, limit=limit, steps=evaluation.steps).split(" eps=")[0]
         epsilons = "_".join(format_epsilon(at.epsilon).replace("/", "-") for at in evaluation.at)

@@ -106,8 +106,8 @@ def write_record(path: Path, out: Path, *, what: str = "", commit: str | None = 
     log = out.with_name(f"{out.stem}.events.jsonl.gz")
     record = make_record(path, what, log.name, commit)
     out.parent.mkdir(parents=True, exist_ok=True)
+    # Both or none. No time and no name in the compressed log: the same log gives the same file.
     with replacing(log) as temporary:
-        # No time and no name inside: the same log gives the same file.
         temporary.write_bytes(gzip.compress((path / "events.jsonl").read_bytes(), mtime=0))
-    write_json(out, record)
+        write_json(out, record)
     return log

@@ -2,7 +2,7 @@
 
 from linfnet.train.folder import RunFolder as RunFolder
 from linfnet.train.folder import UnwritableError as UnwritableError
-from linfnet.train.folder import add_result as add_result
+from linfnet.train.folder import add_results as add_results
 from linfnet.train.folder import environment as environment
 from linfnet.train.folder import read_results as read_results
 from linfnet.train.loop import StoppedError as StoppedError

@@ -166,9 +166,9 @@ def _hardly_begun(path: Path) -> bool:
     return all(entry.name == "checkpoints" and entry.is_dir() and not any(entry.iterdir()) for entry in entries)
 
 
-def add_result(folder: Path, key: str, value: Any) -> None:
-    """Put an evaluation into a folder's `results.json` under its own key; the others stay."""
-    write_json(folder / "results.json", {**read_results(folder), key: value})
+def add_results(folder: Path, entries: dict[str, Any]) -> None:
+    """Put evaluations into a folder's `results.json`, all or none, each under its own key; the others stay."""
+    write_json(folder / "results.json", {**read_results(folder), **entries})
 
 
 def read_results(folder: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from linfnet.recipes import recipe_to_toml
 from linfnet.systems import system_of
 from linfnet.train.checkpoint import Progress, load_newest_on_all, save_checkpoint
 from linfnet.train.decay import decay_weights
-from linfnet.train.folder import RunFolder, add_result
+from linfnet.train.folder import RunFolder, add_results
 from linfnet.train.signals import StopRequest, stop_on_signals
 from linfnet.train.steps import (
     RECORD_COLUMNS,
@@ -252,5 +252,5 @@ class Trainer:
 
     def _write(self, results: dict[str, Any]) -> None:
         self.net.save(self.folder.path, class_names=self.images.info.classes, results={"train": results})
-        add_result(self.folder.path, "train", results)
+        add_results(self.folder.path, {"train": results})
         self.folder.log("finish", step=self.progress.step, seconds=round(self.progress.seconds, 3))
