@@ -4,4 +4,5 @@ from linfnet.systems.find import find_system as find_system
 from linfnet.systems.find import load_model as load_model
 from linfnet.systems.find import system_names as system_names
 from linfnet.systems.find import system_of as system_of
+from linfnet.systems.system import LogitSystem as LogitSystem
 from linfnet.systems.system import System as System

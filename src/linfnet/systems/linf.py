@@ -6,14 +6,15 @@ from typing import ClassVar
 from torch import Tensor
 
 from linfnet.data import SetInfo
+from linfnet.losses import Moment
 from linfnet.nn import LinfNet
 from linfnet.nn.classifier import Classifier
 from linfnet.recipes import Recipe
-from linfnet.systems.system import System
+from linfnet.systems.system import LogitSystem
 
 
 @dataclass(frozen=True)
-class Linf(System):
+class Linf(LogitSystem):
     """No keys of its own: [model] says how deep and how wide."""
 
     net_type: ClassVar[type[Classifier]] = LinfNet
@@ -29,11 +30,12 @@ class Linf(System):
             p=recipe.schedule.p_start,
         )
 
-    def loss(
-        self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, epoch: float
-    ) -> tuple[Tensor, Tensor]:
-        """Not here: objectives of logits alone are `linfnet.losses`, and the trainer calls them itself."""
-        raise NotImplementedError("the trainer computes the recipe's [loss]")
+    def loss_of_logits(self, recipe: Recipe, net: Classifier, logits: Tensor, labels: Tensor, epoch: float) -> Tensor:
+        """The objective of [loss], at this moment of the schedule."""
+        assert isinstance(net, LinfNet)
+        phases = recipe.schedule.phases()
+        progress = (phases.start_progress(epoch), phases.relaxation_progress(epoch))
+        return recipe.loss(logits, labels, Moment(*progress, net.scale, net.lipschitz))
 
 
 SYSTEM = Linf

@@ -37,3 +37,18 @@ class System(ABC):
             labels: [B].
             epoch: epochs done so far, with a fraction.
         """
+
+
+class LogitSystem(System):
+    """A system whose loss sees the images through the net's logits alone: these may be computed apart from it."""
+
+    @abstractmethod
+    def loss_of_logits(self, recipe: Recipe, net: Classifier, logits: Tensor, labels: Tensor, epoch: float) -> Tensor:
+        """The loss of a batch by the logits [B, K] that the net gave; the rest as in `loss`."""
+
+    def loss(
+        self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, epoch: float
+    ) -> tuple[Tensor, Tensor]:
+        """The net's logits and the loss by them."""
+        logits = net(pixels)
+        return self.loss_of_logits(recipe, net, logits, labels, epoch), logits

@@ -167,12 +167,8 @@ class Trainer:
         self.net.p = values.p
         self.optimizer.param_groups[0]["lr"] = values.lr
         self.optimizer.param_groups[1]["lr"] = values.lr * self.recipe.optimizer.scale_lr_factor
-        if isinstance(self.net, LinfNet):
-            logits = self.net(pixels)
-            loss = self.recipe.loss(logits, labels, values.moment(self.net))
-        else:
-            epoch = self.progress.step / self.steps_per_epoch
-            loss, logits = self.system.loss(self.recipe, self.net, pixels, labels, epoch)
+        epoch = self.progress.step / self.steps_per_epoch
+        loss, logits = self.system.loss(self.recipe, self.net, pixels, labels, epoch)
         if self.ranks.size > 1:
             loss = loss * (len(labels) / self.sizes[row].item())  # the batch's mean is the sum over all processes
         self.optimizer.zero_grad()

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from linfnet.data import SetInfo
 from linfnet.errors import LinfnetError
-from linfnet.losses import Moment, margin_shares
-from linfnet.nn import Classifier, LinfNet
+from linfnet.losses import margin_shares
+from linfnet.nn import Classifier
 from linfnet.ops import snapped_p
 from linfnet.recipes import Recipe
 from linfnet.schedules import cosine_learning_rate, relaxation_p
@@ -18,17 +18,11 @@ from linfnet.systems import system_of
 
 @dataclass(frozen=True)
 class StepValues:
-    """p, the mixing coefficient lambda and the learning rate of one step, and the progress of the first two phases."""
+    """p, the mixing coefficient lambda and the learning rate of one step."""
 
     p: float
     mixing: float
     lr: float
-    started: float
-    relaxed: float
-
-    def moment(self, net: LinfNet) -> Moment:
-        """What the objective may look at."""
-        return Moment(self.started, self.relaxed, net.scale, net.lipschitz)
 
 
 def step_values(recipe: Recipe, step: int, steps_per_epoch: int) -> StepValues:
@@ -42,8 +36,6 @@ def step_values(recipe: Recipe, step: int, steps_per_epoch: int) -> StepValues:
         p=snapped_p(p) if schedule.snap_p else p,
         mixing=recipe.loss.mixing(relaxed),
         lr=cosine_learning_rate(step / (phases.total * steps_per_epoch), peak=recipe.optimizer.lr, held=held),
-        started=phases.start_progress(step / steps_per_epoch),
-        relaxed=relaxed,
     )
 
 
