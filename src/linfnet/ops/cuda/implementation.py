@@ -220,14 +220,13 @@ class Cuda:
                 self._run(_FINISH_INDEX, lower, _line(n * out), 256, part, run, parts, lower, upper, w, *made)
         return results[0], results[1], indices[0], indices[1]
 
-    def largest(self, *tensors: Tensor) -> Tensor:
-        """The largest |a| of each tensor, as the bits of a float: int32 [number of tensors]."""
-        tops = torch.zeros(len(tensors), dtype=torch.int32, device=tensors[0].device)
-        for place, tensor in enumerate(tensors):
-            blocks = min(4 * self._launcher.multiprocessors(tensor.device), -(-tensor.numel() // 1024))
-            self._run(
-                _ABSOLUTE_MAX, tensor, (blocks, 1, 1), 256, tensor, Long(tensor.numel()), tops[place:], self._gate
-            )
+    def largest(self, first: Tensor, second: Tensor | None = None) -> Tensor:
+        """The largest |a| of each tensor, as the bits of a float: int32 [2]; zero where there is none."""
+        tops = torch.zeros(2, dtype=torch.int32, device=first.device)
+        sizes = first.numel(), 0 if second is None else second.numel()
+        blocks = min(4 * self._launcher.multiprocessors(first.device), -(-max(sizes) // 1024))
+        grid = (blocks, 1 if second is None else 2, 1)
+        self._run(_ABSOLUTE_MAX, first, grid, 256, first, Long(sizes[0]), second, Long(sizes[1]), tops, self._gate)
         return tops
 
     def _run(
@@ -317,9 +316,12 @@ class Cuda:
     def _pruned_backward(
         self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, need_x: bool, need_w: bool
     ) -> tuple[Tensor, Tensor]:
-        results = pruned.backward(self._launcher, grad, x, w, y, saved, p, (need_x, need_w))
         flag, rest = pruned.flag_of(saved), pruned.kept_of(saved, y.numel())
-        return Cuda(self._launcher, flag)._dense_backward(grad, x, w, y, rest, p, need_x, need_w, into=results)
+        dense = Cuda(self._launcher, flag)
+        # Where slopes are at most 1 the lists need no unit: the largest are found if the dense kernels serve.
+        largest = (dense if pruned.is_general(p) else self).largest(y, grad)
+        results = pruned.backward(self._launcher, grad, x, w, y, saved, largest, p, (need_x, need_w))
+        return dense._dense_backward(grad, x, w, y, rest, p, need_x, need_w, into=results, tops=largest)
 
     def _scatter(self, grad: Tensor, y: Tensor, saved: Tensor, like: Tensor, *, transposed: bool) -> Tensor:
         """The gradient of x, or of w (transposed), at infinity: each pair's flow to its winning coordinate."""
@@ -346,11 +348,12 @@ class Cuda:
         need_x: bool,
         need_w: bool,
         into: tuple[Tensor, Tensor] | None = None,
+        tops: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         n, out, features = x.shape[0], *w.shape
         general, exponent = int(chained(p) is None), p - 1
         lift = 0 if general else _lift(48, exponent)
-        tops = self.largest(y)
+        tops = self.largest(y, grad) if tops is None else tops
         coefficient = torch.empty_like(y)
         offset = torch.empty_like(y) if general else None
         flags = torch.zeros(n + out, dtype=torch.int32, device=x.device)

@@ -196,9 +196,17 @@ def maximum(launcher: Launcher, x: Tensor, w: Tensor, *, index: bool) -> tuple[T
 
 
 def backward(
-    launcher: Launcher, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, of: tuple[bool, bool]
+    launcher: Launcher,
+    grad: Tensor,
+    x: Tensor,
+    w: Tensor,
+    y: Tensor,
+    saved: Tensor,
+    largest: Tensor,
+    p: float,
+    of: tuple[bool, bool],
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of x and w (`of` says which), valid unless the flag is set."""
+    """Gradients of x and w (`of` says which), valid unless the flag is set; `largest`: bits of max y and max |grad|."""
     n, (out, features) = x.shape[0], w.shape
     flag = flag_of(saved)
     lists = _Lists(launcher, x, w, p, flag, decide=False)
@@ -209,15 +217,15 @@ def backward(
     spoiled = torch.zeros(n + out, dtype=torch.int32, device=x.device)
     launcher.launch(
         list_kernel("turned_coefficients"), x.device, _blocks(padded, out), 256,
-        grad, y, lists.scales, first, second, coefficients, spoiled, n, out, padded, p - 1, flag,
+        grad, y, lists.scales, first, second, largest, coefficients, spoiled, n, out, padded, p - 1, flag,
     )  # fmt: skip
     results = [x.new_empty(0), w.new_empty(0)]
     if of[1]:
         results[1] = torch.zeros_like(w)
         launcher.launch(
             backward_kernel(p, min(lists.rows.quads, GRAD_W_QUADS), "listed_grad_w"), x.device, (out, 1, 1), 128,
-            lists.turned, lists.entries, lists.counts, lists.scales, coefficients, first, spoiled[n:], results[1],
-            features, padded, p - 1, flag,
+            lists.turned, lists.entries, lists.counts, lists.scales, coefficients, first, largest, spoiled[n:],
+            results[1], features, padded, p - 1, flag,
         )  # fmt: skip
     if of[0]:
         results[0] = torch.empty_like(x)
@@ -233,7 +241,7 @@ def backward(
         turned, quads = x.new_empty(features, padded), min(lists.rows.quads, GRAD_X_QUADS)
         launcher.launch(
             backward_kernel(p, quads, "listed_grad_x"), x.device, (features, padded // (128 * quads), 1), 128,
-            lists.turned, entries, counts, lists.scales, coefficients, first, turned, out, padded, p - 1, flag,
+            lists.turned, entries, counts, lists.scales, coefficients, first, largest, turned, out, padded, p - 1, flag,
         )  # fmt: skip
         launcher.launch(
             list_kernel("turn_back"), x.device, _blocks(padded, features), 256,

@@ -1,5 +1,6 @@
 // Both gradients of dense distances from one power per (row, output, feature):
-//   grad_x[b, i] = sum_o c[b, o] slope(s (x[b, i] - w[o, i])),   grad_w[o, i] = -sum_b the same,   c = g (s y)^(1 - p).
+//   grad_x[b, i] = sum_o c[b, o] slope(s (x[b, i] - w[o, i])),   grad_w[o, i] = -sum_b the same,   c = g (s y)^(1 - p),
+// with g in its own unit.
 // A lane owns two features, a warp 16 outputs in registers, a block 128 outputs at a time. grad_w is summed in registers
 // over the rows; grad_x over the warps in a fixed order, then over the block's outputs in the partial result itself.
 //   GENERAL 0: slope() is a chain of multiplications;  1: g 2^((p - 1) log2 (s |d|) + offset) by special functions.
@@ -39,7 +40,7 @@ slopes(const float* __restrict__ x, const float* __restrict__ w, const float* __
   i64 column[2] = {here[0] ? feature : features - 1, here[1] ? feature + 32 : features - 1};
   i64 first_out = (i64)blockIdx.y * out_span, stop_out = min(first_out + out_span, (i64)out);
   i64 first_row = (i64)blockIdx.z * row_span, stop_row = min(first_row + row_span, (i64)n);
-  float scale = scale_for(__uint_as_float(tops[0]), lift);
+  float scale = scale_for(__uint_as_float(tops[0]), lift), unit = gradient_unit(tops);
 #if !GENERAL
   float fraction = exponent - floorf(exponent);
 #endif
@@ -168,8 +169,8 @@ slopes(const float* __restrict__ x, const float* __restrict__ w, const float* __
 #pragma unroll
         for (int v = 0; v < WARPS; ++v) {
           float2 share = shares[((buffer * WARPS + v) * ROWS + e * WARPS + warp) * 32 + lane];
-          before[e].x += share.x;
-          before[e].y += share.y;
+          before[e].x = fmaf(share.x, unit, before[e].x);
+          before[e].y = fmaf(share.y, unit, before[e].y);
         }
         float* to = sum_x + (i64)e * WARPS * features;
         if (here[0]) to[0] = before[e].x;
@@ -186,7 +187,7 @@ slopes(const float* __restrict__ x, const float* __restrict__ w, const float* __
       float* target = part_w + ((i64)blockIdx.z * out + o) * features + feature;
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        if (here[h]) target[32 * h] = -sum_w[j][h];
+        if (here[h]) target[32 * h] = -sum_w[j][h] * unit;
     }
 #endif
   }

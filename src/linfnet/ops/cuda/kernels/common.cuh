@@ -35,7 +35,18 @@ static __device__ __forceinline__ float two_to(int e) { return __int_as_float((e
 static __device__ __forceinline__ float scale_for(float top, int lift) {
   if (!(top > 0.0f && top < INFINITE)) return 1.0f;
   int e = lift - 1 - ilogbf(top);
-  return two_to(e < -100 ? -100 : e > 100 ? 100 : e);
+  return two_to(e < -126 ? -126 : e > 126 ? 126 : e);
+}
+
+// Gradients are summed in a unit of their own, in which the layer's largest is between 2^23 and 2^24: multiplied by a
+// power of y, from 2^-100 to 2^100, it stays in the float range. `largest`: bits of the largest y and of the largest |g|.
+static __device__ __forceinline__ float gradient_scale(const u32* __restrict__ largest) {
+  return scale_for(__uint_as_float(largest[1]), 24);
+}
+
+// The way back: 1 / gradient_scale, exactly.
+static __device__ __forceinline__ float gradient_unit(const u32* __restrict__ largest) {
+  return __int_as_float(0x7f000000 - __float_as_int(gradient_scale(largest)));
 }
 
 // How far the scaled sums and slopes may lie from 1 before a pair is recomputed exactly.

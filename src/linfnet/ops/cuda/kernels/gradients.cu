@@ -7,7 +7,8 @@ static __device__ __forceinline__ bool served(float scaled, float exponent, int 
   return general ? scaled >= SAFE_RATIO : exponent * log2f(scaled) > -96.0f;
 }
 
-// c[b, o] = g (s y)^(1 - p), or (g, (1 - p) log2 (s y)) for the special functions; pairs out of range get 0 and a flag.
+// c[b, o] = g (s y)^(1 - p), or (g, (1 - p) log2 (s y)) for the special functions, g in its own unit; pairs out of range
+// get 0 and a flag.
 extern "C" __global__ void __launch_bounds__(256)
 coefficients(const float* __restrict__ grad, const float* __restrict__ y, const float* __restrict__ rest, const u32* __restrict__ tops,
              float* __restrict__ coefficient, float* __restrict__ offset, int* __restrict__ flags, int n, int out,
@@ -22,8 +23,8 @@ coefficients(const float* __restrict__ grad, const float* __restrict__ y, const 
     flags[n + (at - b * out)] = 1;
   } else if (scaled != 0.0f) {
     // y + rest to the power of -exponent, to first order in the rest.
-    float back = -exponent * (rest[at] / y[at]);
-    c = general ? grad[at] : grad[at] * fmaf(powf(scaled, -exponent), back, powf(scaled, -exponent));
+    float back = -exponent * (rest[at] / y[at]), g = grad[at] * gradient_scale(tops);
+    c = general ? g : g * fmaf(powf(scaled, -exponent), back, powf(scaled, -exponent));
     f = fmaf(-exponent, log2f(scaled), 1.4426950408889634f * back);
   }
   coefficient[at] = c;

@@ -1,6 +1,6 @@
 // Gradients from the listed features: grad_w[o, i] = -sum_b c[b, o] slope, grad_x[b, i] = sum_o c[b, o] slope, where
 //   GENERAL 0: slope = slope(s (x - w)), c = g (s y)^(1 - p), s one power of two per output;
-//   GENERAL 1: slope = (|x - w| / maximum)^(p - 1), signed, c = g S^((1 - p)/p).
+//   GENERAL 1: slope = (|x - w| / maximum)^(p - 1), signed, c = g S^((1 - p)/p); g in its own unit.
 #include "pruned.cuh"
 #include "power"
 
@@ -14,8 +14,8 @@
 extern "C" __global__ void __launch_bounds__(128)
 listed_grad_w(const float* __restrict__ turned, const int2* __restrict__ entries, const int* __restrict__ counts,
               const float* __restrict__ scales, const float* __restrict__ coefficients, const float* __restrict__ tops,
-              const int* __restrict__ spoiled, float* __restrict__ result, int features, int padded, float exponent,
-              const int* __restrict__ flag) {
+              const u32* __restrict__ largest, const int* __restrict__ spoiled, float* __restrict__ result, int features,
+              int padded, float exponent, const int* __restrict__ flag) {
   if (*flag) return;
   if (spoiled[blockIdx.x]) {
     for (int i = threadIdx.x; i < features; i += 128) result[(i64)blockIdx.x * features + i] = __int_as_float(0x7fc00000);
@@ -25,7 +25,7 @@ listed_grad_w(const float* __restrict__ turned, const int2* __restrict__ entries
   entries += (i64)o * features;
   result += (i64)o * features;
   int start = part_start(count, warp), stop = part_start(count, warp + 1);
-  float scale = scales[o];
+  float scale = scales[o], unit = gradient_unit(largest);
   for (int group = 0; group < padded; group += GROUP) {
     float c[OWN], top[OWN];
     own_rows(c, coefficients + (i64)o * padded + group);
@@ -41,7 +41,7 @@ listed_grad_w(const float* __restrict__ turned, const int2* __restrict__ entries
       for (int r = 0; r < OWN; ++r) sum = fmaf(c[r], SLOPE(x[r], e.w, scale, top[r]), sum);
 #pragma unroll
       for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(FULL, sum, step);
-      if ((threadIdx.x & 31) == 0) result[e.at] = group ? result[e.at] - sum : -sum;
+      if ((threadIdx.x & 31) == 0) result[e.at] = fmaf(-sum, unit, group ? result[e.at] : 0.0f);
     }
   }
 }
@@ -50,7 +50,8 @@ listed_grad_w(const float* __restrict__ turned, const int2* __restrict__ entries
 extern "C" __global__ void __launch_bounds__(128)
 listed_grad_x(const float* __restrict__ turned, const int2* __restrict__ entries, const int* __restrict__ counts,
               const float* __restrict__ scales, const float* __restrict__ coefficients, const float* __restrict__ tops,
-              float* __restrict__ result, int out, int padded, float exponent, const int* __restrict__ flag) {
+              const u32* __restrict__ largest, float* __restrict__ result, int out, int padded, float exponent,
+              const int* __restrict__ flag) {
   if (*flag) return;
   __shared__ float shared[WARPS][GROUP];
   int warp = threadIdx.x >> 5, i = blockIdx.x, count = counts[i];
@@ -86,5 +87,6 @@ listed_grad_x(const float* __restrict__ turned, const int2* __restrict__ entries
   for (int r = 0; r < OWN; ++r) shared[warp][own_row(r)] = sum[r];
   __syncthreads();
   for (int row = threadIdx.x; row < GROUP; row += 128)
-    result[(i64)i * padded + group + row] = (shared[0][row] + shared[1][row]) + (shared[2][row] + shared[3][row]);
+    result[(i64)i * padded + group + row] =
+        ((shared[0][row] + shared[1][row]) + (shared[2][row] + shared[3][row])) * gradient_unit(largest);
 }

@@ -159,18 +159,21 @@ feature_lists(const float* __restrict__ w, const u32* __restrict__ bits, int2* _
   if (lane == 0) counts[i] = base;
 }
 
-// The coefficients of pruned_backward.cu, turned; zero in the rows that fill up. Rows and outputs with a NaN or an infinity are marked in `spoiled`.
+// The coefficients of pruned_backward.cu, turned; zero in the rows that fill up. Rows and outputs with a NaN or an infinity
+// are marked in `spoiled`.
 extern "C" __global__ void __launch_bounds__(256)
 turned_coefficients(const float* __restrict__ grad, const float* __restrict__ y, const float* __restrict__ scales,
-                    const float* __restrict__ first_kept, const float* __restrict__ second_kept, float* __restrict__ to,
-                    int* __restrict__ spoiled, int n, int out, int padded, float exponent, const int* __restrict__ flag) {
+                    const float* __restrict__ first_kept, const float* __restrict__ second_kept,
+                    const u32* __restrict__ largest, float* __restrict__ to, int* __restrict__ spoiled, int n, int out,
+                    int padded, float exponent, const int* __restrict__ flag) {
   if (*flag) return;
   __shared__ float grads[32][33], sizes[32][33];
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, left = blockIdx.x * 32, top = blockIdx.y * 32;
+  float scale = gradient_scale(largest);
   for (int r = warp; r < 32; r += 8) {
     bool here = left + lane < out && top + r < n;
     i64 at = (i64)(top + r) * out + left + lane;
-    grads[r][lane] = here ? grad[at] : 0.0f;
+    grads[r][lane] = here ? grad[at] * scale : 0.0f;
     sizes[r][lane] = here ? y[at] : 0.0f;
   }
   __syncthreads();

@@ -1,9 +1,12 @@
-// The largest absolute value of a matrix, as the bits of a float (which order like integers), NaN above all.
+// The largest absolute value of one or two matrices, as the bits of a float (which order like integers), NaN above all.
 #include "common.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) absolute_max(const float* __restrict__ a, i64 size, u32* __restrict__ top,
-                                                              const int* __restrict__ gate) {
+extern "C" __global__ void __launch_bounds__(256)
+absolute_max(const float* __restrict__ first_matrix, i64 first_size, const float* __restrict__ second_matrix, i64 second_size,
+             u32* __restrict__ tops, const int* __restrict__ gate) {
   if (closed(gate)) return;
+  const float* __restrict__ a = blockIdx.y ? second_matrix : first_matrix;
+  i64 size = blockIdx.y ? second_size : first_size;
   u32 best = 0;
   i64 step = (i64)gridDim.x * blockDim.x, first = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   i64 quads = ((size_t)a & 15) == 0 ? size / 4 : 0;
@@ -15,5 +18,5 @@ extern "C" __global__ void __launch_bounds__(256) absolute_max(const float* __re
   }
   for (i64 i = quads * 4 + first; i < size; i += step) best = max(best, __float_as_uint(a[i]) & 0x7fffffffu);
   best = __reduce_max_sync(FULL, best);
-  if ((threadIdx.x & 31) == 0 && best > 0) atomicMax(top, best);
+  if ((threadIdx.x & 31) == 0 && best > 0) atomicMax(tops + blockIdx.y, best);
 }
