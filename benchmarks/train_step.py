@@ -3,7 +3,8 @@
     python benchmarks/train_step.py [--peer FOLDER] [--states FOLDER] [--p 8 12 inf] [--record records/train_step.jsonl]
 
 FOLDER of --peer is a checkout of the authors' repository L_inf-dist-net-v2 after `python setup.py build_ext --inplace`.
-A step is forward, loss, backward and fused Adam; times are medians of CUDA events, all from one run. From p = 20 or so
+A step is forward, loss, backward and fused Adam; times are medians of CUDA events, all from one run. Ours is replayed
+from CUDA graphs, as the trainer does while p stays the same, and once more as written ("eager"). From p = 20 or so
 the weights and images of a real run decide: FOLDER of --states is what train_states.py left. A p it has no net for is
 timed on fresh weights and random images; each row says which state it was measured on.
 """
@@ -26,9 +27,12 @@ from torch import Tensor
 
 from linfnet.nn import LinfNet
 from linfnet.ops import lp_distance
+from linfnet.train.graphs import Passes
 
 SIZES = (3072, 5120, 5120, 5120, 5120, 5120, 10)
 BATCH = 512
+# The one that is replayed from graphs, and to which the others are compared.
+GRAPHS = "linfnet"
 Distance = Callable[[Tensor, Tensor, float], Tensor]
 
 
@@ -86,12 +90,20 @@ def state_at(p: float, folder: Path | None) -> State:
     )
 
 
-def forward(distance: Distance, images: Tensor, weights: Sequence[Tensor], p: float) -> Tensor:
-    x = images
-    for w in weights[:-1]:
-        x = distance(x, w, p)
-        x = x - x.mean(0)
-    return -distance(x, weights[-1], p)
+class Layers(torch.nn.Module):
+    """The distance layers of the net, with mean shift between them, by any kernels."""
+
+    def __init__(self, distance: Distance, weights: Sequence[Tensor], p: float) -> None:
+        super().__init__()
+        self.distance, self.p = distance, p
+        self.weights = torch.nn.ParameterList(w.clone() for w in weights)
+
+    def forward(self, x: Tensor) -> Tensor:
+        *hidden, last = self.weights
+        for w in hidden:
+            x = self.distance(x, w, self.p)
+            x = x - x.mean(0)
+        return -self.distance(x, last, self.p)
 
 
 def times(action: Callable[[], object], repeats: int) -> tuple[float, float, float]:
@@ -109,19 +121,22 @@ def times(action: Callable[[], object], repeats: int) -> tuple[float, float, flo
     return statistics.median(measured), min(measured), max(measured)
 
 
-def measure(distance: Distance, state: State, p: float, repeats: int) -> dict[str, float]:
+def measure(distance: Distance, state: State, p: float, repeats: int, graphs: bool) -> dict[str, float]:
     images, labels = state.images, state.labels
-    parameters = [torch.nn.Parameter(w.clone()) for w in state.weights]
-    optimizer = torch.optim.Adam(parameters, lr=1e-6, fused=True)
+    net = Layers(distance, state.weights, p)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-6, fused=True)
+    passes = Passes(net, len(images), graphs=graphs)
 
     def step() -> None:
+        logits = passes.forward(images, p, lambda: True)
         optimizer.zero_grad(set_to_none=True)
-        torch.nn.functional.multi_margin_loss(forward(distance, images, parameters, p), labels).backward()
+        torch.nn.functional.multi_margin_loss(logits, labels).backward()
+        passes.backward(logits)
         optimizer.step()
 
     def inference() -> None:
         with torch.no_grad():
-            forward(distance, images, parameters, p)
+            net(images)
 
     torch.cuda.reset_peak_memory_stats()
     whole = times(step, repeats)
@@ -160,23 +175,23 @@ def main() -> None:
     parser.add_argument("--record", type=Path)
     options = parser.parse_args()
 
-    candidates: dict[str, Distance] = {"linfnet": ours}
+    candidates: dict[str, Distance] = {GRAPHS: ours, f"{GRAPHS}, eager": ours}
     if options.peer:
         candidates["authors"] = peer(options.peer)
     if options.cdist:
         candidates["torch.cdist"] = cdist
     rows: list[dict[str, object]] = []
-    print(f"{'p':>6} {'kernels':>12} {'step ms':>9} {'forward ms':>11} {'GiB':>6} {'ratio':>6}  state")
+    print(f"{'p':>6} {'kernels':>14} {'step ms':>9} {'forward ms':>11} {'GiB':>6} {'ratio':>6}  state")
     for p in options.p:
         reference, state = math.nan, state_at(p, options.states)
         for name, distance in candidates.items():
             repeats = 2 if name == "torch.cdist" else options.repeats
-            figures = measure(distance, state, p, repeats)
-            if name == "linfnet":
+            figures = measure(distance, state, p, repeats, graphs=name == GRAPHS)
+            if name == GRAPHS:
                 reference = figures["step_ms"]
             ratio = figures["step_ms"] / reference
             print(
-                f"{p:>6g} {name:>12} {figures['step_ms']:>9.2f} {figures['forward_ms']:>11.2f} "
+                f"{p:>6g} {name:>14} {figures['step_ms']:>9.2f} {figures['forward_ms']:>11.2f} "
                 f"{figures['peak_gib']:>6.2f} {ratio:>6.2f}  {state.name}",
                 flush=True,
             )

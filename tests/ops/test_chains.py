@@ -48,6 +48,14 @@ def test_every_whole_number_from_22_to_64() -> None:
 def test_infinity_and_large_p() -> None:
     assert snapped_p(math.inf) == math.inf
     assert snapped_p(100.5) == 101
+    assert [snapped_p(p) for p in (128.9, 129.0, 254.9, 255.0, 257.9, 258.0, 1000.0)] == [
+        *(128, 130, 254, 256, 256, 260, 1000)
+    ]
+
+
+def test_large_p_are_64_to_an_octave() -> None:
+    for low in (64, 128, 256, 512):
+        assert len({snapped_p(float(p)) for p in range(low, 2 * low)} - {2.0 * low}) == 64
 
 
 @pytest.mark.parametrize(("n", "signed"), [(n, signed) for n in (0, 1, 2, 7, 8, 27) for signed in (False, True)])

@@ -58,15 +58,17 @@ def is_short(p: int) -> bool:
 def snapped_p(p: float) -> float:
     """The nearest p that kernels evaluate cheaply: an integer, up to 22 one with short chains; infinity stays.
 
+    Above 128 an integer of seven binary digits, 64 to an octave: while p stays the same, whole steps can be replayed.
     Of two equally near the larger is taken, so that the result never falls while p grows.
 
-    >>> [snapped_p(p) for p in (8.0, 11.3, 20.9, 27.6, 62.9, 200.3, math.inf)]
-    [8.0, 12.0, 20.0, 28.0, 63.0, 200.0, inf]
+    >>> [snapped_p(p) for p in (8.0, 11.3, 20.9, 27.6, 62.9, 201.3, 999.0, math.inf)]
+    [8.0, 12.0, 20.0, 28.0, 63.0, 202.0, 1000.0, inf]
     """
     if math.isinf(p):
         return p
     if p >= SMALLEST_LISTED:
-        return float(math.floor(p + 0.5))
+        step = max(1.0, 2.0 ** (math.frexp(p)[1] - 7))
+        return math.floor(p / step + 0.5) * step
     short = (n for n in range(1, SMALLEST_LISTED + 1) if is_short(n))
     return float(min(short, key=lambda n: (abs(n - p), -n)))
 

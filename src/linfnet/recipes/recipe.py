@@ -93,6 +93,7 @@ class Run:
     checkpoint_minutes: float = 5.0  # write a checkpoint at the end of an epoch if the last one is this old
     checkpoint_every: int = 0  # and after every so many epochs; 0: never for that reason
     keep_checkpoints: int = 2
+    graphs: bool = True  # on a GPU, replay steps from a CUDA graph while p stays the same; the bits are the same
 
     def __post_init__(self) -> None:
         for key, least in (("seed", 0), ("test_every", 0), ("checkpoint_every", 0), ("keep_checkpoints", 1)):
