@@ -128,8 +128,8 @@ def measure(distance: Distance, state: State, p: float, repeats: int, graphs: bo
     passes = Passes(net, len(images), graphs=graphs)
 
     def step() -> None:
-        logits = passes.forward(images, p, lambda: True)
         optimizer.zero_grad(set_to_none=True)
+        logits = passes.forward(images, p, lambda: True)
         torch.nn.functional.multi_margin_loss(logits, labels).backward()
         passes.backward(logits)
         optimizer.step()

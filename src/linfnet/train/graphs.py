@@ -9,7 +9,7 @@ import gc
 import warnings
 from collections.abc import Callable, Generator
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from linfnet.errors import LinfnetError
 
-# A capture costs about as much as a step as written: it pays if p stays for this many steps after the present one.
+# A capture takes the host as long as a step as written: it pays if p stays for this many steps after the present one.
 STEPS_THAT_PAY = 3
 
 
@@ -58,17 +58,17 @@ class Captured:
     """
 
     def __init__(self, net: nn.Module, pixels: Tensor, before: torch.cuda.CUDAGraph | None) -> None:
-        stream = _side_stream(pixels.device)
+        pool, stream = before.pool() if before else torch.cuda.graph_pool_handle(), _side_stream(pixels.device)
         self._pixels = pixels.clone()
         self._forward, self.graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         parameters = {name: each for name, each in net.named_parameters() if each.requires_grad}
         # Leaves of their own, on the same memory: autograd binds a leaf to the stream that used it first.
         leaves = {name: each.detach().requires_grad_() for name, each in parameters.items()}
         with _without_collection():
-            with _capture(self._forward, before, stream):
+            with _capture(self._forward, pool, stream):
                 logits: Tensor = functional_call(net, leaves, (self._pixels,))
             self._logits, self._gradient = logits.detach(), torch.empty_like(logits)
-            with _capture(self.graph, self._forward, stream):
+            with _capture(self.graph, pool, stream):
                 found = torch.autograd.grad(logits, list(leaves.values()), self._gradient, allow_unused=True)
         # None for a parameter of the objective's, the temperature: it has no part in the logits.
         self._gradients: list[tuple[nn.Parameter, Tensor | None]] = list(zip(parameters.values(), found, strict=True))
@@ -139,23 +139,24 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 @contextlib.contextmanager
-def _capture(
-    graph: torch.cuda.CUDAGraph, shares: torch.cuda.CUDAGraph | None, stream: torch.cuda.Stream
-) -> Generator[None]:
-    """Note in a graph what would run inside the block, in memory that it may share with another graph.
+def _capture(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Generator[None]:
+    """Note in a graph what would run inside the block, with memory of a pool.
 
     `torch.cuda.graph` would also wait for the device and give all cached memory back: dearer than the step itself.
     """
     with torch.cuda.stream(stream):
         # Threads that compile kernels go on meanwhile.
-        graph.capture_begin(pool=shares.pool() if shares else None, capture_error_mode="thread_local")
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             yield
+            graph.capture_end()
         except BaseException:
             with contextlib.suppress(RuntimeError):
                 graph.capture_end()
+            # Where the capture itself was spoiled, torch 2.11 would go on allocating as if it were under way.
+            with contextlib.suppress(RuntimeError, AttributeError):
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)  # pyright: ignore[reportPrivateUsage]
             raise
-        graph.capture_end()
 
 
 @contextlib.contextmanager
