@@ -66,7 +66,7 @@ class Recorder(Launcher):
         self.functions.append(kernel.function)
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0, 8.0, 30.5, 64.0, 1000.0, math.inf])
+@pytest.mark.parametrize("p", [1.0, 2.0, 8.0, 30.5, 64.0, 100.0, 1000.0, math.inf])
 @pytest.mark.parametrize("shape", [(512, 10, 320), (3, 5, 7), (1030, 130, 33), (70, 100, 515)], ids=str)
 def test_launches_fit_the_kernels(p: float, shape: tuple[int, int, int]) -> None:
     n, out, features = shape
@@ -139,8 +139,8 @@ def test_sources_compile(architecture: str, tmp_path: Path) -> None:
         *(Kernel(file, "") for file in ("finish.cu", "gradients.cu", "scale.cu", "sparse.cu")),
         pruned.list_kernel("turn"),
         *(pruned.maximum_kernel(index, 2) for index in (False, True)),
-        *(pruned.forward_kernel(p, 2) for p in (28.0, 30.5)),
-        *(pruned.backward_kernel(p, 4, "listed_grad_w") for p in (28.0, 30.5)),
+        *(pruned.forward_kernel(p, 2) for p in (28.0, 128.0, 30.5)),
+        *(pruned.backward_kernel(p, 4, "listed_grad_w") for p in (28.0, 128.0, 30.5)),
     ]
     assert {kernel.file for kernel in kernels} == {file.name for file in KERNELS.glob("*.cu")}
     for place, kernel in enumerate(kernels):

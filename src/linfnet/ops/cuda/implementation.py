@@ -319,7 +319,7 @@ class Cuda:
         flag, rest = pruned.flag_of(saved), pruned.kept_of(saved, y.numel())
         dense = Cuda(self._launcher, flag)
         # Where slopes are at most 1 the lists need no unit: the largest are found if the dense kernels serve.
-        largest = (dense if pruned.is_general(p) else self).largest(y, grad)
+        largest = (dense if pruned.powers(p) == pruned.SPECIAL else self).largest(y, grad)
         results = pruned.backward(self._launcher, grad, x, w, y, saved, largest, p, (need_x, need_w))
         return dense._dense_backward(grad, x, w, y, rest, p, need_x, need_w, into=results, tops=largest)
 

@@ -17,6 +17,9 @@ from linfnet.ops.chains import LARGEST_CHAINED, SMALLEST_LISTED, power_source
 from linfnet.ops.cuda.loader import Kernel, Launcher
 
 SMALLEST_P = float(SMALLEST_LISTED)
+# Whole powers are products, with one power of two per output up to LARGEST_CHAINED, per pair up to here: 2^(+-64) then.
+LARGEST_PAIRED = 128
+PER_OUTPUT, PER_PAIR, SPECIAL = range(3)
 # Rows at a time where nothing is kept for a backward: the ranges of few rows are narrower than those of many.
 MOST_ROWS = 1024
 # Quads of rows that a lane owns at most.
@@ -35,18 +38,16 @@ def list_kernel(function: str) -> Kernel:
 
 @cache
 def forward_kernel(p: float, quads: int) -> Kernel:
-    """Distances from the lists; p by multiplication where it is a short whole number."""
-    general = is_general(p)
-    source = "" if general else power_source("power", int(p), signed=False)
-    return Kernel("pruned_forward.cu", "listed_distance", (("GENERAL", int(general)), ("QUADS", quads)), source)
+    """Distances from the lists; p by multiplication where it is a small whole number."""
+    source = "" if powers(p) == SPECIAL else power_source("power", int(p), signed=False)
+    return Kernel("pruned_forward.cu", "listed_distance", (("POWERS", powers(p)), ("QUADS", quads)), source)
 
 
 @cache
 def backward_kernel(p: float, quads: int, function: str) -> Kernel:
     """Gradients from the lists."""
-    general = is_general(p)
-    source = "" if general else power_source("slope", int(p) - 1, signed=True)
-    return Kernel("pruned_backward.cu", function, (("GENERAL", int(general)), ("QUADS", quads)), source)
+    source = "" if powers(p) == SPECIAL else power_source("slope", int(p) - 1, signed=True)
+    return Kernel("pruned_backward.cu", function, (("POWERS", powers(p)), ("QUADS", quads)), source)
 
 
 @cache
@@ -55,9 +56,16 @@ def maximum_kernel(index: bool, quads: int) -> Kernel:
     return Kernel("pruned_maximum.cu", "listed_maximum", (("INDEX", int(index)), ("QUADS", quads)))
 
 
+def powers(p: float) -> int:
+    """How the listed kernels take powers: products for whole p while these stay in the float range."""
+    if p != math.floor(p) or p > LARGEST_PAIRED:
+        return SPECIAL
+    return PER_OUTPUT if p <= LARGEST_CHAINED else PER_PAIR
+
+
 def is_general(p: float) -> bool:
-    """Whether p takes special functions: no whole number, or one too large for products of floats."""
-    return p != math.floor(p) or p > LARGEST_CHAINED
+    """Whether each pair has its own scale, the maximum or a power of two: two numbers are kept for it."""
+    return powers(p) != PER_OUTPUT
 
 
 def serves(n: int, out: int, features: int, p: float) -> bool:

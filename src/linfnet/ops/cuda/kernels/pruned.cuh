@@ -36,5 +36,10 @@ static __device__ __forceinline__ float log2_ratio(float a, float m) {
   return -2.885390082f * (z * series);
 }
 
+// The power of two s with 2^-0.5 <= s top < 2^0.5; 0 where top is infinite: finite differences have no slope there.
+static __device__ __forceinline__ float pair_scale(float top) {
+  return top == INFINITE ? 0.0f : scale_for(top * 0.70710678f, 0);
+}
+
 // The part of a list that a warp works on: four neighbouring parts.
 static __device__ __forceinline__ int part_start(int count, int warp) { return (int)((i64)count * warp / WARPS); }

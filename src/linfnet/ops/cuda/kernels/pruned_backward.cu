@@ -1,19 +1,23 @@
 // Gradients from the listed features: grad_w[o, i] = -sum_b c[b, o] slope, grad_x[b, i] = sum_o c[b, o] slope, where
-//   GENERAL 0: slope = slope(s (x - w)), c = g (s y)^(1 - p), s one power of two per output;
-//   GENERAL 1: slope = (|x - w| / maximum)^(p - 1), signed, c = g S^((1 - p)/p); g in its own unit.
+//   POWERS 0: slope = slope(s (x - w)), c = g (s y)^(1 - p), s one power of two per output;
+//   POWERS 1: the same with one power of two per pair;
+//   POWERS 2: slope = (|x - w| / maximum)^(p - 1), signed, c = g S^((1 - p)/p).
+// g is in its own unit. `kept`: the power of two, or the maximum, of each pair.
 #include "pruned.cuh"
 #include "power"
 
-#if GENERAL
-#define SLOPE(x, w, scale, most) copysignf(exp2_fast(exponent * log2_ratio(fabsf((x) - (w)), most)), (x) - (w))
+#if POWERS == 0
+#define SLOPE(x, w, scale, own) slope(fmaf(x, scale, -(w) * (scale)), 0.0f)
+#elif POWERS == 1
+#define SLOPE(x, w, scale, own) slope(((x) - (w)) * (own), 0.0f)
 #else
-#define SLOPE(x, w, scale, most) slope(fmaf(x, scale, -(w) * (scale)), 0.0f)
+#define SLOPE(x, w, scale, own) copysignf(exp2_fast(exponent * log2_ratio(fabsf((x) - (w)), own)), (x) - (w))
 #endif
 
 // A block per output; its four warps share the list. `result` starts as zero.
 extern "C" __global__ void __launch_bounds__(128)
 listed_grad_w(const float* __restrict__ turned, const int2* __restrict__ entries, const int* __restrict__ counts,
-              const float* __restrict__ scales, const float* __restrict__ coefficients, const float* __restrict__ tops,
+              const float* __restrict__ scales, const float* __restrict__ coefficients, const float* __restrict__ kept,
               const u32* __restrict__ largest, const int* __restrict__ spoiled, float* __restrict__ result, int features,
               int padded, float exponent, const int* __restrict__ flag) {
   if (*flag) return;
@@ -27,10 +31,10 @@ listed_grad_w(const float* __restrict__ turned, const int2* __restrict__ entries
   int start = part_start(count, warp), stop = part_start(count, warp + 1);
   float scale = scales[o], unit = gradient_unit(largest);
   for (int group = 0; group < padded; group += GROUP) {
-    float c[OWN], top[OWN];
+    float c[OWN], own[OWN];
     own_rows(c, coefficients + (i64)o * padded + group);
-#if GENERAL
-    own_rows(top, tops + (i64)o * padded + group);
+#if POWERS > 0
+    own_rows(own, kept + (i64)o * padded + group);
 #endif
 #pragma unroll 2
     for (int k = start; k < stop; ++k) {
@@ -38,7 +42,7 @@ listed_grad_w(const float* __restrict__ turned, const int2* __restrict__ entries
       float x[OWN], sum = 0.0f;
       own_rows(x, turned + (i64)e.at * padded + group);
 #pragma unroll
-      for (int r = 0; r < OWN; ++r) sum = fmaf(c[r], SLOPE(x[r], e.w, scale, top[r]), sum);
+      for (int r = 0; r < OWN; ++r) sum = fmaf(c[r], SLOPE(x[r], e.w, scale, own[r]), sum);
 #pragma unroll
       for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(FULL, sum, step);
       if ((threadIdx.x & 31) == 0) result[e.at] = fmaf(-sum, unit, group ? result[e.at] : 0.0f);
@@ -49,7 +53,7 @@ listed_grad_w(const float* __restrict__ turned, const int2* __restrict__ entries
 // A block per feature and group of rows; its four warps share the list of outputs. `result` is turned.
 extern "C" __global__ void __launch_bounds__(128)
 listed_grad_x(const float* __restrict__ turned, const int2* __restrict__ entries, const int* __restrict__ counts,
-              const float* __restrict__ scales, const float* __restrict__ coefficients, const float* __restrict__ tops,
+              const float* __restrict__ scales, const float* __restrict__ coefficients, const float* __restrict__ kept,
               const u32* __restrict__ largest, float* __restrict__ result, int out, int padded, float exponent,
               const int* __restrict__ flag) {
   if (*flag) return;
@@ -58,7 +62,7 @@ listed_grad_x(const float* __restrict__ turned, const int2* __restrict__ entries
   i64 group = (i64)blockIdx.y * GROUP;
   entries += (i64)i * out;
   coefficients += group;
-  tops += group;
+  kept += group;
   int start = part_start(count, warp), stop = part_start(count, warp + 1);
   float x[OWN], sum[OWN];
   own_rows(x, turned + (i64)i * padded + group);
@@ -72,13 +76,13 @@ listed_grad_x(const float* __restrict__ turned, const int2* __restrict__ entries
 #pragma unroll 4
     for (int k = block; k < end; ++k) {
       Entry e = entry_of(entries, k);
-      float scale = __ldg(scales + e.at), c[OWN], top[OWN];
+      float scale = __ldg(scales + e.at), c[OWN], own[OWN];
       own_rows(c, coefficients + (i64)e.at * padded);
-#if GENERAL
-      own_rows(top, tops + (i64)e.at * padded);
+#if POWERS > 0
+      own_rows(own, kept + (i64)e.at * padded);
 #endif
 #pragma unroll
-      for (int r = 0; r < OWN; ++r) part[r] = fmaf(c[r], SLOPE(x[r], e.w, scale, top[r]), part[r]);
+      for (int r = 0; r < OWN; ++r) part[r] = fmaf(c[r], SLOPE(x[r], e.w, scale, own[r]), part[r]);
     }
 #pragma unroll
     for (int r = 0; r < OWN; ++r) sum[r] += part[r];

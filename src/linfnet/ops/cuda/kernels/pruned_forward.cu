@@ -1,7 +1,9 @@
 // Distances from the listed features: a block per output and group of rows, its four warps share the list.
-//   GENERAL 0: sum of power(s (x - w)), s one power of two per output; a pair out of range sets the flag.
-//   GENERAL 1: the pair's maximum first, then the sum of (|x - w| / maximum)^p by special functions.
-// Kept for the backward, turned: what y lost when it was rounded; or the maximum and S^((1 - p)/p), S the sum.
+//   POWERS 0: sum of power(s (x - w)), s one power of two per output; a pair out of range sets the flag.
+//   POWERS 1: the pair's maximum first, then the same with one power of two per pair.
+//   POWERS 2: the pair's maximum first, then the sum of (|x - w| / maximum)^p by special functions.
+// Kept for the backward, turned: 0: what y lost when it was rounded; 1: s and S^((1 - p)/p), S the sum; 2: the maximum and
+// S^((1 - p)/p).
 #include "pruned.cuh"
 #include "power"
 
@@ -17,7 +19,8 @@ listed_distance(const float* __restrict__ turned, const int2* __restrict__ entri
   turned += group;
   int start = part_start(count, warp), stop = part_start(count, warp + 1);
   float sum[OWN];
-#if GENERAL
+#if POWERS > 0
+  __shared__ float tops[GROUP];
   float top[OWN];
 #pragma unroll
   for (int r = 0; r < OWN; ++r) top[r] = 0.0f;
@@ -36,7 +39,13 @@ listed_distance(const float* __restrict__ turned, const int2* __restrict__ entri
   for (int r = 0; r < OWN; ++r)
 #pragma unroll
     for (int v = 0; v < WARPS; ++v) top[r] = larger(top[r], shared[v][own_row(r)]);
+#pragma unroll
+  for (int r = 0; r < OWN; ++r) tops[own_row(r)] = top[r];  // the same from every warp
   __syncthreads();
+#if POWERS == 1
+#pragma unroll
+  for (int r = 0; r < OWN; ++r) top[r] = pair_scale(top[r]);
+#endif
 #else
   float scale = scales[o], fraction = 0.0f;
 #endif
@@ -52,9 +61,12 @@ listed_distance(const float* __restrict__ turned, const int2* __restrict__ entri
       Entry e = entry_of(entries, k);
       float x[OWN];
       own_rows(x, turned + (i64)e.at * padded);
-#if GENERAL
+#if POWERS == 2
 #pragma unroll
       for (int r = 0; r < OWN; ++r) part[r] += exp2_fast(p * log2_ratio(fabsf(x[r] - e.w), top[r]));
+#elif POWERS == 1
+#pragma unroll
+      for (int r = 0; r < OWN; ++r) part[r] += power((x[r] - e.w) * top[r], 0.0f);
 #else
       float centre = e.w * scale;
 #pragma unroll
@@ -66,16 +78,23 @@ listed_distance(const float* __restrict__ turned, const int2* __restrict__ entri
   }
 #pragma unroll
   for (int r = 0; r < OWN; ++r) shared[warp][own_row(r)] = sum[r];
-#if GENERAL
-  __shared__ float tops[GROUP];
-#pragma unroll
-  for (int r = 0; r < OWN; ++r) tops[own_row(r)] = top[r];  // the same from every warp
-#endif
   __syncthreads();
   for (int row = threadIdx.x; row < GROUP; row += 128) {
     float s = (shared[0][row] + shared[1][row]) + (shared[2][row] + shared[3][row]);
     i64 at = (i64)o * padded + group + row;
-#if GENERAL
+#if POWERS == 1
+    float most = tops[row], scale = pair_scale(most), distance = most, factor = 1.0f;
+    if (most > 0.0f && most < INFINITE) {
+      double l = log2((double)s);
+      distance = (float)(exp2(l / p) / scale);
+      factor = (float)exp2(l / p - l);
+      if (!(s < INFINITE)) *(volatile int*)flag = 1;  // the largest of all floats: no power of two is small enough
+    } else if (most != most) {
+      factor = most;
+    }
+    y[at] = distance;
+    if (first_kept) first_kept[at] = scale, second_kept[at] = factor;
+#elif POWERS == 2
     float most = tops[row], distance = most, factor = 1.0f;
     if (most > 0.0f && most < INFINITE) {
       float l = log2f(s);
