@@ -134,6 +134,11 @@ def refused(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., st
         (["export", "run", "--vnnlib", "run/config.json", "--eps", "0.1"], "cannot be written"),
         (["export", "absent", "--onnx", "x.onnx"], "absent is not a folder"),
         (["predict", "run", "absent.png"], "absent.png does not exist"),
+        *(
+            ([*command, "mnist-small"], "linfnet certify, attack, predict and serve take it")
+            for command in (["report"], ["compare"], ["evaluate"], ["plot"], ["record", "--out", "x.json"])
+        ),
+        (["plot", "absent.json"], "absent.json is neither a run folder nor a record"),
         (["predict", "run/checkpoints", "absent.png"], "does not exist"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -285,6 +290,26 @@ def test_a_full_disk_is_told_with_the_file(
         assert refused(*arguments).startswith(f"error: {told}")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    "command", [["report", "run"], ["compare", "run"], ["record", "run", "--out", "x.json"], ["evaluate", "run"]]
+)
+def test_results_that_were_edited(command: list[str], place: Path, refused: Callable[..., str]):
+    file = place / "run" / "results.json"
+    results = json.loads(file.read_text())
+    file.write_text(json.dumps({**results, "train": {**results["train"], "seconds": "long"}}))
+    assert "run/results.json: 'seconds' of 'train' is 'long'; wanted a number" in refused(*command)
+    file.write_text(json.dumps({**results, "digits-test eps=0.1": {"clean": 98.5}}))
+    assert "'clean' of 'digits-test eps=0.1' is 98.5; wanted a share from 0 to 1" in refused(*command)
+
+
+def test_records_that_were_edited(place: Path, refused: Callable[..., str]):
+    (place / "run" / "results.json").write_text("{}")
+    assert "has no 'train' with 'seconds'" in refused("record", "run", "--out", "x.json")
+    for record in ({"recipe": 7, "events": "x"}, {"recipe": "", "events": ["x"]}, ["recipe", "events"]):
+        (place / "record.json").write_text(json.dumps(record))
+        assert "record.json is not the record of a run" in refused("plot", "record.json")
 
 
 def test_odd_events_do_not_stop_a_resume(place: Path):

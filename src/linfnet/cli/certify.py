@@ -19,7 +19,7 @@ from linfnet.cli.train import pick_device
 from linfnet.data import known_sets, load
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import Classifier
-from linfnet.nn.hub import class_names, find_model
+from linfnet.nn.hub import class_names, find_model, packaged_hint
 from linfnet.perturbation import format_epsilon, parse_epsilon
 from linfnet.systems import load_model
 from linfnet.train import RunFolder
@@ -48,7 +48,7 @@ class Subject:
 def run_of(model: Path) -> RunFolder | None:
     """The finished run a folder holds, if it is more than a model."""
     if not model.is_dir():
-        raise LinfnetError(f"{model} is not a folder")
+        raise LinfnetError(f"{model} is not a folder{packaged_hint(model)}")
     if not (model / "recipe.toml").is_file():
         return None
     run = RunFolder.open(model)

@@ -16,6 +16,7 @@ from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.evaluation import Evaluation, result_key, write_broken, write_samples
 from linfnet.export import write_card
 from linfnet.nn import Classifier
+from linfnet.nn.hub import packaged_hint
 from linfnet.perturbation import format_epsilon, parse_epsilon
 from linfnet.ranks import ALONE, Ranks, joined, launched, own_device
 from linfnet.recipes import Recipe
@@ -123,7 +124,7 @@ class Evaluate:
 
     def _recipe(self) -> Recipe | None:
         if not self.model.is_dir():
-            raise LinfnetError(f"{self.model} is not a folder")
+            raise LinfnetError(f"{self.model} is not a folder{packaged_hint(self.model)}")
         if not (self.model / "recipe.toml").is_file():
             return None
         folder = RunFolder.open(self.model)

@@ -8,6 +8,7 @@ import tyro
 from linfnet.cli.console import console
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_json
+from linfnet.nn.hub import packaged_hint
 from linfnet.recipes import Recipe, recipe_from_toml
 from linfnet.reproduce.figures import draw_run, read_events
 from linfnet.reproduce.record import readme_row, write_record
@@ -35,7 +36,7 @@ class Record:
         console.print(f"record: {self.out}, {log}")
         try:
             console.print(readme_row(read_json(self.out), self.out.name))
-        except KeyError:
+        except LookupError:
             console.print(f"it lacks the attack on all test images: linfnet evaluate {self.run_folder} first")
         return 0
 
@@ -64,8 +65,10 @@ class Plot:
         if self.source.is_dir():
             recipe = RunFolder.open(self.source).recipe
             return recipe, self.source / "events.jsonl", self.source / "curves.png"
+        if not self.source.is_file():
+            raise LinfnetError(f"{self.source} is neither a run folder nor a record{packaged_hint(self.source)}")
         record = read_json(self.source)
-        if not isinstance(record, dict) or not {"recipe", "events"} <= record.keys():
+        if not isinstance(record, dict) or not all(isinstance(record.get(key), str) for key in ("recipe", "events")):
             raise LinfnetError(f"{self.source} is not the record of a run: it has no recipe or no events")
         recipe = recipe_from_toml(record["recipe"], str(self.source), self.source.stem)
         return recipe, self.source.with_name(record["events"]), self.source.with_suffix(".png")

@@ -9,6 +9,7 @@ from linfnet.files import read_json, write_text
 from linfnet.nn import count_parameters
 from linfnet.nn.card import model_card
 from linfnet.systems import load_model
+from linfnet.train import read_results
 
 FILES = ("model.safetensors", "config.json", "README.md")
 
@@ -16,8 +17,7 @@ FILES = ("model.safetensors", "config.json", "README.md")
 def write_card(folder: Path) -> Path:
     """Write the model card of a folder anew, with all that its results.json holds by now."""
     net = load_model(folder)
-    results: dict[str, Any] = read_json(folder / "results.json") if (folder / "results.json").is_file() else {}
-    card = model_card(read_json(folder / "config.json"), net.describe(), count_parameters(net), results)
+    card = model_card(read_json(folder / "config.json"), net.describe(), count_parameters(net), read_results(folder))
     write_text(folder / "README.md", card)
     return folder / "README.md"
 

@@ -36,6 +36,17 @@ def find_model(name: Path | str) -> Path:
     return Path(name)
 
 
+def packaged_hint(path: Path) -> str:
+    """What to say of a path that is no folder but the name of a net in the package; nothing of others.
+
+    >>> packaged_hint(Path("mnist-big"))
+    ''
+    """
+    if str(path) not in pretrained_names():
+        return ""
+    return "; the net of that name in the package has no run: linfnet certify, attack, predict and serve take it"
+
+
 def class_names(model: Path, classes: int) -> list[str]:
     """The names of the classes in a model's config.json; their numbers if it has none."""
     names: Any = read_json(model / "config.json").get("class_names") or [str(k) for k in range(classes)]

@@ -10,6 +10,7 @@ from typing import Any
 from linfnet.data import ImageSet, known_sets, load
 from linfnet.errors import LinfnetError
 from linfnet.files import read_json
+from linfnet.nn.hub import packaged_hint
 from linfnet.perturbation import parse_epsilon
 from linfnet.recipes import Recipe
 from linfnet.report.samples import BrokenSamples, Samples, read_broken, read_samples
@@ -95,7 +96,7 @@ class RunRecord:
 def read_training(path: Path) -> RunRecord:
     """A run or model folder as far as training goes: settings, events and results, no samples."""
     if not path.is_dir():
-        raise LinfnetError(f"{path} is not a folder")
+        raise LinfnetError(f"{path} is not a folder{packaged_hint(path)}")
     folder = RunFolder.open(path) if (path / "recipe.toml").is_file() else None
     if folder is None and not (path / "config.json").is_file():
         raise LinfnetError(f"{path} is no run or model folder: it has neither recipe.toml nor config.json")

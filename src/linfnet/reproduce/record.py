@@ -50,7 +50,9 @@ def make_record(path: Path, what: str, events_file: str, commit: str | None = No
         if environment["commit"] not in (None, commit):
             raise ArgumentError(f"--commit is {commit!r}, but env.json of the run says {environment['commit']!r}")
         environment |= {"commit": commit, "commit_given_by_hand": True}
-    trained, recipe = results["train"], folder.recipe
+    trained, recipe = results.get("train", {}), folder.recipe
+    if "seconds" not in trained:
+        raise LinfnetError(f"{path / 'results.json'} has no 'train' with 'seconds': what training took is not known")
     seeds = {"seed": recipe.run.seed, "epochs": list(recipe.schedule.epochs)}
     cost = {
         "hardware": hardware_of(environment, trained),

@@ -2,12 +2,12 @@
 
 from linfnet.train.folder import RunFolder as RunFolder
 from linfnet.train.folder import UnwritableError as UnwritableError
-from linfnet.train.folder import add_results as add_results
 from linfnet.train.folder import environment as environment
-from linfnet.train.folder import read_results as read_results
 from linfnet.train.loop import StoppedError as StoppedError
 from linfnet.train.loop import Trainer as Trainer
 from linfnet.train.loop import Watcher as Watcher
+from linfnet.train.results import add_results as add_results
+from linfnet.train.results import read_results as read_results
 from linfnet.train.steps import StepValues as StepValues
 from linfnet.train.steps import build_net as build_net
 from linfnet.train.steps import step_values as step_values

@@ -21,7 +21,8 @@ from typing import Any, cast
 import torch
 
 from linfnet.errors import LinfnetError
-from linfnet.files import read_json, write_json, write_text
+from linfnet.files import write_json, write_text
+from linfnet.nn.hub import packaged_hint
 from linfnet.recipes import Recipe, recipe_from_toml, recipe_to_toml
 from linfnet.version import __version__
 
@@ -68,7 +69,7 @@ class RunFolder:
         """The run that lives in a folder."""
         file = path / "recipe.toml"
         if not file.is_file():
-            raise LinfnetError(f"{path} is not a run folder: it has no recipe.toml")
+            raise LinfnetError(f"{path} is not a run folder: it has no recipe.toml{packaged_hint(path)}")
         try:
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -164,20 +165,6 @@ def _hardly_begun(path: Path) -> bool:
     """Whether a folder is empty, or holds only what a run leaves that was killed before it wrote down its recipe."""
     entries = [entry for entry in path.iterdir() if entry.name != ".lock" and not entry.match(".*.tmp")]
     return all(entry.name == "checkpoints" and entry.is_dir() and not any(entry.iterdir()) for entry in entries)
-
-
-def add_results(folder: Path, entries: dict[str, Any]) -> None:
-    """Put evaluations into a folder's `results.json`, all or none, each under its own key; the others stay."""
-    write_json(folder / "results.json", {**read_results(folder), **entries})
-
-
-def read_results(folder: Path) -> dict[str, Any]:
-    """What has been measured of a run or model so far."""
-    file = folder / "results.json"
-    results: Any = read_json(file) if file.exists() else {}
-    if not isinstance(results, dict):
-        raise LinfnetError(f"{file} holds no table of results")
-    return cast(dict[str, Any], results)
 
 
 def environment() -> dict[str, Any]:

@@ -17,8 +17,9 @@ from linfnet.recipes import recipe_to_toml
 from linfnet.systems import LogitSystem, system_of
 from linfnet.train.checkpoint import Progress, load_newest_on_all, save_checkpoint
 from linfnet.train.decay import decay_weights
-from linfnet.train.folder import RunFolder, add_results
+from linfnet.train.folder import RunFolder
 from linfnet.train.graphs import STEPS_THAT_PAY, Passes
+from linfnet.train.results import add_results
 from linfnet.train.signals import StopRequest, stop_on_signals
 from linfnet.train.steps import (
     RECORD_COLUMNS,
