@@ -102,7 +102,7 @@ class Passes:
         self._way: Way = self._eager
 
     def forward(self, pixels: Tensor, p: float, lasts: Callable[[], bool]) -> Tensor:
-        """Logits [B, K] that an objective may differentiate by; `lasts` tells whether p stays for STEPS_THAT_PAY."""
+        """Logits [B, K] at the net's p, a leaf for an objective; `lasts` tells whether p stays for STEPS_THAT_PAY."""
         self._way = self._choose(pixels, p, lasts)
         return self._way.forward(pixels).detach().requires_grad_()
 
@@ -145,9 +145,9 @@ def _capture(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) 
     `torch.cuda.graph` would also wait for the device and give all cached memory back: dearer than the step itself.
     """
     with torch.cuda.stream(stream):
-        # Threads that compile kernels go on meanwhile.
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
+            # Threads that compile kernels go on meanwhile.
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             yield
             graph.capture_end()
         except BaseException:
