@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from linfnet.ops.cuda import pruned
+from linfnet.ops.cuda import expanded, pruned
 from linfnet.ops.cuda.implementation import Cuda, backward_kernel, bounds_kernel, forward_kernel, kernels_ahead
 from linfnet.ops.cuda.loader import KERNELS, Argument, Kernel, Launcher, Long
 from linfnet.ops.cuda.plans import backward_plan, forward_plan
 
-POINTERS = ("float*", "float2*", "int*", "int2*", "u32*")
+POINTERS = ("float*", "float2*", "int*", "int2*", "u32*", "u16*")
 KINDS = {**dict.fromkeys(POINTERS, torch.Tensor), "i64": Long, "int": int, "float": float}
 
 
@@ -59,7 +59,8 @@ class Recorder(Launcher):
             if kind.endswith("*"):
                 assert isinstance(argument, torch.Tensor)
                 assert argument.is_contiguous()
-                assert argument.dtype == (torch.float32 if kind.startswith("float") else torch.int32)
+                kinds = {"float": torch.float32, "u16*": torch.float16}
+                assert argument.dtype == kinds.get(kind.rstrip("2*") if kind != "u16*" else kind, torch.int32)
         assert all(1 <= blocks <= limit for blocks, limit in zip(grid, (2**31 - 1, 65535, 65535), strict=True))
         assert 32 <= threads <= 1024
         assert 0 <= shared <= 200 * 1024
@@ -86,6 +87,25 @@ def test_launches_fit_the_kernels(p: float, shape: tuple[int, int, int]) -> None
     assert (listed <= used) == pruned.serves(n, out, features, p)
     assert kernels.bounds(x, x, w)[0].shape == (n, out)
     assert kernels.bounds_saving(x, x, w)[3].shape == (n, out)
+
+
+def test_launches_of_the_expansion_fit_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expanded, "SMALLEST", 0)
+    x, w, grad = torch.randn(70, 3072), torch.randn(104, 3072), torch.randn(70, 104)
+    recorder = Recorder()
+    kernels = Cuda(recorder)
+    assert kernels.forward(x, w, 8.0).shape == (70, 104)
+    y, saved = kernels.forward_saving(x, w, 8.0)
+    assert saved.shape == kernels.saved_like(x, w, 8.0).shape
+    assert "finish_x" not in recorder.functions
+    for need_x, need_w in ((True, True), (True, False), (False, True)):
+        grad_x, grad_w = kernels.backward(grad, x, w, y, saved, 8.0, need_x, need_w)
+        assert grad_x.shape == (x.shape if need_x else (0,))
+        assert grad_w.shape == (w.shape if need_w else (0,))
+    assert [recorder.functions.count(name) for name in ("combine", "finish_x", "finish_w")] == [2, 2, 2]
+    monkeypatch.undo()
+    assert not expanded.serves(x, w, 8.0)
+    assert not expanded.serves(x, w, 9.0)
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0)], ids=str)
@@ -115,7 +135,7 @@ def test_plans_cover_everything_once(shape: tuple[int, int, int]) -> None:
     assert (back.grid[2] - 1) * back.row_span < n <= back.grid[2] * back.row_span
 
 
-@pytest.mark.parametrize(("p", "following"), [(8.0, 9.0), (20.0, 22.0), (28.0, 29.0), (64.0, 65.0), (30.5, 31.5)])
+@pytest.mark.parametrize(("p", "following"), [(8.0, 10.0), (20.0, 22.0), (28.0, 30.0), (64.0, 68.0), (30.5, 31.5)])
 def test_kernels_of_the_next_p_are_made_ahead(p: float, following: float) -> None:
     made = set(kernels_ahead(p, 512))
     for q in (p, following):
@@ -137,6 +157,7 @@ def test_sources_compile(architecture: str, tmp_path: Path) -> None:
         *(backward_kernel(p, True, True) for p in (7.5, None)),
         bounds_kernel(True),
         *(Kernel(file, "") for file in ("finish.cu", "gradients.cu", "scale.cu", "sparse.cu")),
+        expanded.kernel("powers", 8),
         pruned.list_kernel("turn"),
         *(pruned.maximum_kernel(index, 2) for index in (False, True)),
         *(pruned.forward_kernel(p, 2) for p in (28.0, 128.0, 30.5)),

@@ -50,24 +50,29 @@ def multiplications(n: int) -> int:
 def is_short(p: int) -> bool:
     """Whether p and p - 1 both have short chains: together at most 2 floor(log2 p) + 4 products.
 
-    An odd p costs two more: |d|^p needs the absolute value, and the even power d^(p - 1) the sign of d.
+    An odd p costs two more: |d|^p needs the absolute value, and the even power d^(p - 1) the sign of d. From 8 on only
+    an even p counts as short: it is a polynomial, which matrix products can evaluate.
     """
+    if p >= 8 and p % 2:
+        return False
     return multiplications(p) + multiplications(p - 1) + 2 * (p % 2) <= 2 * (p.bit_length() - 1) + 4
 
 
 def snapped_p(p: float) -> float:
-    """The nearest p that kernels evaluate cheaply: an integer, up to 22 one with short chains; infinity stays.
+    """The nearest p that kernels evaluate cheaply: up to 22 an even one with short chains; infinity stays.
 
-    Above 128 an integer of seven binary digits, 64 to an octave: while p stays the same, whole steps can be replayed.
-    Of two equally near the larger is taken, so that the result never falls while p grows.
+    Each p up to 128 has kernels of its own, which are compiled while those of the last one run: from 22 on the even
+    numbers, from 64 on the multiples of 4 leave time for it. Above 128 come integers of seven binary digits, 64 to an
+    octave: while p stays the same, whole steps can be replayed. Of two equally near the larger is taken, so that the
+    result never falls while p grows.
 
     >>> [snapped_p(p) for p in (8.0, 11.3, 20.9, 27.6, 62.9, 201.3, 999.0, math.inf)]
-    [8.0, 12.0, 20.0, 28.0, 63.0, 202.0, 1000.0, inf]
+    [8.0, 12.0, 20.0, 28.0, 62.0, 202.0, 1000.0, inf]
     """
     if math.isinf(p):
         return p
     if p >= SMALLEST_LISTED:
-        step = max(1.0, 2.0 ** (math.frexp(p)[1] - 7))
+        step = 2.0 if p < 64 else 4.0 if p < 128 else 2.0 ** (math.frexp(p)[1] - 7)
         return math.floor(p / step + 0.5) * step
     short = (n for n in range(1, SMALLEST_LISTED + 1) if is_short(n))
     return float(min(short, key=lambda n: (abs(n - p), -n)))

@@ -5,6 +5,7 @@ Nothing here waits for the device, and no shape depends on values: the calls can
 
 import math
 import warnings
+from dataclasses import dataclass
 from functools import cache
 from itertools import count
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from linfnet.ops.chains import LARGEST_CHAINED, power_source, snapped_p
-from linfnet.ops.cuda import loader, pruned
+from linfnet.ops.cuda import expanded, loader, pruned
 from linfnet.ops.cuda.loader import Kernel, Launcher, Long, NoKernelsError
 from linfnet.ops.cuda.plans import backward_plan, forward_plan
 
@@ -81,6 +82,8 @@ def kernels_ahead(p: float, n: int) -> list[Kernel]:
         mode, power = (SUM, q) if chained(q) is not None else (SUM_GENERAL, None)
         kernels += [forward_kernel(mode, q if power else math.inf)]
         kernels += [backward_kernel(power, need_x, True) for need_x in (True, False)]
+        if q in expanded.POWERS:
+            kernels += [expanded.kernel("powers", int(q))]
         if q >= pruned.SMALLEST_P:
             kernels += pruned.kernels(q, n)
     return kernels
@@ -137,6 +140,17 @@ def status() -> str:
     return f"cuda kernels: {torch.cuda.get_device_name()}, NVRTC {major}.{minor}, cache {loader.cache_folder()}"
 
 
+@dataclass(frozen=True)
+class _Coefficients:
+    """c[b, o] = g (s y)^(1 - p): the numbers, which pairs are out of range, and what s follows from."""
+
+    value: Tensor
+    offset: Tensor | None
+    flags: Tensor
+    tops: Tensor
+    lift: int
+
+
 class Cuda:
     """NVRTC kernels; implements `linfnet.ops.implementations.Implementation` for float32 on CUDA devices."""
 
@@ -158,6 +172,8 @@ class Cuda:
     def forward(self, x: Tensor, w: Tensor, p: float) -> Tensor:
         if 0 in (x.shape[0], *w.shape):
             return x.new_zeros(x.shape[0], w.shape[0])
+        if expanded.serves(x, w, p):
+            return self._expanded_distance(x, w, p)
         if not self._is_pruned(x, w, p):
             return self._largest_difference(x, w) if math.isinf(p) else self._distance(x, w, p)
         serve = self._pruned_maximum if math.isinf(p) else self._pruned_distance
@@ -170,6 +186,8 @@ class Cuda:
         self._launcher.prepare(x.device, (p, x.shape[0]), lambda: kernels_ahead(p, x.shape[0]))
         if not math.isinf(p):
             saved = self.saved_like(x, w, p)
+            if expanded.serves(x, w, p):
+                return self._expanded_distance(x, w, p, saved), saved
             pruned_p = self._is_pruned(x, w, p)
             return (self._pruned_distance if pruned_p else self._distance)(x, w, p, saved), saved
         if not self._is_pruned(x, w, p):
@@ -180,6 +198,8 @@ class Cuda:
     def saved_like(self, x: Tensor, w: Tensor, p: float) -> Tensor:
         if self._is_pruned(x, w, p) and not math.isinf(p):
             return x.new_empty(pruned.saved_size(x.shape[0], w.shape[0], p), dtype=torch.int32)
+        if expanded.serves(x, w, p):
+            return x.new_empty(expanded.saved_size(x.shape[0], w.shape[0]), dtype=torch.int32)
         # At infinity the winning coordinate and its sign; else what y lost when it was rounded.
         return x.new_empty(x.shape[0], w.shape[0], dtype=torch.int32 if math.isinf(p) else x.dtype)
 
@@ -196,7 +216,10 @@ class Cuda:
                 self._scatter(grad, y, saved, x, transposed=False) if need_x else x.new_empty(0),
                 self._scatter(grad, y, saved, w, transposed=True) if need_w else w.new_empty(0),
             )
-        serve = self._pruned_backward if self._is_pruned(x, w, p) else self._dense_backward
+        if expanded.serves(x, w, p):
+            serve = self._expanded_backward
+        else:
+            serve = self._pruned_backward if self._is_pruned(x, w, p) else self._dense_backward
         return serve(grad, x, w, y, saved, p, need_x, need_w)
 
     def bounds(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -323,6 +346,30 @@ class Cuda:
         results = pruned.backward(self._launcher, grad, x, w, y, saved, largest, p, (need_x, need_w))
         return dense._dense_backward(grad, x, w, y, rest, p, need_x, need_w, into=results, tops=largest)
 
+    def _expanded_distance(self, x: Tensor, w: Tensor, p: float, saved: Tensor | None = None) -> Tensor:
+        """Distances by matrix products; behind a gate, the dense kernels for layers where too much cancels."""
+        n, out, features = x.shape[0], *w.shape
+        flag = torch.empty(1, dtype=torch.int32, device=x.device) if saved is None else pruned.flag_of(saved)
+        rest = None if saved is None else pruned.kept_of(saved, n * out)
+        tops, lift, y = self.largest(x, w), _lift(100, p), x.new_empty(n, out)
+        sums = expanded.forward(self._launcher, x, w, tops, p, lift, flag)
+        made = (y, rest, n, out, features, p, lift, None)
+        self._run(_FINISH_SUM, x, _line(n * out), 256, sums, 1, x, w, None, tops, *made)
+        return Cuda(self._launcher, flag)._distance(x, w, p, rest, into=y)
+
+    def _expanded_backward(
+        self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, need_x: bool, need_w: bool
+    ) -> tuple[Tensor, Tensor]:
+        flag, rest = pruned.flag_of(saved), pruned.kept_of(saved, y.numel())
+        coefficients = self._coefficients(grad, y, rest, p)
+        results = (torch.empty_like(x) if need_x else x.new_empty(0), torch.empty_like(w) if need_w else w.new_empty(0))
+        wanted = results[0] if need_x else None, results[1] if need_w else None
+        inputs = (coefficients.value, x, w, self.largest(x, w), coefficients.tops)
+        expanded.backward(self._launcher, *inputs, p, coefficients.lift, wanted)
+        self._repair(grad, x, w, y, p, coefficients, wanted)
+        dense, tops = Cuda(self._launcher, flag), coefficients.tops
+        return dense._dense_backward(grad, x, w, y, rest, p, need_x, need_w, into=results, tops=tops)
+
     def _scatter(self, grad: Tensor, y: Tensor, saved: Tensor, like: Tensor, *, transposed: bool) -> Tensor:
         """The gradient of x, or of w (transposed), at infinity: each pair's flow to its winning coordinate."""
         result = torch.empty_like(like)
@@ -351,15 +398,7 @@ class Cuda:
         tops: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         n, out, features = x.shape[0], *w.shape
-        general, exponent = int(chained(p) is None), p - 1
-        lift = 0 if general else _lift(48, exponent)
-        tops = self.largest(y, grad) if tops is None else tops
-        coefficient = torch.empty_like(y)
-        offset = torch.empty_like(y) if general else None
-        flags = torch.zeros(n + out, dtype=torch.int32, device=x.device)
-        made = (coefficient, offset, flags, n, out, exponent, lift, general, self._gate)
-        self._run(_COEFFICIENTS, x, _line(n * out), 256, grad, y, rest, tops, *made)
-
+        coefficients = self._coefficients(grad, y, rest, p, tops)
         plan = backward_plan(n, out, features, self._launcher.multiprocessors(x.device))
         results = list(
             into
@@ -369,19 +408,49 @@ class Cuda:
             (result[None] if parts == 1 else x.new_empty(parts, *result.shape)) if need else None
             for result, parts, need in zip(results, plan.grid[1:], (need_x, need_w), strict=True)
         )
-        sizes = (n, out, features, plan.out_span, plan.row_span, _vector(out, coefficient))
+        sizes = (n, out, features, plan.out_span, plan.row_span, _vector(out, coefficients.value))
         shared = _SHARES if need_x else 0
-        kernel = backward_kernel(None if general else p, need_x, need_w)
-        inputs = (x, w, coefficient, offset, tops, part_x, part_w)
-        self._run(kernel, x, plan.grid, 256, *inputs, *sizes, exponent, lift, self._gate, shared=shared)
-
-        for place, (part, result) in enumerate(zip((part_x, part_w), results, strict=True)):
-            if part is None:
-                continue
-            self._add(part, result)
-            sizes = (n, out, features, exponent, lift, general, int(place == 0), self._gate)
-            self._run(_REPAIR, x, (result.shape[0], 1, 1), 256, grad, x, w, y, tops, flags, result, *sizes)
+        kernel = backward_kernel(None if chained(p) is None else p, need_x, need_w)
+        inputs = (x, w, coefficients.value, coefficients.offset, coefficients.tops, part_x, part_w)
+        lift = coefficients.lift
+        self._run(kernel, x, plan.grid, 256, *inputs, *sizes, p - 1, lift, self._gate, shared=shared)
+        for part, result in zip((part_x, part_w), results, strict=True):
+            if part is not None:
+                self._add(part, result)
+        wanted = results[0] if need_x else None, results[1] if need_w else None
+        self._repair(grad, x, w, y, p, coefficients, wanted)
         return results[0], results[1]
+
+    def _coefficients(
+        self, grad: Tensor, y: Tensor, rest: Tensor, p: float, tops: Tensor | None = None
+    ) -> _Coefficients:
+        """What each pair's slopes are multiplied by."""
+        (n, out), general = y.shape, chained(p) is None
+        lift = 0 if general else _lift(48, p - 1)
+        tops = self.largest(y, grad) if tops is None else tops
+        flags = torch.zeros(n + out, dtype=torch.int32, device=y.device)
+        value, offset = torch.empty_like(y), torch.empty_like(y) if general else None
+        made = (value, offset, flags, n, out, p - 1, lift, int(general), self._gate)
+        self._run(_COEFFICIENTS, y, _line(n * out), 256, grad, y, rest, tops, *made)
+        return _Coefficients(value, offset, flags, tops, lift)
+
+    def _repair(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        w: Tensor,
+        y: Tensor,
+        p: float,
+        coefficients: _Coefficients,
+        results: tuple[Tensor | None, Tensor | None],
+    ) -> None:
+        """Add the slopes of the pairs that are out of range."""
+        sizes = (y.shape[0], *w.shape, p - 1, coefficients.lift, int(chained(p) is None))
+        inputs = (grad, x, w, y, coefficients.tops, coefficients.flags)
+        for place, result in enumerate(results):
+            if result is not None:
+                made = (result, *sizes, int(place == 0), self._gate)
+                self._run(_REPAIR, x, (result.shape[0], 1, 1), 256, *inputs, *made)
 
     def _add(self, part: Tensor, result: Tensor) -> None:
         if part.shape[0] == 1:

@@ -141,7 +141,7 @@ def binary(source: str, name: str, architecture: str) -> bytes:
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=4, thread_name_prefix="linfnet-nvrtc")
+    return ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1), thread_name_prefix="linfnet-nvrtc")
 
 
 # Machine code that was asked for ahead of its use, by source and architecture.

@@ -1,0 +1,164 @@
+"""Even p by matrix products, on a GPU, against the reference in float64.
+
+Tolerance: twice the error of the float32 reference, and 2^-22 (pairs of float16, and sums that drop bits: four times
+that) of what the expansion adds up: sum (|x| + |w|)^p for a pair, which may be twice `most_loss` times its own sum, and
+sum |c| (|x| + |w|)^(p - 1) for each element of a gradient.
+"""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from linfnet.ops import Reference
+from linfnet.ops.cuda import expanded, pruned
+from linfnet.ops.cuda.implementation import Cuda
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+REFERENCE, KERNELS = Reference(), Cuda()
+SHARE = 4 * 2.0**-22
+SHAPES = [(64, 64, 64), (200, 96, 784), (512, 256, 3072), (130, 2048, 640)]
+
+
+@pytest.fixture(autouse=True)
+def _every_layer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small layers and longer powers, too; what is not written shows as NaN."""
+    monkeypatch.setattr(expanded, "SMALLEST", 0)
+    monkeypatch.setattr(expanded, "POWERS", (8.0, 10.0, 14.0))
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def trained(shape: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Like a layer of a net: one weight of each output far off, features of different widths."""
+    n, out, features = shape
+    torch.manual_seed(n)
+    x = torch.randn(n, features) * torch.rand(features).mul(3).sub(3).exp2()
+    w, grad = torch.randn(out, features), torch.randn(n, out) * torch.randn(n, out).mul(4).exp2()
+    w[torch.arange(out), torch.arange(out) % features] = -10.0
+    return x.cuda(), w.cuda(), grad.cuda()
+
+
+def close(shape: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Far from 0 and near each other: everything cancels."""
+    x, w, grad = trained(shape)
+    return 100 + x, 100 + w, grad
+
+
+def run(x: Tensor, w: Tensor, grad: Tensor, p: float) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
+    y, saved = KERNELS.forward_saving(x, w, p)
+    return (y, *KERNELS.backward(grad, x, w, y, saved, p, True, True)), int(pruned.flag_of(saved).item())
+
+
+def spread(x: Tensor, w: Tensor, c: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """sum |c| (|x| + |w|)^(p - 1) over outputs and over rows."""
+    of_x, of_w = torch.zeros_like(x), torch.zeros_like(w)
+    for row in range(len(x)):
+        terms = c[row, :, None].abs() * (x[row].abs() + w.abs()) ** (p - 1)
+        of_x[row] = terms.sum(0)
+        of_w += terms
+    return of_x, of_w
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("p", [8.0, 10.0, 14.0])
+def test_distances_and_gradients(p: float, shape: tuple[int, int, int]) -> None:
+    x, w, grad = trained(shape)
+    assert expanded.serves(x, w, p)
+    wide = x.double(), w.double()
+    exact_y = REFERENCE.forward(*wide, p)
+    exact = REFERENCE.backward(grad.double(), *wide, exact_y, grad, p, True, True)
+    plain_y = REFERENCE.forward(x, w, p)
+    plain = REFERENCE.backward(grad, x, w, plain_y, grad, p, True, True)
+    (y, *gradients), flag = run(x, w, grad, p)
+    assert flag == 0
+    loss = SHARE * 2 * expanded.most_loss(p) / p
+    assert ((y - exact_y).abs() <= 2 * (plain_y - exact_y).abs().max() + loss * exact_y).all()
+    assert ((y - exact_y).abs() / exact_y).median() <= 2.0**-24
+    sums = spread(*wide, grad.double() * exact_y ** (1 - p), p)
+    for ours, theirs, truth, sum_ in zip(gradients, plain, exact, sums, strict=True):
+        error, ordinary = (ours - truth).abs(), (theirs - truth).abs()
+        assert (error <= 2 * ordinary + SHARE * sum_ + (p - 1) * loss * truth.abs().max()).all()
+        # On the whole it is float32: half of all elements within a few times what the reference does.
+        assert error.median() <= 4 * ordinary.median()
+        assert error.norm() <= 8 * ordinary.norm()
+    assert torch.equal(KERNELS.forward(x, w, p), y)
+
+
+@pytest.mark.parametrize("p", [8.0, 14.0])
+def test_layers_that_cancel_open_the_dense_kernels(p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w, grad = close((96, 128, 512))
+    made, flag = run(x, w, grad, p)
+    assert flag == 1
+    monkeypatch.setattr(expanded, "POWERS", ())
+    dense = KERNELS.forward_saving(x, w, p)
+    wanted = (dense[0], *KERNELS.backward(grad, x, w, *dense, p, True, True))
+    assert all(torch.equal(a, b) for a, b in zip(made, wanted, strict=True))
+
+
+def test_single_pairs_that_cancel_are_summed_again() -> None:
+    x, w, grad = trained((128, 256, 512))
+    w[7], w[9] = x[3], x[4] + 1e-3 * x[5]
+    made, flag = run(x, w, grad, 8.0)
+    exact = REFERENCE.forward(x.double(), w.double(), 8.0)
+    assert flag == 0
+    assert made[0][3, 7] == 0
+    assert (made[0] - exact).abs()[4, 9] <= 2.0**-20 * exact[4, 9]
+    assert all(torch.isfinite(part).all() for part in made)
+
+
+@pytest.mark.parametrize("factor", [2.0**-90, 2.0**90])
+def test_the_scale_does_not_matter(factor: float) -> None:
+    x, w, grad = trained((64, 96, 784))
+    made, _ = run(x, w, grad, 8.0)
+    scaled, flag = run(x * factor, w * factor, grad, 8.0)
+    assert flag == 0
+    assert torch.equal(scaled[0], made[0] * factor)
+    assert all(torch.equal(a, b) for a, b in zip(scaled[1:], made[1:], strict=True))
+
+
+def test_nan_and_infinity_reach_the_output() -> None:
+    x, w, grad = trained((70, 96, 400))
+    x[2, 3], x[5, 7] = math.nan, math.inf
+    y, _, grad_w = run(x, w, grad, 8.0)[0]
+    assert y[2].isnan().all()
+    assert y[5].isposinf().all()
+    assert torch.isfinite(y[6:]).all()
+    assert grad_w.isnan().any()
+    x, w, grad = trained((70, 96, 400))
+    grad[4, 8] = math.nan
+    _, grad_x, grad_w = run(x, w, grad, 8.0)[0]
+    assert grad_x[4].isnan().all()
+    assert grad_w[8].isnan().all()
+    assert torch.isfinite(grad_x[5:]).all()
+    assert torch.isfinite(grad_w[9:]).all()
+
+
+def test_only_one_gradient() -> None:
+    x, w, grad = trained((64, 64, 512))
+    y, saved = KERNELS.forward_saving(x, w, 8.0)
+    both = KERNELS.backward(grad, x, w, y, saved, 8.0, True, True)
+    assert torch.equal(KERNELS.backward(grad, x, w, y, saved, 8.0, True, False)[0], both[0])
+    assert torch.equal(KERNELS.backward(grad, x, w, y, saved, 8.0, False, True)[1], both[1])
+
+
+def test_two_runs_give_the_same_bits_and_a_graph_replays_them() -> None:
+    x, w, grad = trained((512, 1024, 1024))
+    first, second = (run(x, w, grad, 8.0)[0] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+    def step() -> tuple[Tensor, ...]:
+        y, saved = KERNELS.forward_saving(x, w, 8.0)
+        return (y, *KERNELS.backward(grad, x, w, y, saved, 8.0, True, True))
+
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(captured, first, strict=True))
