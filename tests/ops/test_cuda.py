@@ -10,6 +10,7 @@ import warnings
 
 import pytest
 import torch
+from kernel_steps import replayed_step, step
 from torch import Tensor
 
 from linfnet.ops import Reference, default_implementation, linf_distance_bounds, lp_distance
@@ -63,12 +64,11 @@ def check_against_reference(x: Tensor, w: Tensor, grad: Tensor, p: float) -> Non
     exact = (exact_y, *REFERENCE.backward(grad.double(), *doubles, exact_y, grad, p, True, True))
     plain_y = REFERENCE.forward(x, w, p)
     plain = (plain_y, *REFERENCE.backward(grad, x, w, plain_y, grad, p, True, True))
-    y, saved = KERNELS.forward_saving(x, w, p)
-    made = (y, *KERNELS.backward(grad, x, w, y, saved, p, True, True))
+    made = step(KERNELS, x, w, grad, p)
     for name, ours, theirs, truth in zip(("y", "grad_x", "grad_w"), made, plain, exact, strict=True):
         bound = 2 * error(theirs, truth) + slack(name, p)
         assert error(ours, truth) <= bound, (name, error(ours, truth), bound)
-    assert torch.equal(KERNELS.forward(x, w, p), y)
+    assert torch.equal(KERNELS.forward(x, w, p), made[0])
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -152,12 +152,9 @@ def test_nan_and_infinity_reach_the_output(p: float) -> None:
 
 @pytest.mark.parametrize("p", [8.0, 30.5, 64.0, math.inf])
 def test_two_runs_give_the_same_bits(p: float) -> None:
-    x, w, grad = draw((300, 200, 700))
-    runs: list[tuple[Tensor, ...]] = []
-    for _ in range(2):
-        y, saved = KERNELS.forward_saving(x, w, p)
-        runs.append((y, *KERNELS.backward(grad, x, w, y, saved, p, True, True)))
-    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    inputs = draw((300, 200, 700))
+    first, second = (step(KERNELS, *inputs, p) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("p", [8.0, math.inf])
@@ -170,20 +167,9 @@ def test_unaligned_rows(p: float) -> None:
 
 @pytest.mark.parametrize("p", [8.0, 30.5, math.inf])
 def test_a_graph_replays_the_step(p: float) -> None:
-    x, w, grad = draw((64, 80, 96))
-
-    def step() -> tuple[Tensor, ...]:
-        y, saved = KERNELS.forward_saving(x, w, p)
-        return (y, *KERNELS.backward(grad, x, w, y, saved, p, True, True))
-
-    wanted = step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert all(torch.equal(a, b) for a, b in zip(captured, wanted, strict=True))
+    inputs = draw((64, 80, 96))
+    wanted = step(KERNELS, *inputs, p)
+    assert all(torch.equal(a, b) for a, b in zip(replayed_step(KERNELS, *inputs, p), wanted, strict=True))
 
 
 def test_autograd_uses_the_kernels() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from kernel_steps import replayed_step, step
 from torch import Tensor
 
 from linfnet.ops import Reference
@@ -154,8 +155,8 @@ def test_nan_and_infinity_reach_the_output(p: float) -> None:
 @pytest.mark.parametrize("p", [32.0, 64.0, 100.0, 200.0])
 @pytest.mark.parametrize("draw", [spiked, crowded])
 def test_two_runs_give_the_same_bits(draw: Draw, p: float) -> None:
-    x, w, grad = draw((200, 300, 700))
-    first, second = (run(x, w, grad, p)[0] for _ in range(2))
+    inputs = draw((200, 300, 700))
+    first, second = (step(KERNELS, *inputs, p) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -192,17 +193,6 @@ def test_unaligned_rows() -> None:
 @pytest.mark.parametrize("p", [32.0, 100.0, 200.0])
 @pytest.mark.parametrize("draw", [spiked, crowded])
 def test_a_graph_replays_the_step(draw: Draw, p: float) -> None:
-    x, w, grad = draw((64, 80, 512))
-
-    def step() -> tuple[Tensor, ...]:
-        y, saved = KERNELS.forward_saving(x, w, p)
-        return (y, *KERNELS.backward(grad, x, w, y, saved, p, True, True))
-
-    wanted = step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert all(torch.equal(a, b) for a, b in zip(captured, wanted, strict=True))
+    inputs = draw((64, 80, 512))
+    wanted = step(KERNELS, *inputs, p)
+    assert all(torch.equal(a, b) for a, b in zip(replayed_step(KERNELS, *inputs, p), wanted, strict=True))

@@ -9,6 +9,7 @@
 #define WARPS 4
 #define GROUP (128 * QUADS)
 #define OWN (4 * QUADS)
+#define NOT_A_NUMBER __int_as_float(0x7fc00000)
 
 struct Entry {
   int at;   // the feature, or the output
@@ -28,6 +29,17 @@ static __device__ __forceinline__ void own_rows(float (&to)[OWN], const float* _
 }
 
 static __device__ __forceinline__ int own_row(int r) { return r / 4 * 128 + (threadIdx.x & 31) * 4 + r % 4; }
+
+// The way back, to a group in shared memory.
+static __device__ __forceinline__ void leave_rows(float (&to)[GROUP], const float (&from)[OWN]) {
+#pragma unroll
+  for (int r = 0; r < OWN; ++r) to[own_row(r)] = from[r];
+}
+
+// The sum of what the four warps left for a row.
+static __device__ __forceinline__ float over_warps(const float (&left)[WARPS][GROUP], int row) {
+  return (left[0][row] + left[1][row]) + (left[2][row] + left[3][row]);
+}
 
 // log2 (a / m) for 0 <= a <= m, from the exact difference: the error stays relative to the logarithm while a > m / 2.
 static __device__ __forceinline__ float log2_ratio(float a, float m) {

@@ -22,7 +22,7 @@ listed_grad_w(const float* __restrict__ turned, const int2* __restrict__ entries
               int padded, float exponent, const int* __restrict__ flag) {
   if (*flag) return;
   if (spoiled[blockIdx.x]) {
-    for (int i = threadIdx.x; i < features; i += 128) result[(i64)blockIdx.x * features + i] = __int_as_float(0x7fc00000);
+    for (int i = threadIdx.x; i < features; i += 128) result[(i64)blockIdx.x * features + i] = NOT_A_NUMBER;
     return;
   }
   int warp = threadIdx.x >> 5, o = blockIdx.x, count = counts[o];
@@ -64,14 +64,10 @@ listed_grad_x(const float* __restrict__ turned, const int2* __restrict__ entries
   coefficients += group;
   kept += group;
   int start = part_start(count, warp), stop = part_start(count, warp + 1);
-  float x[OWN], sum[OWN];
+  float x[OWN], sum[OWN] = {};
   own_rows(x, turned + (i64)i * padded + group);
-#pragma unroll
-  for (int r = 0; r < OWN; ++r) sum[r] = 0.0f;
   for (int block = start; block < stop; block += 64) {
-    float part[OWN];
-#pragma unroll
-    for (int r = 0; r < OWN; ++r) part[r] = 0.0f;
+    float part[OWN] = {};
     int end = min(block + 64, stop);
 #pragma unroll 4
     for (int k = block; k < end; ++k) {
@@ -87,10 +83,8 @@ listed_grad_x(const float* __restrict__ turned, const int2* __restrict__ entries
 #pragma unroll
     for (int r = 0; r < OWN; ++r) sum[r] += part[r];
   }
-#pragma unroll
-  for (int r = 0; r < OWN; ++r) shared[warp][own_row(r)] = sum[r];
+  leave_rows(shared[warp], sum);
   __syncthreads();
   for (int row = threadIdx.x; row < GROUP; row += 128)
-    result[(i64)i * padded + group + row] =
-        ((shared[0][row] + shared[1][row]) + (shared[2][row] + shared[3][row])) * gradient_unit(largest);
+    result[(i64)i * padded + group + row] = over_warps(shared, row) * gradient_unit(largest);
 }

@@ -18,12 +18,10 @@ listed_distance(const float* __restrict__ turned, const int2* __restrict__ entri
   entries += (i64)o * features;
   turned += group;
   int start = part_start(count, warp), stop = part_start(count, warp + 1);
-  float sum[OWN];
+  float sum[OWN] = {};
 #if POWERS > 0
   __shared__ float tops[GROUP];
-  float top[OWN];
-#pragma unroll
-  for (int r = 0; r < OWN; ++r) top[r] = 0.0f;
+  float top[OWN] = {};
 #pragma unroll 4
   for (int k = start; k < stop; ++k) {
     Entry e = entry_of(entries, k);
@@ -32,15 +30,13 @@ listed_distance(const float* __restrict__ turned, const int2* __restrict__ entri
 #pragma unroll
     for (int r = 0; r < OWN; ++r) top[r] = larger(top[r], fabsf(x[r] - e.w));
   }
-#pragma unroll
-  for (int r = 0; r < OWN; ++r) shared[warp][own_row(r)] = top[r];
+  leave_rows(shared[warp], top);
   __syncthreads();
 #pragma unroll
   for (int r = 0; r < OWN; ++r)
 #pragma unroll
     for (int v = 0; v < WARPS; ++v) top[r] = larger(top[r], shared[v][own_row(r)]);
-#pragma unroll
-  for (int r = 0; r < OWN; ++r) tops[own_row(r)] = top[r];  // the same from every warp
+  leave_rows(tops, top);  // the same from every warp
   __syncthreads();
 #if POWERS == 1
 #pragma unroll
@@ -49,12 +45,8 @@ listed_distance(const float* __restrict__ turned, const int2* __restrict__ entri
 #else
   float scale = scales[o], fraction = 0.0f;
 #endif
-#pragma unroll
-  for (int r = 0; r < OWN; ++r) sum[r] = 0.0f;
   for (int block = start; block < stop; block += 64) {
-    float part[OWN];
-#pragma unroll
-    for (int r = 0; r < OWN; ++r) part[r] = 0.0f;
+    float part[OWN] = {};
     int end = min(block + 64, stop);
 #pragma unroll 4
     for (int k = block; k < end; ++k) {
@@ -76,11 +68,10 @@ listed_distance(const float* __restrict__ turned, const int2* __restrict__ entri
 #pragma unroll
     for (int r = 0; r < OWN; ++r) sum[r] += part[r];
   }
-#pragma unroll
-  for (int r = 0; r < OWN; ++r) shared[warp][own_row(r)] = sum[r];
+  leave_rows(shared[warp], sum);
   __syncthreads();
   for (int row = threadIdx.x; row < GROUP; row += 128) {
-    float s = (shared[0][row] + shared[1][row]) + (shared[2][row] + shared[3][row]);
+    float s = over_warps(shared, row);
     i64 at = (i64)o * padded + group + row;
 #if POWERS == 1
     float most = tops[row], scale = pair_scale(most), distance = most, factor = 1.0f;

@@ -27,7 +27,7 @@ turn_back(const float* __restrict__ from, float* __restrict__ to, const int* __r
   for (int r = warp; r < 32; r += 8)
     if (left + lane < columns && top + r < rows) 
       to[(i64)(top + r) * columns + left + lane] =
-          spoiled && spoiled[top + r] ? __int_as_float(0x7fc00000) : tile[lane][r];
+          spoiled && spoiled[top + r] ? NOT_A_NUMBER : tile[lane][r];
 }
 
 // Smallest and largest value of each feature in the batch, NaN if there is one; a warp per feature.
