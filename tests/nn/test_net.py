@@ -145,6 +145,15 @@ class TestFolder:
         files = sorted(path.name for path in (tmp_path / "model").iterdir())
         assert files == ["README.md", "config.json", "model.safetensors"]
 
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+    def test_what_load_would_refuse_is_not_saved(self, tmp_path: Path, dtype: torch.dtype):
+        net = small_net().to(dtype)
+        with pytest.raises(ArgumentError, match=f"of the net holds {dtype}; wanted torch.float32: save net.float()"):
+            net.save(tmp_path / "model")
+        assert not (tmp_path / "model").exists()
+        net.float().save(tmp_path / "model")
+        LinfNet.load(tmp_path / "model")
+
     def test_a_new_process_gives_the_same_bits(self, tmp_path: Path):
         torch.manual_seed(0)
         net, images = small_net(), torch.rand(5, 2, 3, 3)

@@ -188,7 +188,13 @@ class Classifier(nn.Module):
     def save(
         self, folder: Path | str, *, class_names: Sequence[str] = (), results: Mapping[str, Any] | None = None
     ) -> None:
-        """Write `model.safetensors`, `config.json` and the model card `README.md`, with the results, into a folder."""
+        """Write `model.safetensors`, `config.json` and the model card `README.md`, with the results, into a folder.
+
+        Nets are kept in float32, the precision that `load` gives and that certificates speak of.
+        """
+        for name, tensor in self.state_dict().items():
+            if tensor.is_floating_point() and tensor.dtype != torch.float32:
+                raise ArgumentError(f"{name!r} of the net holds {tensor.dtype}; wanted torch.float32: save net.float()")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         config = {**self.config(), "class_names": list(class_names)}
