@@ -7,7 +7,7 @@ three. Distances need d^p, their gradients d^(p - 1): p is cheap where both chai
 import functools
 import math
 
-# Beyond this the few terms that matter are evaluated one by one and the length of a chain no longer counts.
+# Beyond this dense kernels take special functions; the lists go on with products.
 LARGEST_CHAINED = 64
 # From here on kernels take the features that can count alone: a product more or less no longer shows.
 SMALLEST_LISTED = 22
