@@ -1,6 +1,7 @@
 """Weights of a real CIFAR-10 run (8/255 unless told otherwise) as its p rises, for `train_step.py --states`.
 
     python benchmarks/train_states.py STATES [--p 28 64 112 224 512] [--epochs 4 42 3] [--recipe cifar10-16] [--seed 1]
+        [--set run.test_every=50 ...]
 
 STATES gets a run folder `run`, a net saved by `LinfNet.save` in `p64` and so on when p reaches each of the values, and
 `images.safetensors`, the batch of training images the steps are timed on. The p of the run are snapped.
@@ -47,10 +48,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, nargs=3, default=[4, 42, 3])
     parser.add_argument("--recipe", default="cifar10-8")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", nargs="+", default=[], help="further changes of the recipe, as in linfnet train")
     options = parser.parse_args()
 
     changes = (f"schedule.epochs={options.epochs}", "schedule.snap_p=true", f"run.seed={options.seed}")
-    recipe = load_recipe(options.recipe, (*changes, "run.checkpoint_minutes=1000"))
+    recipe = load_recipe(options.recipe, (*changes, "run.checkpoint_minutes=1000", *options.set))
     images, test = load("cifar10", "train"), load("cifar10", "test")
     folder = RunFolder.new(options.states / "run", recipe)
     trainer = Trainer(folder, images, test, torch.device("cuda"))

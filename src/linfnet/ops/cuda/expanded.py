@@ -5,7 +5,7 @@
 The powers go into the products as pairs of float16, which hold 22 bits together; sums are float32. Where x and w lie on
 opposite sides of 0 all terms are positive; the pairs that lose digits to cancellation are seen from the even terms and
 summed again without expansion. If they are many, a flag on the device opens the dense kernels for the whole layer.
-Gradients are expanded in the same way: their error is relative to sum |c| (|x| + |w|)^(p - 1), 2^-22 of it.
+Gradients are expanded in the same way: their error is relative to sum |c| (|x| + |w|)^(p - 1).
 """
 
 from functools import cache
@@ -20,7 +20,7 @@ from linfnet.ops.cuda.pruned import list_kernel
 POWERS = (8.0, 10.0)
 # Triples from which on the powers and the products are worth their launches.
 SMALLEST = 1 << 28
-# Sums of products on the tensor cores drop bits instead of rounding them: at most so many terms at a time.
+# Sums on the tensor cores drop bits instead of rounding, once for every 16 terms: at most so many terms at a time.
 MOST_TERMS = 1536
 # The share of pairs that may be summed again before the dense kernels serve the layer.
 MOST_REPEATED = 0.25
@@ -34,7 +34,7 @@ def kernel(function: str, p: int) -> Kernel:
 
 def most_loss(p: float) -> float:
     """What may cancel: how often a pair's sum may go into its even terms. The distance takes the p-th root of it."""
-    return 4 * p
+    return 2 * p
 
 
 @cache
