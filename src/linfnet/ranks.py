@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import importlib
 import os
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, cast
@@ -100,6 +101,10 @@ class Ranks:
             for tensor in tensors:
                 dist.broadcast(tensor.detach(), src=0)
 
+    def leave(self) -> None:
+        """Let go of the others: nothing can be asked of them any more."""
+        self._control = None
+
 
 ALONE = Ranks()
 
@@ -150,6 +155,8 @@ def _join(device: torch.device) -> Ranks:
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
+    # Imported later, by an optimizer, its default arguments would hold the group to the end of the process.
+    importlib.import_module("torch.distributed.nn.functional")
     try:
         store, rank, size = next(iter(rendezvous("env://")))
         session = PrefixStore(meet(PrefixStore("linfnet", store), rank, size), store)
@@ -176,4 +183,6 @@ def joined(device: torch.device) -> Generator[Ranks]:
             raise LinfnetError(f"contact to another process was lost: {str(error).splitlines()[0]}") from None
         raise
     finally:
+        # A group that somebody still holds keeps its threads, which may abort the process at its end.
+        ranks.leave()
         dist.destroy_process_group()
