@@ -8,7 +8,7 @@ import struct
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import safetensors
 import safetensors.torch
@@ -83,6 +83,14 @@ def read_json(path: Path) -> Any:
         raise LinfnetError(f"{path} does not exist") from None
     except (ValueError, OSError, RecursionError) as error:
         raise LinfnetError(f"{path} is not readable JSON: {str(error).splitlines()[0]}") from None
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The JSON object of a file, or an error that names it."""
+    value: Any = read_json(path)
+    if not isinstance(value, dict):
+        raise LinfnetError(f"{path} holds no table")
+    return cast(dict[str, Any], value)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from linfnet.data import ImageSet, known_sets, load
 from linfnet.errors import LinfnetError
-from linfnet.files import read_json
+from linfnet.files import read_table
 from linfnet.nn.hub import packaged_hint
 from linfnet.perturbation import parse_epsilon
 from linfnet.recipes import Recipe
@@ -133,10 +133,7 @@ def read_run(path: Path) -> RunRecord:
 
 
 def _table(file: Path) -> dict[str, Any]:
-    value: Any = read_json(file) if file.is_file() else {}
-    if not isinstance(value, dict):
-        raise LinfnetError(f"{file} holds no table")
-    return value
+    return read_table(file) if file.is_file() else {}
 
 
 def _measured(key: str, entry: Any) -> Measured | None:

@@ -1,7 +1,8 @@
 """What a run's event log shows: the margin shares of the paper's Figure 2(a), loss and accuracy over the epochs."""
 
 import gzip
-import json
+import math
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from linfnet.errors import LinfnetError
 from linfnet.files import replacing
 from linfnet.recipes import Recipe
 from linfnet.reproduce.curve import AUTHORS_CURVE, comparable_epochs
+from linfnet.train import parse_events
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,10 +21,10 @@ SHARES = (("above", "above θ", "tab:green"), ("between", "0 to θ", "tab:orange
 def read_events(path: Path) -> list[dict[str, Any]]:
     """The events of a log, compressed or not."""
     try:
-        text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines()]
-    except (OSError, ValueError, EOFError) as error:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
         raise LinfnetError(f"{path} is not a readable event log: {str(error).splitlines()[0]}") from None
+    return parse_events(content.decode(errors="replace"))
 
 
 def draw_run(path: Path, recipe: Recipe, events: list[dict[str, Any]], title: str) -> None:
@@ -61,7 +63,7 @@ def _draw_tests(axes: "Axes", tests: list[dict[str, Any]]) -> None:
     axes.plot(numbers, [100 * test["accuracy_at_p"] for test in tests], ".-", label="test, at p")
     axes.plot(numbers, [100 * test["clean"] for test in tests], ".-", label="test, at ∞")
     for epsilon in tests[0]["certified"] if tests else ():
-        shares = [100 * test["certified"][epsilon] for test in tests]
+        shares = [100 * test["certified"].get(epsilon, math.nan) for test in tests]
         axes.plot(numbers, shares, ".-", label=f"certified at {epsilon}")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.evaluation import result_key
-from linfnet.files import read_json, replacing, write_json
+from linfnet.files import read_table, replacing, write_json
 from linfnet.recipes import Recipe, recipe_from_toml, recipe_to_toml
 from linfnet.reproduce.curve import beside_authors
 from linfnet.train import RunFolder, read_results
@@ -15,7 +15,8 @@ from linfnet.train import RunFolder, read_results
 
 def hardware_of(environment: dict[str, Any], trained: dict[str, Any]) -> str:
     """The name of what a run was trained on: its env.json and the `train` entry of its results say it together."""
-    return environment["cpu"] if trained.get("device") == "cpu" or not environment["gpu"] else environment["gpu"]
+    on_cpu = trained.get("device") == "cpu" or not environment.get("gpu")
+    return str(environment.get("cpu" if on_cpu else "gpu", "unknown"))
 
 
 def seconds_per_epoch(recipe: Recipe, events: list[dict[str, Any]]) -> dict[str, float]:
@@ -45,9 +46,9 @@ def make_record(path: Path, what: str, events_file: str, commit: str | None = No
     # The log decides, not the weights: those of large nets may have stayed where they were trained.
     if not any(event["event"] == "finish" for event in events):
         raise LinfnetError(f"{path} has not finished; go on with: linfnet train --resume {path}")
-    environment, results = read_json(path / "env.json"), read_results(path)
+    environment, results = read_table(path / "env.json"), read_results(path)
     if commit is not None:
-        if environment["commit"] not in (None, commit):
+        if environment.get("commit") not in (None, commit):
             raise ArgumentError(f"--commit is {commit!r}, but env.json of the run says {environment['commit']!r}")
         environment |= {"commit": commit, "commit_given_by_hand": True}
     trained, recipe = results.get("train", {}), folder.recipe

@@ -1,5 +1,6 @@
 """Training: the loop, its run folder, its checkpoints."""
 
+from linfnet.train.events import parse_events as parse_events
 from linfnet.train.folder import RunFolder as RunFolder
 from linfnet.train.folder import UnwritableError as UnwritableError
 from linfnet.train.folder import environment as environment

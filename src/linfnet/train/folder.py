@@ -16,7 +16,7 @@ import sys
 from collections.abc import Generator
 from importlib import metadata
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -24,6 +24,7 @@ from linfnet.errors import LinfnetError
 from linfnet.files import write_json, write_text
 from linfnet.nn.hub import packaged_hint
 from linfnet.recipes import Recipe, recipe_from_toml, recipe_to_toml
+from linfnet.train.events import parse_events
 from linfnet.version import __version__
 
 
@@ -143,16 +144,7 @@ class RunFolder:
     def events(self) -> list[dict[str, Any]]:
         """All events so far; a line that a crash cut short, or that is no event, is left out."""
         file = self.path / "events.jsonl"
-        events: list[dict[str, Any]] = []
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else ():
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            table = cast(dict[str, Any], event) if isinstance(event, dict) else {}
-            if isinstance(table.get("event"), str) and isinstance(table.get("step", 0), int):
-                events.append(table)
-        return events
+        return parse_events(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else []
 
     def rewind(self, step: int) -> None:
         """Drop half-written files and the events after a step: training goes on from there and will log them again."""
