@@ -15,7 +15,7 @@ import torch
 from linfnet.cli.main import main
 from linfnet.errors import LinfnetError
 from linfnet.files import read_tensors
-from linfnet.train import Trainer
+from linfnet.train import RunFolder, Trainer, loop
 from linfnet.train.checkpoint import find_checkpoints
 
 SETTINGS = ["--set", "limit=200", "width=48", "depth=3", "epochs=[3, 12, 3]", "batch=32", "test_every=3"]
@@ -153,6 +153,34 @@ def test_any_file_may_be_the_one_that_fails(
     again.resume()
     again.run(watcher)
     assert again.folder.finished
+
+
+@pytest.mark.parametrize("moment", ["finish", "results"])
+def test_a_kill_in_the_last_moment_can_be_resumed_and_recorded(
+    new_trainer: Callable[..., Trainer], watcher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: str
+):
+    trainer = new_trainer("run", "epochs=[1, 1, 1]")
+    logged = RunFolder.log
+
+    def log(folder: RunFolder, event: str, **values: object) -> None:
+        if event == "finish":
+            raise KeyboardInterrupt
+        logged(folder, event, **values)
+
+    def add_results(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if moment == "finish":
+            patch.setattr(RunFolder, "log", log)
+        else:
+            patch.setattr(loop, "add_results", add_results)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.run(watcher)
+    trainer.folder.release()
+    assert main(["train", "--resume", str(trainer.folder.path)]) == 0
+    assert [event["event"] for event in trainer.folder.events()].count("finish") == 1
+    assert main(["record", str(trainer.folder.path), "--out", str(tmp_path / "record.json")]) == 0
 
 
 def test_a_place_where_nothing_can_be_made_is_told_at_once(capsys: pytest.CaptureFixture[str]):

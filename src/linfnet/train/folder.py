@@ -149,7 +149,8 @@ class RunFolder:
     def rewind(self, step: int) -> None:
         """Drop half-written files and the events after a step: training goes on from there and will log them again."""
         self._sweep()
-        kept = [json.dumps(event, allow_nan=False) for event in self.events() if event.get("step", 0) <= step]
+        events = (event for event in self.events() if event.get("step", 0) <= step and event["event"] != "finish")
+        kept = [json.dumps(event, allow_nan=False) for event in events]
         write_text(self.path / "events.jsonl", "".join(line + "\n" for line in kept))
 
 

@@ -264,5 +264,5 @@ class Trainer:
 
     def _write(self, results: dict[str, Any]) -> None:
         self.net.save(self.folder.path, class_names=self.images.info.classes, results={"train": results})
-        add_results(self.folder.path, {"train": results})
         self.folder.log("finish", step=self.progress.step, seconds=round(self.progress.seconds, 3))
+        add_results(self.folder.path, {"train": results})  # the last step: by this file a run has finished
