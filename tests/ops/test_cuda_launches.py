@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from linfnet.ops.cuda import expanded, pruned
-from linfnet.ops.cuda.implementation import Cuda, backward_kernel, bounds_kernel, forward_kernel, kernels_ahead
+from linfnet.ops.cuda.dense import backward_kernel, forward_kernel
+from linfnet.ops.cuda.implementation import Cuda, kernels_ahead
+from linfnet.ops.cuda.infinite import bounds_kernel, maximum_kernel
 from linfnet.ops.cuda.loader import KERNELS, Argument, Kernel, Launcher, Long
 from linfnet.ops.cuda.plans import backward_plan, forward_plan
 
@@ -139,8 +141,10 @@ def test_plans_cover_everything_once(shape: tuple[int, int, int]) -> None:
 def test_kernels_of_the_next_p_are_made_ahead(p: float, following: float) -> None:
     made = set(kernels_ahead(p, 512))
     for q in (p, following):
-        dense = forward_kernel(2, q) if q <= 64 else forward_kernel(3)
-        assert {dense, *(pruned.kernels(q, 512) if q >= pruned.SMALLEST_P else ())} <= made
+        assert {
+            forward_kernel(q if q <= 64 else None),
+            *(pruned.kernels(q, 512) if q >= pruned.SMALLEST_P else ()),
+        } <= made
 
 
 def test_importing_does_not_touch_cuda() -> None:
@@ -153,7 +157,8 @@ def test_importing_does_not_touch_cuda() -> None:
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_sources_compile(architecture: str, tmp_path: Path) -> None:
     kernels = [
-        *(forward_kernel(mode, 8.0 if mode == 2 else math.inf) for mode in range(4)),
+        *(forward_kernel(p) for p in (8.0, None)),
+        *(maximum_kernel(runs) for runs in (False, True)),
         *(backward_kernel(p, True, True) for p in (7.5, None)),
         bounds_kernel(True),
         *(Kernel(file, "") for file in ("finish.cu", "gradients.cu", "scale.cu", "sparse.cu")),

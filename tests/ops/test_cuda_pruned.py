@@ -10,7 +10,8 @@ from torch import Tensor
 
 from linfnet.ops import Reference
 from linfnet.ops.cuda import pruned
-from linfnet.ops.cuda.implementation import Cuda, decoded_index
+from linfnet.ops.cuda.implementation import Cuda
+from linfnet.ops.cuda.infinite import decoded_index
 from linfnet.ops.cuda.loader import Launcher
 
 pytestmark = [

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
+from torch import Tensor
+
 TILE = 64
 RUN = 32
 BLOCK_OUTS = 128
@@ -11,6 +13,16 @@ BLOCK_FEATURES = 64
 ROW_UNIT = 64
 # Bytes that partial results of one gradient may take.
 MOST_PARTIAL_BYTES = 1 << 30
+
+
+def line(count: int, threads: int = 256) -> tuple[int, int, int]:
+    """A grid of blocks with a thread for each of so many things."""
+    return (-(-count // threads), 1, 1)
+
+
+def vector(features: int, *tensors: Tensor) -> int:
+    """Whether four numbers can be read at once: 1 or 0."""
+    return int(features % 4 == 0 and all(tensor.data_ptr() % 16 == 0 for tensor in tensors))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 // Sums for the distances of 64 rows of x to 64 rows of w per block, 8 x 4 pairs per thread, one pass over a
 // part of the features.
-//   MODE 2  sum power(s (x - w))            MODE 3  sum (s |x - w| / peak)^p by special functions, peak per pair
+//   GENERAL 0  sum power(s (x - w))            GENERAL 1  sum (s |x - w| / peak)^p by special functions, peak per pair
 //   UNROLL  features per turn of the inner loop: longer than about 700 instructions, it no longer fits the nearest cache
 #include "tile.cuh"
 #include "power"
@@ -8,7 +8,7 @@
 static constexpr int features_unrolled = UNROLL;
 #define FOLD 64
 
-extern "C" __global__ void __launch_bounds__(128, MODE == 3 ? 4 : 5)
+extern "C" __global__ void __launch_bounds__(128, GENERAL ? 4 : 5)
 distance(const float* __restrict__ x, const float* __restrict__ w, float* __restrict__ result, const float* __restrict__ peak,
          const u32* __restrict__ tops, int n, int out, int features, int span, int vector, float p, int lift,
          const int* __restrict__ gate) {
@@ -24,10 +24,10 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
 
   int row = (warp >> 1) * 32 + (lane >> 3) * 8, column = (warp & 1) * 32 + (lane & 7) * 4;
   float scale = 1.0f;
-#if MODE == 2
+#if !GENERAL
   scale = scale_for(__uint_as_float(tops[0]) + __uint_as_float(tops[1]), lift);
   float fraction = p - floorf(p);
-#elif MODE == 3
+#else
   scale = scale_for(__uint_as_float(tops[0]), 0);
   float offset[8][4];
 #pragma unroll
@@ -74,7 +74,7 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           float d = a[i] - e[j];
-#if MODE == 2
+#if !GENERAL
           part[i][j] += power(d, fraction);
 #else
           part[i][j] += exp2_fast(fmaf(p, log2_fast(fabsf(d)), offset[i][j]));
