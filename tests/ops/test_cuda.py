@@ -1,4 +1,4 @@
-"""The CUDA kernels against the reference in float64, on a GPU.
+"""The CUDA kernels against the reference in float64, on a GPU; test_cuda_emulated.py makes the same checks without.
 
 Tolerance: twice the error of the float32 reference, and what the way of computing adds where the reference is exact by
 luck (|d| / y = 1): p + 4 roundings for gradients by chains of multiplications; for the fraction of p, the documented
@@ -39,11 +39,27 @@ def poisoned() -> object:
     torch.use_deterministic_algorithms(False)
 
 
-def draw(shape: tuple[int, int, int], seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def draw(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
     n, out, features = shape
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     x, w, grad = torch.randn(n, features), torch.randn(out, features), torch.randn(n, out)
-    return x.cuda(), w.cuda(), grad.cuda()
+    return x.to(device), w.to(device), grad.to(device)
+
+
+def ties(a: Tensor) -> Tensor:
+    """Rounded so that many features attain the largest difference: the first must win."""
+    return (a * 4).round() / 4
+
+
+def out_of_range(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs whose powers leave the float range; the distance of x[3] and w[7] is 0."""
+    x, w, grad = draw(shape, device)
+    w[7] = x[3]
+    w[9] = x[4] + 1e-4 * x[5]
+    x[11] *= 50
+    w[20] *= 1e-3
+    x[20] *= 1e-3
+    return x, w, grad
 
 
 def error(value: Tensor, exact: Tensor) -> float:
@@ -59,64 +75,87 @@ def slack(name: str, p: float) -> float:
     return p * 2.0**-22 if p > LARGEST_CHAINED else (p + 4) * 2.0**-24 + 2 * fractional
 
 
-def check_against_reference(x: Tensor, w: Tensor, grad: Tensor, p: float) -> None:
+def check_against_reference(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> None:
     doubles = x.double(), w.double()
     exact_y = REFERENCE.forward(*doubles, p)
     exact = (exact_y, *REFERENCE.backward(grad.double(), *doubles, exact_y, grad, p, True, True))
     plain_y = REFERENCE.forward(x, w, p)
     plain = (plain_y, *REFERENCE.backward(grad, x, w, plain_y, grad, p, True, True))
-    made = step(KERNELS, x, w, grad, p)
+    made = step(kernels, x, w, grad, p)
     for name, ours, theirs, truth in zip(("y", "grad_x", "grad_w"), made, plain, exact, strict=True):
         bound = 2 * error(theirs, truth) + slack(name, p)
         assert error(ours, truth) <= bound, (name, error(ours, truth), bound)
-    assert torch.equal(KERNELS.forward(x, w, p), made[0])
+    assert torch.equal(kernels.forward(x, w, p), made[0])
+
+
+def check_each_pair(kernels: Cuda, x: Tensor, w: Tensor, p: float) -> None:
+    """Relative to each pair, not only to the largest."""
+    exact = REFERENCE.forward(x.double(), w.double(), p)
+    assert ((kernels.forward(x, w, p).double() - exact).abs() <= 8 * ROUNDING * exact).all()
+
+
+def check_infinity(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor) -> None:
+    """Distances and indices bit by bit, gradients within twice the error of the float32 reference."""
+    y, saved = kernels.forward_saving(x, w, math.inf)
+    wanted_y, wanted_index = REFERENCE.forward_saving(x.cpu(), w.cpu(), math.inf)
+    assert torch.equal(y.cpu(), wanted_y)
+    assert torch.equal(kernels.forward(x, w, math.inf).cpu(), wanted_y)
+    assert torch.equal(decoded_index(saved).cpu(), wanted_index)
+    made = kernels.backward(grad, x, w, y, saved, math.inf, True, True)
+    doubles = x.double().cpu(), w.double().cpu()
+    exact = REFERENCE.backward(grad.double().cpu(), *doubles, wanted_y, wanted_index, math.inf, True, True)
+    plain = REFERENCE.backward(grad.cpu(), x.cpu(), w.cpu(), wanted_y, wanted_index, math.inf, True, True)
+    for ours, theirs, truth in zip(made, plain, exact, strict=True):
+        assert error(ours.cpu(), truth) <= 2 * error(theirs, truth) + ROUNDING
+
+
+def check_bounds(kernels: Cuda, x: Tensor, w: Tensor) -> None:
+    """Bounds of boxes around x, and which features attain them, bit by bit."""
+    lower, upper, w = ties(x - 0.1), ties(x + 0.1), ties(w)
+    wanted = REFERENCE.bounds_saving(lower.cpu(), upper.cpu(), w.cpu())
+    for ours, theirs in zip(kernels.bounds_saving(lower, upper, w), wanted, strict=True):
+        assert torch.equal(ours.cpu(), theirs)
+    for ours, theirs in zip(kernels.bounds(lower, upper, w), wanted[:2], strict=True):
+        assert torch.equal(ours.cpu(), theirs)
+
+
+def check_nan_and_infinity(kernels: Cuda, x: Tensor, w: Tensor, p: float) -> None:
+    """They reach the outputs of their rows and no others."""
+    x[2, 3], x[5, 7] = math.nan, math.inf
+    y = kernels.forward(x, w, p)
+    assert y[2].isnan().all()
+    assert y[5].isposinf().all()
+    assert torch.isfinite(y[6:]).all()
+    if math.isinf(p):
+        assert (decoded_index(kernels.forward_saving(x, w, p)[1])[2] == 3).all()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("p", FINITE)
 def test_distances_and_gradients(p: float, shape: tuple[int, int, int]) -> None:
-    check_against_reference(*draw(shape), p)
+    check_against_reference(KERNELS, *draw(shape), p)
 
 
 @pytest.mark.parametrize("p", FINITE)
 def test_pairs_out_of_range_are_computed_exactly(p: float) -> None:
-    x, w, grad = draw((40, 70, 90))
-    w[7] = x[3]
-    w[9] = x[4] + 1e-4 * x[5]
-    x[11] *= 50
-    w[20] *= 1e-3
-    x[20] *= 1e-3
-    check_against_reference(x, w, grad, p)
-    y = KERNELS.forward(x, w, p).double()
-    exact = REFERENCE.forward(x.double(), w.double(), p)
-    assert y[3, 7] == 0
-    assert ((y - exact).abs() <= 8 * ROUNDING * exact).all(), "relative to each pair, not only to the largest"
+    x, w, grad = out_of_range((40, 70, 90))
+    check_against_reference(KERNELS, x, w, grad, p)
+    check_each_pair(KERNELS, x, w, p)
+    assert KERNELS.forward(x, w, p)[3, 7] == 0
 
 
 @pytest.mark.parametrize("p", [8.0, 30.5])
 def test_extreme_magnitudes(p: float) -> None:
     x, w, grad = draw((20, 30, 50))
     for factor in (1e-30, 1e30):
-        check_against_reference(x * factor, w * factor, grad * factor, p)
-        check_against_reference(x * factor, w * factor, grad / factor, p)
+        check_against_reference(KERNELS, x * factor, w * factor, grad * factor, p)
+        check_against_reference(KERNELS, x * factor, w * factor, grad / factor, p)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_infinity_is_bit_identical(shape: tuple[int, int, int]) -> None:
     x, w, grad = draw(shape)
-    x = (x * 4).round() / 4  # many ties: the first must win
-    w = (w * 4).round() / 4
-    y, saved = KERNELS.forward_saving(x, w, math.inf)
-    wanted_y, wanted_index = REFERENCE.forward_saving(x.cpu(), w.cpu(), math.inf)
-    assert torch.equal(y.cpu(), wanted_y)
-    assert torch.equal(KERNELS.forward(x, w, math.inf).cpu(), wanted_y)
-    assert torch.equal(decoded_index(saved).cpu(), wanted_index)
-    made = KERNELS.backward(grad, x, w, y, saved, math.inf, True, True)
-    doubles = x.double().cpu(), w.double().cpu()
-    exact = REFERENCE.backward(grad.double().cpu(), *doubles, wanted_y, wanted_index, math.inf, True, True)
-    plain = REFERENCE.backward(grad.cpu(), x.cpu(), w.cpu(), wanted_y, wanted_index, math.inf, True, True)
-    for ours, theirs, truth in zip(made, plain, exact, strict=True):
-        assert error(ours.cpu(), truth) <= 2 * error(theirs, truth) + ROUNDING
+    check_infinity(KERNELS, ties(x), ties(w), grad)
 
 
 def test_long_rows_scatter_without_shared_memory() -> None:
@@ -130,25 +169,13 @@ def test_long_rows_scatter_without_shared_memory() -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_bounds_are_bit_identical(shape: tuple[int, int, int]) -> None:
     x, w, _ = draw(shape)
-    lower, upper = ((x + shift) * 4 for shift in (-0.1, 0.1))
-    lower, upper, w = lower.round() / 4, upper.round() / 4, (w * 4).round() / 4
-    wanted = REFERENCE.bounds_saving(lower.cpu(), upper.cpu(), w.cpu())
-    for ours, theirs in zip(KERNELS.bounds_saving(lower, upper, w), wanted, strict=True):
-        assert torch.equal(ours.cpu(), theirs)
-    for ours, theirs in zip(KERNELS.bounds(lower, upper, w), wanted[:2], strict=True):
-        assert torch.equal(ours.cpu(), theirs)
+    check_bounds(KERNELS, x, w)
 
 
 @pytest.mark.parametrize("p", [8.0, 30.5, math.inf])
 def test_nan_and_infinity_reach_the_output(p: float) -> None:
     x, w, _ = draw((70, 70, 50))
-    x[2, 3], x[5, 7] = math.nan, math.inf
-    y = KERNELS.forward(x, w, p)
-    assert y[2].isnan().all()
-    assert y[5].isposinf().all()
-    assert torch.isfinite(y[6:]).all()
-    if math.isinf(p):
-        assert (decoded_index(KERNELS.forward_saving(x, w, p)[1])[2] == 3).all()
+    check_nan_and_infinity(KERNELS, x, w, p)
 
 
 @pytest.mark.parametrize("p", [8.0, 30.5, 64.0, math.inf])

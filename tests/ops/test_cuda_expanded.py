@@ -6,10 +6,11 @@ SHARE: 2^-22 for the pairs of float16, and a sum that loses up to its last bit o
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from test_cuda_pruned import check_one_gradient
 from torch import Tensor
 
 from linfnet.ops import Reference
@@ -33,25 +34,25 @@ def _every_layer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def trained(shape: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
+def trained(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
     """Like a layer of a net: one weight of each output far off, features of different widths."""
     n, out, features = shape
     torch.manual_seed(n)
     x = torch.randn(n, features) * torch.rand(features).mul(3).sub(3).exp2()
     w, grad = torch.randn(out, features), torch.randn(n, out) * torch.randn(n, out).mul(4).exp2()
     w[torch.arange(out), torch.arange(out) % features] = -10.0
-    return x.cuda(), w.cuda(), grad.cuda()
+    return x.to(device), w.to(device), grad.to(device)
 
 
-def close(shape: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
+def close(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
     """Far from 0 and near each other: everything cancels."""
-    x, w, grad = trained(shape)
+    x, w, grad = trained(shape, device)
     return 100 + x, 100 + w, grad
 
 
-def run(x: Tensor, w: Tensor, grad: Tensor, p: float) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
-    y, saved = KERNELS.forward_saving(x, w, p)
-    return (y, *KERNELS.backward(grad, x, w, y, saved, p, True, True)), int(pruned.flag_of(saved).item())
+def run(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
+    y, saved = kernels.forward_saving(x, w, p)
+    return (y, *kernels.backward(grad, x, w, y, saved, p, True, True)), int(pruned.flag_of(saved).item())
 
 
 def spread(x: Tensor, w: Tensor, c: Tensor, p: float) -> tuple[Tensor, Tensor]:
@@ -64,17 +65,14 @@ def spread(x: Tensor, w: Tensor, c: Tensor, p: float) -> tuple[Tensor, Tensor]:
     return of_x, of_w
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("p", [8.0, 10.0, 14.0])
-def test_distances_and_gradients(p: float, shape: tuple[int, int, int]) -> None:
-    x, w, grad = trained(shape)
+def check(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> None:
     assert expanded.serves(x, w, p)
     wide = x.double(), w.double()
     exact_y = REFERENCE.forward(*wide, p)
     exact = REFERENCE.backward(grad.double(), *wide, exact_y, grad, p, True, True)
     plain_y = REFERENCE.forward(x, w, p)
     plain = REFERENCE.backward(grad, x, w, plain_y, grad, p, True, True)
-    (y, *gradients), flag = run(x, w, grad, p)
+    (y, *gradients), flag = run(kernels, x, w, grad, p)
     assert flag == 0
     loss = SHARE * 2 * expanded.most_loss(p) / p
     assert ((y - exact_y).abs() <= 2 * (plain_y - exact_y).abs().max() + loss * exact_y).all()
@@ -86,24 +84,35 @@ def test_distances_and_gradients(p: float, shape: tuple[int, int, int]) -> None:
         # On the whole it is float32: half of all elements within a few times what the reference does.
         assert error.median() <= 4 * ordinary.median()
         assert error.norm() <= 8 * ordinary.norm()
-    assert torch.equal(KERNELS.forward(x, w, p), y)
+    assert torch.equal(kernels.forward(x, w, p), y)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("p", [8.0, 10.0, 14.0])
+def test_distances_and_gradients(p: float, shape: tuple[int, int, int]) -> None:
+    check(KERNELS, *trained(shape), p)
+
+
+def check_cancelling_layer(
+    kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dense kernels serve, as if there were no products."""
+    made, flag = run(kernels, x, w, grad, p)
+    assert flag == 1
+    monkeypatch.setattr(expanded, "POWERS", ())
+    dense = kernels.forward_saving(x, w, p)
+    wanted = (dense[0], *kernels.backward(grad, x, w, *dense, p, True, True))
+    assert all(torch.equal(a, b) for a, b in zip(made, wanted, strict=True))
 
 
 @pytest.mark.parametrize("p", [8.0, 14.0])
 def test_layers_that_cancel_open_the_dense_kernels(p: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, w, grad = close((96, 128, 512))
-    made, flag = run(x, w, grad, p)
-    assert flag == 1
-    monkeypatch.setattr(expanded, "POWERS", ())
-    dense = KERNELS.forward_saving(x, w, p)
-    wanted = (dense[0], *KERNELS.backward(grad, x, w, *dense, p, True, True))
-    assert all(torch.equal(a, b) for a, b in zip(made, wanted, strict=True))
+    check_cancelling_layer(KERNELS, *close((96, 128, 512)), p, monkeypatch)
 
 
-def test_single_pairs_that_cancel_are_summed_again() -> None:
-    x, w, grad = trained((128, 256, 512))
+def check_cancelling_pairs(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor) -> None:
     w[7], w[9] = x[3], x[4] + 1e-3 * x[5]
-    made, flag = run(x, w, grad, 8.0)
+    made, flag = run(kernels, x, w, grad, 8.0)
     exact = REFERENCE.forward(x.double(), w.double(), 8.0)
     assert flag == 0
     assert made[0][3, 7] == 0
@@ -111,44 +120,51 @@ def test_single_pairs_that_cancel_are_summed_again() -> None:
     assert all(torch.isfinite(part).all() for part in made)
 
 
-@pytest.mark.parametrize("factor", [2.0**-90, 2.0**90])
-def test_the_scale_does_not_matter(factor: float) -> None:
-    x, w, grad = trained((64, 96, 784))
-    made, _ = run(x, w, grad, 8.0)
-    scaled, flag = run(x * factor, w * factor, grad, 8.0)
+def test_single_pairs_that_cancel_are_summed_again() -> None:
+    check_cancelling_pairs(KERNELS, *trained((128, 256, 512)))
+
+
+def check_scale(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, factor: float) -> None:
+    made, _ = run(kernels, x, w, grad, 8.0)
+    scaled, flag = run(kernels, x * factor, w * factor, grad, 8.0)
     assert flag == 0
     assert torch.equal(scaled[0], made[0] * factor)
     assert all(torch.equal(a, b) for a, b in zip(scaled[1:], made[1:], strict=True))
 
 
-def test_nan_and_infinity_reach_the_output() -> None:
-    x, w, grad = trained((70, 96, 400))
+@pytest.mark.parametrize("factor", [2.0**-90, 2.0**90])
+def test_the_scale_does_not_matter(factor: float) -> None:
+    check_scale(KERNELS, *trained((64, 96, 784)), factor)
+
+
+def check_nan_and_infinity(kernels: Cuda, draw: Callable[[], tuple[Tensor, Tensor, Tensor]]) -> None:
+    x, w, grad = draw()
     x[2, 3], x[5, 7] = math.nan, math.inf
-    y, _, grad_w = run(x, w, grad, 8.0)[0]
+    y, _, grad_w = run(kernels, x, w, grad, 8.0)[0]
     assert y[2].isnan().all()
     assert y[5].isposinf().all()
     assert torch.isfinite(y[6:]).all()
     assert grad_w.isnan().any()
-    x, w, grad = trained((70, 96, 400))
+    x, w, grad = draw()
     grad[4, 8] = math.nan
-    _, grad_x, grad_w = run(x, w, grad, 8.0)[0]
+    _, grad_x, grad_w = run(kernels, x, w, grad, 8.0)[0]
     assert grad_x[4].isnan().all()
     assert grad_w[8].isnan().all()
     assert torch.isfinite(grad_x[5:]).all()
     assert torch.isfinite(grad_w[9:]).all()
 
 
+def test_nan_and_infinity_reach_the_output() -> None:
+    check_nan_and_infinity(KERNELS, lambda: trained((70, 96, 400)))
+
+
 def test_only_one_gradient() -> None:
-    x, w, grad = trained((64, 64, 512))
-    y, saved = KERNELS.forward_saving(x, w, 8.0)
-    both = KERNELS.backward(grad, x, w, y, saved, 8.0, True, True)
-    assert torch.equal(KERNELS.backward(grad, x, w, y, saved, 8.0, True, False)[0], both[0])
-    assert torch.equal(KERNELS.backward(grad, x, w, y, saved, 8.0, False, True)[1], both[1])
+    check_one_gradient(KERNELS, *trained((64, 64, 512)), 8.0)
 
 
 def test_two_runs_give_the_same_bits_and_a_graph_replays_them() -> None:
     x, w, grad = trained((512, 1024, 1024))
-    first, second = (run(x, w, grad, 8.0)[0] for _ in range(2))
+    first, second = (run(KERNELS, x, w, grad, 8.0)[0] for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
     def step() -> tuple[Tensor, ...]:

@@ -1,7 +1,6 @@
 """What the CUDA implementation launches, seen without a GPU: arguments fit the kernels, sources compile."""
 
 import math
-import re
 import shutil
 import subprocess
 import sys
@@ -10,24 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from simt import check_launch, parameters
 
 from linfnet.ops.cuda import expanded, pruned
 from linfnet.ops.cuda.dense import backward_kernel, forward_kernel
 from linfnet.ops.cuda.implementation import Cuda, kernels_ahead
 from linfnet.ops.cuda.infinite import bounds_kernel, maximum_kernel
-from linfnet.ops.cuda.loader import KERNELS, Argument, Kernel, Launcher, Long
+from linfnet.ops.cuda.loader import KERNELS, Argument, Kernel, Launcher
 from linfnet.ops.cuda.plans import backward_plan, forward_plan
-
-POINTERS = ("float*", "float2*", "int*", "int2*", "u32*", "u16*")
-KINDS = {**dict.fromkeys(POINTERS, torch.Tensor), "i64": Long, "int": int, "float": float}
-
-
-def parameters(kernel: Kernel) -> list[str]:
-    """The types of a kernel's parameters, read from its source."""
-    found = re.search(rf"\b{kernel.function}\(([^)]*)\)\s*{{", kernel.source())
-    assert found, kernel.function
-    words = [parameter.replace("const", "").replace("__restrict__", "").split() for parameter in found[1].split(",")]
-    return ["".join(word[:-1]) for word in words]
 
 
 class Recorder(Launcher):
@@ -52,20 +41,7 @@ class Recorder(Launcher):
         *arguments: Argument,
         shared: int = 0,
     ) -> None:
-        wanted = parameters(kernel)
-        assert len(arguments) == len(wanted), kernel.function
-        for kind, argument in zip(wanted, arguments, strict=True):
-            if kind.endswith("*") and argument is None:
-                continue
-            assert type(argument) is KINDS[kind], (kernel.function, kind, argument)
-            if kind.endswith("*"):
-                assert isinstance(argument, torch.Tensor)
-                assert argument.is_contiguous()
-                kinds = {"float": torch.float32, "u16*": torch.float16}
-                assert argument.dtype == kinds.get(kind.rstrip("2*") if kind != "u16*" else kind, torch.int32)
-        assert all(1 <= blocks <= limit for blocks, limit in zip(grid, (2**31 - 1, 65535, 65535), strict=True))
-        assert 32 <= threads <= 1024
-        assert 0 <= shared <= 200 * 1024
+        check_launch(kernel, grid, threads, arguments, shared)
         self.functions.append(kernel.function)
 
 

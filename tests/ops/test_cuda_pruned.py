@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from kernel_steps import replayed_step, step
+from test_cuda import ties
 from torch import Tensor
 
 from linfnet.ops import Reference
@@ -26,22 +27,22 @@ Draw = Callable[[tuple[int, int, int]], tuple[Tensor, Tensor, Tensor]]
 SHAPES = [(32, 32, 256), (64, 128, 320), (33, 70, 515), (130, 197, 1100), (520, 40, 300)]
 
 
-def spiked(shape: tuple[int, int, int], seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def spiked(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
     """As in a trained net: a few weights of each output lie far out, and decide."""
     n, out, features = shape
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     x, w, grad = torch.randn(n, features) / 2, torch.randn(out, features), torch.randn(n, out)
     places = torch.rand(out, features).topk(6, 1).indices
     w.scatter_(1, places, -9 + torch.randn(out, 6) / 2)
-    return x.cuda(), w.cuda(), grad.cuda()
+    return x.to(device), w.to(device), grad.to(device)
 
 
-def crowded(shape: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
+def crowded(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
     """Half of all differences attain the largest, or nearly."""
     n, out, features = shape
     torch.manual_seed(0)
     x, w = (torch.randn(rows, features).sign() + 1e-3 * torch.randn(rows, features) for rows in (n, out))
-    return x.cuda(), w.cuda(), torch.randn(n, out).cuda()
+    return x.to(device), w.to(device), torch.randn(n, out).to(device)
 
 
 def error(value: Tensor, exact: Tensor) -> float:
@@ -50,21 +51,21 @@ def error(value: Tensor, exact: Tensor) -> float:
     return ((value.double() - exact).abs().max() / exact.abs().max()).item()
 
 
-def run(x: Tensor, w: Tensor, grad: Tensor, p: float) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
+def run(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
     """(y, grad_x, grad_w) and the flag."""
-    y, saved = KERNELS.forward_saving(x, w, p)
-    assert torch.allclose(KERNELS.forward(x, w, p), y, rtol=8 * ROUNDING, atol=0, equal_nan=True)
-    return (y, *KERNELS.backward(grad, x, w, y, saved, p, True, True)), int(pruned.flag_of(saved).item())
+    y, saved = kernels.forward_saving(x, w, p)
+    assert torch.allclose(kernels.forward(x, w, p), y, rtol=8 * ROUNDING, atol=0, equal_nan=True)
+    return (y, *kernels.backward(grad, x, w, y, saved, p, True, True)), int(pruned.flag_of(saved).item())
 
 
-def check(x: Tensor, w: Tensor, grad: Tensor, p: float, flag: int) -> None:
+def check(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float, flag: int) -> None:
     """Twice the error of the float32 reference; gradients by chains add a rounding for each factor."""
     doubles = x.double(), w.double()
     exact_y = REFERENCE.forward(*doubles, p)
     exact = (exact_y, *REFERENCE.backward(grad.double(), *doubles, exact_y, grad, p, True, True))
     plain_y = REFERENCE.forward(x, w, p)
     plain = (plain_y, *REFERENCE.backward(grad, x, w, plain_y, grad, p, True, True))
-    made, flagged = run(x, w, grad, p)
+    made, flagged = run(kernels, x, w, grad, p)
     assert flagged == flag
     by_products = p <= 64 or (pruned.powers(p) == pruned.PER_PAIR and not flag)
     for name, ours, theirs, truth in zip(("y", "grad_x", "grad_w"), made, plain, exact, strict=True):
@@ -75,25 +76,66 @@ def check(x: Tensor, w: Tensor, grad: Tensor, p: float, flag: int) -> None:
         assert error(ours, truth) <= bound, (name, error(ours, truth), bound)
 
 
+def check_one_gradient(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> None:
+    """Alone, each is the same as beside the other."""
+    y, saved = kernels.forward_saving(x, w, p)
+    both = kernels.backward(grad, x, w, y, saved, p, True, True)
+    assert torch.equal(kernels.backward(grad, x, w, y, saved, p, True, False)[0], both[0])
+    assert torch.equal(kernels.backward(grad, x, w, y, saved, p, False, True)[1], both[1])
+
+
+def check_nan_and_infinity(kernels: Cuda, draw: Callable[[], tuple[Tensor, Tensor, Tensor]], p: float) -> None:
+    """They reach the outputs and gradients they concern, and no others."""
+    x, w, grad = draw()
+    x[2, 3], x[5, 7] = math.nan, math.inf
+    (y, grad_x, grad_w), _ = run(kernels, x, w, grad, p)
+    assert y[2].isnan().all()
+    assert y[5].isposinf().all()
+    assert torch.isfinite(y[6:]).all()
+    assert grad_x[2].isnan().all()
+    assert grad_x[5, 7].isnan()
+    assert torch.isfinite(grad_x[6:]).all()
+    assert grad_w.isnan().all()
+    x, w, grad = draw()
+    grad[4, 8] = math.nan
+    (_, grad_x, grad_w), _ = run(kernels, x, w, grad, p)
+    assert grad_x[4].isnan().all()
+    assert grad_w[8].isnan().all()
+    assert torch.isfinite(grad_x[5:]).all()
+    assert torch.isfinite(grad_w[9:]).all()
+
+
+def check_infinity(launcher: Launcher, x: Tensor, w: Tensor, flag: int) -> None:
+    """Distances, indices and signs bit by bit; w[3] is x[7]."""
+    kernels = Cuda(launcher)
+    x, w = ties(x), ties(w)
+    w[3] = x[7]
+    y, saved = kernels.forward_saving(x, w, math.inf)
+    wanted_y, wanted_index = REFERENCE.forward_saving(x.cpu(), w.cpu(), math.inf)
+    assert torch.equal(y.cpu(), wanted_y)
+    assert torch.equal(kernels.forward(x, w, math.inf).cpu(), wanted_y)
+    assert torch.equal(decoded_index(saved).cpu(), wanted_index)
+    index = wanted_index.long().to(x.device)
+    negative = x.gather(1, index) < w.t().gather(0, index)
+    assert torch.equal(saved < 0, negative)
+    assert pruned.maximum(launcher, x, w, index=False)[2].item() == flag
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("p", POWERS)
 def test_few_features(p: float, shape: tuple[int, int, int]) -> None:
-    check(*spiked(shape), p, flag=0)
+    check(KERNELS, *spiked(shape), p, flag=0)
 
 
 @pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
 @pytest.mark.parametrize("p", POWERS)
 def test_too_many_features_open_the_dense_kernels(p: float, shape: tuple[int, int, int]) -> None:
-    check(*crowded(shape), p, flag=1)
+    check(KERNELS, *crowded(shape), p, flag=1)
 
 
 def test_only_one_gradient() -> None:
-    x, w, grad = spiked((64, 64, 512))
     for p in (28.0, 100.0, 200.0):
-        y, saved = KERNELS.forward_saving(x, w, p)
-        both = KERNELS.backward(grad, x, w, y, saved, p, True, True)
-        assert torch.equal(KERNELS.backward(grad, x, w, y, saved, p, True, False)[0], both[0])
-        assert torch.equal(KERNELS.backward(grad, x, w, y, saved, p, False, True)[1], both[1])
+        check_one_gradient(KERNELS, *spiked((64, 64, 512)), p)
 
 
 # A row fifty times as large puts features of all outputs on the lists: dense kernels, with the bound of test_cuda.py.
@@ -107,7 +149,7 @@ def test_distances_relative_to_each_pair(p: float, spread: float, roundings: int
     w[20] *= 1e-3
     x[20] *= 1e-3
     for factor in (1.0, 1e-30, 1e30):
-        made, _ = run(x * factor, w * factor, grad * factor, p)
+        made, _ = run(KERNELS, x * factor, w * factor, grad * factor, p)
         exact = REFERENCE.forward((x * factor).double(), (w * factor).double(), p)
         assert made[0][3, 7] == 0
         assert ((made[0].double() - exact).abs() <= roundings * ROUNDING * exact).all()
@@ -119,38 +161,23 @@ def test_distances_relative_to_each_pair(p: float, spread: float, roundings: int
 def test_gradients_of_any_magnitude(p: float, factor: float) -> None:
     x, w, grad = spiked((64, 70, 512))
     w[5] *= 0.1
-    check(x, w, grad * factor, p, flag=0)
-    check(x * factor, w * factor, grad / factor, p, flag=0)
+    check(KERNELS, x, w, grad * factor, p, flag=0)
+    check(KERNELS, x * factor, w * factor, grad / factor, p, flag=0)
     w[5] = x[6] + 1e-6  # out of range for a chain of products: dense kernels
-    check(x * factor, w * factor, grad * factor, p, flag=int(p <= 64))
+    check(KERNELS, x * factor, w * factor, grad * factor, p, flag=int(p <= 64))
 
 
 def test_a_pair_out_of_range_opens_the_dense_kernels() -> None:
     x, w, grad = spiked((64, 64, 512))
     w[5] = x[6] + 1e-6
-    check(x, w, grad, 32.0, flag=1)
+    check(KERNELS, x, w, grad, 32.0, flag=1)
     w[5] = x[6]
-    check(x, w, grad, 32.0, flag=0)
+    check(KERNELS, x, w, grad, 32.0, flag=0)
 
 
 @pytest.mark.parametrize("p", [128.0, 200.0])
 def test_nan_and_infinity_reach_the_output(p: float) -> None:
-    x, w, grad = spiked((70, 90, 400))
-    x[2, 3], x[5, 7] = math.nan, math.inf
-    (y, grad_x, grad_w), _ = run(x, w, grad, p)
-    assert y[2].isnan().all()
-    assert y[5].isposinf().all()
-    assert torch.isfinite(y[6:]).all()
-    assert grad_x[2].isnan().all()
-    assert grad_x[5, 7].isnan()
-    assert torch.isfinite(grad_x[6:]).all()
-    assert grad_w.isnan().all()
-    grad[4, 8] = math.nan
-    (_, grad_x, grad_w), _ = run(*spiked((70, 90, 400))[:2], grad, p)
-    assert grad_x[4].isnan().all()
-    assert grad_w[8].isnan().all()
-    assert torch.isfinite(grad_x[5:]).all()
-    assert torch.isfinite(grad_w[9:]).all()
+    check_nan_and_infinity(KERNELS, lambda: spiked((70, 90, 400)), p)
 
 
 @pytest.mark.parametrize("p", [32.0, 64.0, 100.0, 200.0])
@@ -165,17 +192,7 @@ def test_two_runs_give_the_same_bits(draw: Draw, p: float) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_infinity_is_bit_identical(shape: tuple[int, int, int], draw: Draw) -> None:
     x, w, _ = draw(shape)
-    x, w = (x * 4).round() / 4, (w * 4).round() / 4  # many ties: the first must win
-    w[3] = x[7]
-    y, saved = KERNELS.forward_saving(x, w, math.inf)
-    wanted_y, wanted_index = REFERENCE.forward_saving(x.cpu(), w.cpu(), math.inf)
-    assert torch.equal(y.cpu(), wanted_y)
-    assert torch.equal(KERNELS.forward(x, w, math.inf).cpu(), wanted_y)
-    assert torch.equal(decoded_index(saved).cpu(), wanted_index)
-    index = wanted_index.long().cuda()
-    negative = x.gather(1, index) < w.t().gather(0, index)
-    assert torch.equal(saved < 0, negative)
-    assert pruned.maximum(Launcher(), x, w, index=False)[2].item() == int(draw is crowded)
+    check_infinity(Launcher(), x, w, flag=int(draw is crowded))
 
 
 def test_many_rows_go_in_parts() -> None:

@@ -194,7 +194,8 @@ def _function(kernel: Kernel, device: int) -> ctypes.c_void_p:
     return function
 
 
-def _as_c(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_longlong | ctypes.c_float:
+def as_c(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_longlong | ctypes.c_float:
+    """The value as cuLaunchKernel takes it."""
     if argument is None:
         return ctypes.c_void_p(None)
     if isinstance(argument, Tensor):
@@ -233,7 +234,7 @@ class Launcher:
     ) -> None:
         """Run a kernel on `grid` blocks of `threads`, with `shared` bytes of dynamic shared memory."""
         function = _function(kernel, device.index)
-        values = [_as_c(argument) for argument in arguments]
+        values = [as_c(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
         with _context(device.index):

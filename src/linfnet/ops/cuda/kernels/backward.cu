@@ -31,7 +31,7 @@ slopes(const float* __restrict__ x, const float* __restrict__ w, const float* __
 #endif
   __shared__ float2 xs[2][ROWS][32];
 #if NEED_X
-  extern __shared__ __align__(16) float2 shares[];  // [2][WARPS][ROWS][32]
+  DYNAMIC_SHARED(float2, shares);  // [2][WARPS][ROWS][32]
 #endif
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   i64 feature = (i64)blockIdx.x * 64 + lane;

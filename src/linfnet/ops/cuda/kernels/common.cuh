@@ -1,32 +1,13 @@
-// What the kernels share: maxima that keep NaN, scales that are powers of two.
+// What the kernels share: gates, and scales that are powers of two.
 #pragma nv_diag_suppress 177  // not every kernel uses every function
-typedef unsigned int u32;
+#include "instructions.cuh"
 typedef long long i64;
 
 #define FULL 0xffffffffu
 #define INFINITE __int_as_float(0x7f800000)
 
-// fmaxf drops NaN; this keeps it, and the absolute value costs nothing.
-static __device__ __forceinline__ float larger(float a, float b) {
-  float r;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
-  return r;
-}
-
 // Kernels behind a gate run only if it is not zero: the device decides, the host need not know.
 static __device__ __forceinline__ bool closed(const int* gate) { return gate && !*gate; }
-
-static __device__ __forceinline__ float log2_fast(float a) {
-  float r;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a));
-  return r;
-}
-
-static __device__ __forceinline__ float exp2_fast(float a) {
-  float r;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a));
-  return r;
-}
 
 // 2^e for -126 <= e <= 127, exactly.
 static __device__ __forceinline__ float two_to(int e) { return __int_as_float((e + 127) << 23); }

@@ -3,7 +3,6 @@
 //   P: the power.
 // Numbers are scaled to at most 1 by powers of two, powers then lifted by 2^TOP for the range of float16.
 #include "common.cuh"
-typedef unsigned short u16;
 
 #define TERMS (P - 1)
 #define TOP 15
@@ -32,18 +31,6 @@ static __device__ __forceinline__ int exponent_for(float top) {
 
 static __device__ __forceinline__ int layer_exponent(const u32* __restrict__ tops) {
   return exponent_for(larger(__uint_as_float(tops[0]), __uint_as_float(tops[1])));
-}
-
-static __device__ __forceinline__ u16 to_half(float a) {
-  u16 h;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(a));
-  return h;
-}
-
-static __device__ __forceinline__ float from_half(u16 h) {
-  float a;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(a) : "h"(h));
-  return a;
 }
 
 struct Halves {

@@ -90,8 +90,8 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
 #if RUNS
     // A run ends: it is noted where it raised the maximum.
     if ((next - first) % RUN == 0 || next >= stop) {
-      unsigned short now = k / RUN;
-      asm volatile("" : "+h"(now));  // computed here, not once more in front of each store
+      u16 now = k / RUN;
+      settle(now);
 #pragma unroll
       for (int q = 0; q < PAIRS; q += 4) {
         float4 before = earlier[q / 4][threadIdx.x];

@@ -28,7 +28,7 @@ extern "C" __global__ void
 scatter(const float* __restrict__ grad, const float* __restrict__ y, const int* __restrict__ saved,
         float* __restrict__ result, int rows, int items, int features, i64 stride_row, i64 stride_item, float sign,
         int share, int shared_rows) {
-  extern __shared__ float space[];
+  DYNAMIC_SHARED(float, space);
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   i64 row = (i64)blockIdx.x * ((blockDim.x >> 5) / share) + warp / share;
   bool here = row < rows;

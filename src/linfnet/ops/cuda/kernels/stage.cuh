@@ -1,6 +1,6 @@
 // How 64 rows of 16 features come to shared memory while the stage before is computed: row by row, 16 bytes at a time,
 // without passing through registers. Rows lie 20 floats apart: 8 neighbouring rows are read without bank conflicts.
-#include "copy.cuh"
+#include "common.cuh"
 
 #define TILE 64
 #define DEPTH 16

@@ -1,0 +1,177 @@
+"""CUDA kernels on a CPU, for tests: g++ compiles their sources against simt.h, which has CUDA's words.
+
+Every tensor a kernel gets is a copy between two fences of NaN. What a kernel writes there fails the test; what it reads
+there shows in the result. `Emulator(order=...)` runs threads and blocks in another order: the bits must be the same.
+"""
+
+import ctypes
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from linfnet.ops.cuda.loader import KERNELS, Argument, Kernel, Launcher, Long, as_c
+
+HEADER = Path(__file__).with_name("simt.h")
+FLAGS = "-std=c++17 -O1 -w -shared -fPIC -fvisibility=hidden -ffp-contract=off -fno-strict-aliasing -U_FORTIFY_SOURCE"
+SANITIZED = f"{FLAGS} -fsanitize=address,undefined -fno-sanitize-recover=all"
+FENCE = 4096  # bytes
+POISON = 0xFF  # NaN in every format, -1 as an integer
+
+needs_compiler = pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("g++") is None, reason="kernels run on a CPU on Linux, with g++"
+)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a kernel, as its source declares it."""
+
+    name: str
+    kind: str
+    written: bool
+
+
+@cache
+def parameters(kernel: Kernel) -> list[Parameter]:
+    """The parameters of a kernel, read from its source."""
+    found = re.search(rf"\b{kernel.function}\(([^)]*)\)\s*{{", kernel.source())
+    assert found, kernel.function
+    result: list[Parameter] = []
+    for text in found[1].split(","):
+        *kind, name = text.replace("const", "").replace("__restrict__", "").split()
+        result.append(Parameter(name, "".join(kind), "*" in text and "const" not in text))
+    return result
+
+
+POINTERS = {"float*": torch.float32, "float2*": torch.float32, "u16*": torch.float16}
+NUMBERS = {"i64": Long, "int": int, "float": float}
+
+
+def check_launch(
+    kernel: Kernel, grid: tuple[int, int, int], threads: int, arguments: Sequence[Argument], shared: int
+) -> None:
+    """That a launch fits the kernel's parameters and the limits of a GPU."""
+    wanted = parameters(kernel)
+    assert len(arguments) == len(wanted), kernel.function
+    for parameter, argument in zip(wanted, arguments, strict=True):
+        what = (kernel.function, parameter, argument)
+        if parameter.kind in NUMBERS:
+            assert type(argument) is NUMBERS[parameter.kind], what
+        elif argument is not None:
+            assert type(argument) is Tensor, what
+            assert argument.is_contiguous(), what
+            assert argument.dtype == POINTERS.get(parameter.kind, torch.int32), what
+    assert all(1 <= blocks <= limit for blocks, limit in zip(grid, (2**31 - 1, 65535, 65535), strict=True))
+    assert 32 <= threads <= 1024
+    assert 0 <= shared <= 200 * 1024
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two contiguous tensors share memory."""
+    ends = (tensor.data_ptr() + tensor.numel() * tensor.element_size() for tensor in (a, b))
+    return max(a.data_ptr(), b.data_ptr()) < min(ends)
+
+
+class Fenced:
+    """A copy of a tensor between two fences, at an address as well aligned as the tensor's."""
+
+    def __init__(self, tensor: Tensor, fence: int) -> None:
+        content = tensor.reshape(-1).view(torch.uint8)
+        self._tensor, self._fence = tensor, fence
+        self._start = fence + tensor.data_ptr() % 16
+        self._memory = torch.full((self._start + content.numel() + fence,), POISON, dtype=torch.uint8)
+        self.inside = self._memory[self._start : self._start + content.numel()].copy_(content)
+
+    def take_back(self) -> bool:
+        """Give the tensor what was written; whether the fences are whole."""
+        self._tensor.copy_(self.inside.view(self._tensor.dtype).view_as(self._tensor))
+        behind = self._memory[self._start + self.inside.numel() :]
+        return bool((self._memory[: self._start] == POISON).all() and (behind == POISON).all())
+
+
+class Emulator(Launcher):
+    """Runs kernels on CPU tensors; libraries are kept in `folder`, which processes may share."""
+
+    def __init__(self, folder: Path, *, order: int = 0, sanitize: bool = False) -> None:
+        """`sanitize`: with AddressSanitizer, which must be loaded already, and which sets fences of its own."""
+        self.order, self._folder, self._fence = order, folder, 0 if sanitize else FENCE
+        self._flags = SANITIZED if sanitize else FLAGS
+        self._libraries: dict[str, ctypes.CDLL] = {}
+
+    def multiprocessors(self, device: torch.device) -> int:
+        return 4
+
+    def prepare(self, device: torch.device, key: Hashable, kernels: Callable[[], Iterable[Kernel]]) -> None:
+        pass
+
+    def launch(
+        self,
+        kernel: Kernel,
+        device: torch.device,
+        grid: tuple[int, int, int],
+        threads: int,
+        *arguments: Argument,
+        shared: int = 0,
+    ) -> None:
+        check_launch(kernel, grid, threads, arguments, shared)
+        wanted = parameters(kernel)
+        tensors = [
+            (parameter, one) for parameter, one in zip(wanted, arguments, strict=True) if isinstance(one, Tensor)
+        ]
+        for (first, a), (second, b) in combinations(tensors, 2):
+            apart = not (first.written or second.written) or not overlap(a, b)
+            assert apart, f"{kernel.function}: `{first.name}` and `{second.name}` share memory, and one is written"
+        copies = {parameter.name: Fenced(tensor, self._fence) for parameter, tensor in tensors}
+        values = [
+            as_c(copies[parameter.name].inside if parameter.name in copies else argument)
+            for parameter, argument in zip(wanted, arguments, strict=True)
+        ]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        trouble = self._function(kernel)((ctypes.c_int * 3)(*grid), threads, shared, self.order, pointers)
+        assert trouble is None, f"{kernel.function}: {trouble.decode()}"
+        for name, copy in copies.items():
+            assert copy.take_back(), f"{kernel.function} writes beyond the ends of `{name}`"
+
+    def _function(self, kernel: Kernel) -> Callable[..., bytes | None]:
+        source = plain_source(kernel)
+        if source not in self._libraries:
+            self._libraries[source] = ctypes.CDLL(str(self._library(source)))
+        function = self._libraries[source][f"simt_{kernel.function}"]
+        function.restype = ctypes.c_char_p
+        return function
+
+    def _library(self, source: str) -> Path:
+        key = hashlib.sha256("\0".join((source, HEADER.read_text(), self._flags)).encode()).hexdigest()[:24]
+        path = self._folder / f"{key}.so"
+        if not path.exists():
+            with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+                made = Path(folder) / path.name
+                text, command = Path(folder) / "kernel.cpp", ["g++", *self._flags.split(), "-I", HEADER.parent]
+                text.write_text(source)
+                done = subprocess.run([*command, "-o", made, text], capture_output=True, text=True, check=False)
+                assert done.returncode == 0, done.stderr
+                made.replace(path)
+        return path
+
+
+@cache
+def plain_source(kernel: Kernel) -> str:
+    """A kernel's source in C++ that needs no GPU; the same for all kernels of a file with the same definitions."""
+    source, instructions = kernel.source(), (KERNELS / "instructions.cuh").read_text()
+    assert instructions in source
+    names = re.findall(r"__global__ void(?:\s+__launch_bounds__\(.*\))?\s+(\w+)\(", source)
+    assert kernel.function in names
+    lines = "".join(f"SIMT_KERNEL({name})\n" for name in names)
+    return f'#include "simt.h"\n{source.replace(instructions, "")}{lines}'

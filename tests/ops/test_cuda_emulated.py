@@ -1,0 +1,176 @@
+"""Every CUDA kernel on a CPU (simt.py), held to the tolerances of the tests that run on a GPU."""
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import test_cuda as dense
+import test_cuda_expanded as by_products
+import test_cuda_pruned as listed
+import torch
+from simt import Emulator, needs_compiler
+from torch import Tensor
+
+from linfnet.ops.cuda import expanded
+from linfnet.ops.cuda.implementation import Cuda
+
+pytestmark = needs_compiler
+
+CPU = "cpu"
+Shape = tuple[int, int, int]
+Drawn = tuple[Tensor, Tensor, Tensor]
+# Less than a tile; parts of tiles in all directions; few outputs: the features are split; several tiles of outputs.
+SHAPES: list[Shape] = [(3, 5, 7), (65, 70, 44), (70, 10, 130), (20, 300, 70)]
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where compiled kernels are kept: one folder for all processes of a run."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated-kernels"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def emulator(libraries: Path) -> Emulator:
+    return Emulator(libraries)
+
+
+@pytest.fixture(scope="session")
+def kernels(emulator: Emulator) -> Cuda:
+    return Cuda(emulator)
+
+
+@pytest.fixture
+def _products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small layers are expanded, too."""
+    monkeypatch.setattr(expanded, "SMALLEST", 0)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("p", [1.0, 8.0, 28.0, 30.5, 200.5])
+def test_distances_and_gradients(kernels: Cuda, p: float, shape: Shape) -> None:
+    dense.check_against_reference(kernels, *dense.draw(shape, CPU), p)
+
+
+@pytest.mark.parametrize("p", [8.0, 28.0, 30.5, 200.5])
+def test_pairs_out_of_range_are_computed_exactly(kernels: Cuda, p: float) -> None:
+    x, w, grad = dense.out_of_range((22, 35, 50), CPU)
+    dense.check_against_reference(kernels, x, w, grad, p)
+    dense.check_each_pair(kernels, x, w, p)
+    assert kernels.forward(x, w, p)[3, 7] == 0
+
+
+@pytest.mark.parametrize("factor", [1e-30, 1e30])
+def test_extreme_magnitudes(kernels: Cuda, factor: float) -> None:
+    x, w, grad = dense.draw((20, 30, 50), CPU)
+    dense.check_against_reference(kernels, x * factor, w * factor, grad * factor, 8.0)
+    dense.check_against_reference(kernels, x * factor, w * factor, grad / factor, 8.0)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_infinity_is_bit_identical(kernels: Cuda, shape: Shape) -> None:
+    x, w, grad = dense.draw(shape, CPU)
+    dense.check_infinity(kernels, dense.ties(x), dense.ties(w), grad)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bounds_are_bit_identical(kernels: Cuda, shape: Shape) -> None:
+    x, w, _ = dense.draw(shape, CPU)
+    dense.check_bounds(kernels, x, w)
+
+
+@pytest.mark.parametrize("p", [8.0, 30.5, math.inf])
+def test_nan_and_infinity_reach_the_output(kernels: Cuda, p: float) -> None:
+    x, w, _ = dense.draw((9, 70, 50), CPU)
+    dense.check_nan_and_infinity(kernels, x, w, p)
+
+
+def test_one_gradient_alone(kernels: Cuda) -> None:
+    listed.check_one_gradient(kernels, *dense.draw((20, 140, 70), CPU), 8.0)
+
+
+def test_long_rows_scatter_without_shared_memory(kernels: Cuda) -> None:
+    x, w, grad = dense.draw((3, 4, 41_000), CPU)
+    dense.check_infinity(kernels, dense.ties(x), dense.ties(w), grad)
+
+
+@pytest.mark.parametrize("p", [8.0, math.inf])
+def test_unaligned_rows(kernels: Cuda, p: float) -> None:
+    x, w, _ = dense.draw((30, 40, 64), CPU)
+    shifted = torch.empty(x.numel() + 1)[1:].view_as(x).copy_(x)
+    assert torch.equal(kernels.forward(shifted, w, p), kernels.forward(x, w, p))
+
+
+@pytest.mark.parametrize("shape", [(33, 70, 259), (130, 34, 300)], ids=str)
+@pytest.mark.parametrize("p", [28.0, 100.0, 200.5])
+def test_lists(kernels: Cuda, p: float, shape: Shape) -> None:
+    listed.check(kernels, *listed.spiked(shape, CPU), p, flag=0)
+
+
+@pytest.mark.parametrize("p", [28.0, 100.0, 200.5])
+def test_too_long_lists_open_the_dense_kernels(kernels: Cuda, p: float) -> None:
+    listed.check(kernels, *listed.crowded((33, 40, 259), CPU), p, flag=1)
+
+
+def test_a_pair_out_of_range_opens_the_dense_kernels(kernels: Cuda) -> None:
+    x, w, grad = listed.spiked((33, 40, 259), CPU)
+    w[5] = x[6] + 1e-6
+    listed.check(kernels, x, w, grad, 28.0, flag=1)
+    w[5] = x[6]
+    listed.check(kernels, x, w, grad, 28.0, flag=0)
+
+
+@pytest.mark.parametrize("p", [100.0, 200.5])
+def test_lists_with_nan_and_infinity(kernels: Cuda, p: float) -> None:
+    listed.check_nan_and_infinity(kernels, lambda: listed.spiked((33, 40, 259), CPU), p)
+
+
+@pytest.mark.parametrize("p", [28.0, 100.0, 200.5])
+def test_one_gradient_alone_from_lists(kernels: Cuda, p: float) -> None:
+    listed.check_one_gradient(kernels, *listed.spiked((33, 40, 259), CPU), p)
+
+
+@pytest.mark.parametrize("draw", [listed.spiked, listed.crowded])
+@pytest.mark.parametrize("shape", [(33, 70, 259), (130, 34, 300)], ids=str)
+def test_lists_at_infinity_are_bit_identical(
+    emulator: Emulator, shape: Shape, draw: Callable[[Shape, str], Drawn]
+) -> None:
+    x, w, _ = draw(shape, CPU)
+    listed.check_infinity(emulator, x, w, flag=int(draw is listed.crowded))
+
+
+@pytest.mark.usefixtures("_products")
+@pytest.mark.parametrize("p", [8.0, 10.0])
+@pytest.mark.parametrize("shape", [(65, 40, 104), (64, 16, 1552), (64, 1552, 24)], ids=str)
+def test_matrix_products(kernels: Cuda, p: float, shape: Shape) -> None:
+    by_products.check(kernels, *by_products.trained(shape, CPU), p)
+
+
+@pytest.mark.usefixtures("_products")
+def test_layers_that_cancel_open_the_dense_kernels(kernels: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_products.check_cancelling_layer(kernels, *by_products.close((64, 40, 104), CPU), 8.0, monkeypatch)
+
+
+@pytest.mark.usefixtures("_products")
+def test_single_pairs_that_cancel_are_summed_again(kernels: Cuda) -> None:
+    by_products.check_cancelling_pairs(kernels, *by_products.trained((64, 40, 104), CPU))
+
+
+@pytest.mark.usefixtures("_products")
+@pytest.mark.parametrize("factor", [2.0**-90, 2.0**90])
+def test_the_scale_does_not_matter(kernels: Cuda, factor: float) -> None:
+    by_products.check_scale(kernels, *by_products.trained((64, 40, 104), CPU), factor)
+
+
+@pytest.mark.usefixtures("_products")
+def test_matrix_products_with_nan_and_infinity(kernels: Cuda) -> None:
+    by_products.check_nan_and_infinity(kernels, lambda: by_products.trained((64, 40, 104), CPU))
+
+
+@pytest.mark.usefixtures("_products")
+def test_one_gradient_alone_by_matrix_products(kernels: Cuda) -> None:
+    listed.check_one_gradient(kernels, *by_products.trained((64, 40, 104), CPU), 8.0)
