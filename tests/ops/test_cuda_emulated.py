@@ -161,6 +161,21 @@ def test_single_pairs_that_cancel_are_summed_again(kernels: Cuda) -> None:
 
 
 @pytest.mark.usefixtures("_products")
+@pytest.mark.parametrize("p", [8.0, 10.0])
+def test_a_weight_far_beyond_the_others(kernels: Cuda, p: float) -> None:
+    by_products.check_far_weight(kernels, (64, 40, 104), CPU, p)
+
+
+@pytest.mark.usefixtures("_products")
+@pytest.mark.parametrize("exponent", [-130, -140, 126])
+def test_the_ends_of_the_float_range_are_for_the_dense_kernels(
+    kernels: Cuda, exponent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = by_products.at_the_end((64, 40, 104), exponent, CPU)
+    by_products.check_cancelling_layer(kernels, *drawn, 8.0, monkeypatch)
+
+
+@pytest.mark.usefixtures("_products")
 @pytest.mark.parametrize("factor", [2.0**-90, 2.0**90])
 def test_the_scale_does_not_matter(kernels: Cuda, factor: float) -> None:
     by_products.check_scale(kernels, *by_products.trained((64, 40, 104), CPU), factor)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from simt import check_launch, parameters
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from linfnet.ops.cuda import expanded, pruned
 from linfnet.ops.cuda.dense import backward_kernel, forward_kernel
@@ -84,6 +86,26 @@ def test_launches_of_the_expansion_fit_the_kernels(monkeypatch: pytest.MonkeyPat
     monkeypatch.undo()
     assert not expanded.serves(x, w, 8.0)
     assert not expanded.serves(x, w, 9.0)
+
+
+def test_huge_layers_are_not_expanded() -> None:
+    number = torch.zeros(1)
+    shapes = [(512, 5120, 5120), (1000, 5120, 5120), (10_000, 5120, 5120), (64, 20_480, 20_480)]
+    served = [expanded.serves(number.expand(n, size), number.expand(out, size), 8.0) for n, out, size in shapes]
+    assert served == [True, True, False, False]
+
+
+@pytest.mark.parametrize("p", [8.0, 28.0, 200.5, math.inf])
+def test_what_is_saved_is_known_for_any_number_of_rows(p: float) -> None:
+    """As torch.compile asks: of a tensor without numbers, with a size that has no value."""
+    free = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    w = mode.from_tensor(torch.empty(1024, 1024), static_shapes=True)
+    x = mode.from_tensor(torch.empty(512, 1024), symbolic_context=free)
+    with mode:
+        size = Cuda(Recorder()).saved_like(x, w, p).numel()
+    wanted = Cuda(Recorder()).saved_like(torch.empty(512, 1024), torch.empty(1024, 1024), p).numel()
+    assert int(size) == wanted
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0)], ids=str)

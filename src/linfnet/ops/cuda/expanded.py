@@ -5,9 +5,12 @@
 The powers go into the products as pairs of float16, which hold 22 bits together; sums are float32. Where x and w lie on
 opposite sides of 0 all terms are positive; the pairs that lose digits to cancellation are seen from the even terms and
 summed again without expansion. If they are many, a flag on the device opens the dense kernels for the whole layer.
-Gradients are expanded in the same way: their error is relative to sum |c| (|x| + |w|)^(p - 1).
+Gradients are expanded in the same way: their error is relative to sum |c| (|x| + |w|)^(p - 1), far more than the
+gradient itself for an x and a w close to each other. The forward pass marks such pairs; they are left out of the
+expansion and added one by one.
 """
 
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -24,6 +27,14 @@ SMALLEST = 1 << 28
 MOST_TERMS = 1536
 # The share of pairs that may be summed again before the dense kernels serve the layer.
 MOST_REPEATED = 0.25
+# How often a pair's sum may go into its even terms before its slopes are no longer expanded: each of them is then wrong
+# by at most (2 * 128)^((p - 1) / p) < 2^8 of what 22 bits drop.
+MOST_SLOPE_LOSS = 128.0
+# The least sum that is expanded, as a part of the p-th power of the layer's largest |x| or |w|: of smaller ones too
+# much lies below the range of float16, where each feature's terms lose up to 2^-36 of that power.
+LEAST_SUM = 2.0**-16
+# Bytes that powers and products of a layer may take: beyond, the dense kernels serve, which need none.
+MOST_BYTES = 4 << 30
 
 
 @cache
@@ -37,7 +48,6 @@ def most_loss(p: float) -> float:
     return 2 * p
 
 
-@cache
 def chunks_of(terms: int) -> int | None:
     """Into how many equal parts, each a multiple of 8, a sum is cut; None if there is no such cut.
 
@@ -48,12 +58,27 @@ def chunks_of(terms: int) -> int | None:
     return next(fits, None)
 
 
+def most_bytes(n: int, out: int, features: int, p: float) -> int:
+    """What powers (float16) and products (float32) of one pass take: distances, the gradient of x, that of w.
+
+    >>> [most_bytes(n, 5120, 5120, 8.0) >> 20 for n in (512, 1000, 10000)]
+    [1190, 1657, 10270]
+    """
+    parts, out_parts = chunks_of(features) or 1, chunks_of(out) or 1
+    distances = 4 * features * (n + out) + 4 * n * out * (parts + 2)
+    grad_x = 4 * features * out + 4 * n * features * (out_parts + 2)
+    grad_w = 6 * features * n + 4 * features * out
+    return (int(p) - 1) * max(distances, grad_x, grad_w)
+
+
 def serves(x: Tensor, w: Tensor, p: float) -> bool:
-    """Whether the products pay: a whole even p, a large layer, sizes that can be cut."""
+    """Whether the products pay: a whole even p, a large layer but not a huge one, sizes that can be cut."""
     (n, features), out = x.shape, w.shape[0]
     if p not in POWERS or n < 64 or n > 65535 or out > 65535 or n * out * features < SMALLEST:
         return False
-    return chunks_of(features) is not None and chunks_of(out) is not None and _has_products(x.device)
+    if chunks_of(features) is None or chunks_of(out) is None or most_bytes(n, out, features, p) > MOST_BYTES:
+        return False
+    return _has_products(x.device)
 
 
 @cache
@@ -106,11 +131,18 @@ def _by_sums(halves: Tensor, chunks: int) -> Tensor:
 
 
 def saved_size(n: int, out: int) -> int:
-    """How many numbers a layer keeps: the flag, then one for each pair."""
-    return 64 + n * out
+    """How many numbers a layer keeps: the flag, then one for each pair, then a bit for each."""
+    return 64 + n * out + -(-n * out // 32)
 
 
-def forward(launcher: Launcher, x: Tensor, w: Tensor, tops: Tensor, p: float, lift: int, flag: Tensor) -> Tensor:
+def close_of(saved: Tensor, pairs: int) -> Tensor:
+    """The bits that mark pairs whose slopes are not expanded."""
+    return saved[64 + pairs :]
+
+
+def forward(
+    launcher: Launcher, x: Tensor, w: Tensor, tops: Tensor, p: float, lift: int, flag: Tensor, close: Tensor | None
+) -> Tensor:
     """Sums of scaled powers [n, out], as `finish_sum` takes them; the flag says if the dense kernels must serve."""
     x, w = _aligned(x), _aligned(w)
     (n, features), out, power = x.shape, w.shape[0], int(p)
@@ -124,55 +156,69 @@ def forward(launcher: Launcher, x: Tensor, w: Tensor, tops: Tensor, p: float, li
     sums, count = x.new_empty(n, out), torch.zeros(1, dtype=torch.int32, device=x.device)
     launcher.launch(
         kernel("combine", power), x.device, (-(-n * out // 256), 1, 1), 256,
-        main, chunks, cross, 2 * (power - 1), alone_x, alone_w, x, w, tops, sums, count,
-        n, out, features, most_loss(p), lift,
+        main, chunks, cross, alone_x, alone_w, x, w, tops, sums, count, close,
+        n, out, features, most_loss(p), MOST_SLOPE_LOSS, LEAST_SUM, lift,
     )  # fmt: skip
     launcher.launch(list_kernel("decide"), x.device, (1, 1, 1), 32, count, int(n * out * MOST_REPEATED), flag)
     return sums
 
 
-def backward(
-    launcher: Launcher,
-    coefficient: Tensor,
-    x: Tensor,
-    w: Tensor,
-    tops: Tensor,
-    largest: Tensor,
-    p: float,
-    lift: int,
-    into: tuple[Tensor | None, Tensor | None],
-) -> None:
-    """Write the gradients of x and w (those that are wanted) from c[b, o] = g (s y)^(1 - p).
+@dataclass(frozen=True)
+class Slopes:
+    """What both gradients are made from.
 
-    `tops`: bits of the largest |x| and |w|; `largest`: of the largest y and |g|.
+    coefficient: c[b, o] = g (s y)^(1 - p); close: bits of the pairs that are not expanded; tops: bits of the largest
+    |x| and |w|; largest: of the largest y and |g|; lift: what s lifts the largest y to.
     """
-    x, w = _aligned(x), _aligned(w)
-    (n, features), out, power = x.shape, w.shape[0], int(p)
-    blocks = -(-features // 1024)
-    if into[0] is not None:
-        chunks = chunks_of(out) or 1
-        halves = x.new_empty(2, n, out, dtype=torch.float16)
-        exponents, alone = x.new_empty(n, dtype=torch.int32), x.new_empty(n)
-        made = (halves, exponents, alone, n, out)
-        launcher.launch(kernel("split_rows", power), x.device, (n, 1, 1), 256, coefficient, *made)
-        scales, of_w = _feature_powers(launcher, w, tops, power, thrice=False)
-        by_rows = halves[0].view(n, chunks, out // chunks).transpose(0, 1)
-        main = _products(by_rows, of_w[0].view(chunks, out // chunks, -1))
-        cross = x.new_empty(2, n, of_w.shape[2])
-        for place in range(2):
-            _products(halves[1 - place][None], of_w[place][None], cross[place : place + 1])
-        launcher.launch(
-            kernel("finish_x", power), x.device, (blocks, n, 1), 256,
-            main, chunks, cross, 2, alone, exponents, scales, x, largest, into[0], n, features, lift,
-        )  # fmt: skip
-    if into[1] is not None:
-        halves = x.new_empty(3 * n, out, dtype=torch.float16)
-        exponents, alone = x.new_empty(out, dtype=torch.int32), x.new_empty(out)
-        made = (halves, exponents, alone, n, out)
-        launcher.launch(kernel("split_columns", power), x.device, (-(-out // 32), 1, 1), 256, coefficient, *made)
-        scales, of_x = _feature_powers(launcher, x, tops, power, thrice=True)
-        main = _products(halves.mT[None], of_x.view(1, 3 * n, -1))
-        launcher.launch(
-            kernel("finish_w", power), x.device, (blocks, out, 1), 256,
-            main, alone, exponents, scales, w, largest, into[1], features, lift,
-        )  # fmt: skip
+
+    coefficient: Tensor
+    close: Tensor
+    x: Tensor
+    w: Tensor
+    tops: Tensor
+    largest: Tensor
+    lift: int
+
+
+def backward(launcher: Launcher, slopes: Slopes, p: float, into: tuple[Tensor | None, Tensor | None]) -> None:
+    """Write the gradients of x and w, those that are wanted."""
+    slopes = replace(slopes, x=_aligned(slopes.x), w=_aligned(slopes.w))
+    for place, (expand, result) in enumerate(zip((_gradient_of_x, _gradient_of_w), into, strict=True)):
+        if result is not None:
+            expand(launcher, slopes, int(p), result)
+            sizes = (*slopes.coefficient.shape, slopes.x.shape[1], slopes.lift, int(place == 0))
+            made = (slopes.coefficient, slopes.close, slopes.x, slopes.w, slopes.largest, result, *sizes)
+            launcher.launch(kernel("add_close", int(p)), result.device, (result.shape[0], 1, 1), 256, *made)
+
+
+def _gradient_of_x(launcher: Launcher, slopes: Slopes, power: int, into: Tensor) -> None:
+    x, (n, out), features = slopes.x, slopes.coefficient.shape, slopes.x.shape[1]
+    chunks = chunks_of(out) or 1
+    halves = x.new_empty(2, n, out, dtype=torch.float16)
+    exponents, alone = x.new_empty(n, dtype=torch.int32), x.new_empty(n)
+    made = (slopes.coefficient, slopes.close, halves, exponents, alone, n, out)
+    launcher.launch(kernel("split_rows", power), x.device, (n, 1, 1), 256, *made)
+    scales, of_w = _feature_powers(launcher, slopes.w, slopes.tops, power, thrice=False)
+    by_rows = halves[0].view(n, chunks, out // chunks).transpose(0, 1)
+    main = _products(by_rows, of_w[0].view(chunks, out // chunks, -1))
+    cross = x.new_empty(2, n, of_w.shape[2])
+    for place in range(2):
+        _products(halves[1 - place][None], of_w[place][None], cross[place : place + 1])
+    launcher.launch(
+        kernel("finish_x", power), x.device, (-(-features // 1024), n, 1), 256,
+        main, chunks, cross, 2, alone, exponents, scales, x, slopes.largest, into, n, features, slopes.lift,
+    )  # fmt: skip
+
+
+def _gradient_of_w(launcher: Launcher, slopes: Slopes, power: int, into: Tensor) -> None:
+    w, (n, out), features = slopes.w, slopes.coefficient.shape, slopes.w.shape[1]
+    halves = w.new_empty(3 * n, out, dtype=torch.float16)
+    exponents, alone = w.new_empty(out, dtype=torch.int32), w.new_empty(out)
+    made = (slopes.coefficient, slopes.close, halves, exponents, alone, n, out)
+    launcher.launch(kernel("split_columns", power), w.device, (-(-out // 32), 1, 1), 256, *made)
+    scales, of_x = _feature_powers(launcher, slopes.x, slopes.tops, power, thrice=True)
+    main = _products(halves.mT[None], of_x.view(1, 3 * n, -1))
+    launcher.launch(
+        kernel("finish_w", power), w.device, (-(-features // 1024), out, 1), 256,
+        main, alone, exponents, scales, w, slopes.largest, into, features, slopes.lift,
+    )  # fmt: skip

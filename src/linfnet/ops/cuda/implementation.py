@@ -169,10 +169,12 @@ class Cuda:
 
     def _expanded_distance(self, x: Tensor, w: Tensor, p: float, saved: Tensor | None = None) -> Tensor:
         """Distances by matrix products; behind a gate, the dense kernels for layers where too much cancels."""
+        pairs = x.shape[0] * w.shape[0]
         flag = torch.empty(1, dtype=torch.int32, device=x.device) if saved is None else pruned.flag_of(saved)
-        rest = None if saved is None else pruned.kept_of(saved, x.shape[0] * w.shape[0])
+        rest = None if saved is None else pruned.kept_of(saved, pairs)
+        close = None if saved is None else expanded.close_of(saved, pairs)
         tops = self._dense().largest(x, w)
-        sums = expanded.forward(self._launcher, x, w, tops, p, dense.sum_lift(p), flag)
+        sums = expanded.forward(self._launcher, x, w, tops, p, dense.sum_lift(p), flag, close)
         y = self._dense().finish(sums[None], x, w, tops, p, rest)
         return self._dense(flag).distance(x, w, p, rest, into=y)
 
@@ -184,8 +186,9 @@ class Cuda:
         coefficients = kernels.coefficients(grad, y, rest, p)
         results = (torch.empty_like(x) if need_x else x.new_empty(0), torch.empty_like(w) if need_w else w.new_empty(0))
         wanted = results[0] if need_x else None, results[1] if need_w else None
-        inputs = (coefficients.value, x, w, kernels.largest(x, w), coefficients.tops)
-        expanded.backward(self._launcher, *inputs, p, coefficients.lift, wanted)
+        close, inputs = expanded.close_of(saved, y.numel()), (x, w, kernels.largest(x, w))
+        slopes = expanded.Slopes(coefficients.value, close, *inputs, coefficients.tops, coefficients.lift)
+        expanded.backward(self._launcher, slopes, p, wanted)
         kernels.repair(grad, x, w, y, p, coefficients, wanted)
         behind, tops = self._dense(flag), coefficients.tops
         return behind.backward(grad, x, w, y, rest, p, need_x, need_w, into=results, tops=tops)

@@ -92,7 +92,6 @@ class Rows:
     quads: int
 
 
-@cache
 def rows_for(n: int) -> Rows:
     """Groups of 128, 256 or 512 rows.
 
