@@ -1,8 +1,12 @@
-"""A forward and a backward by the CUDA kernels, at once or from a graph."""
+"""A forward and a backward by the CUDA kernels, at once or from a graph; small layers for every kernel."""
+
+import math
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+from linfnet.ops.cuda import expanded
 from linfnet.ops.cuda.implementation import Cuda
 
 
@@ -21,3 +25,23 @@ def replayed_step(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -
     graph.replay()
     torch.cuda.synchronize()
     return captured
+
+
+# Dense kernels with p by multiplication, by special functions and at infinity; the same with lists; matrix products.
+SHAPES = [(3, 5, 7), (70, 10, 70), (20, 140, 68), (33, 34, 259)]
+PATHS = [*((shape, p) for p in (28.0, 200.5, math.inf) for shape in SHAPES), ((64, 40, 24), 8.0)]
+
+
+def every_path(kernels: Cuda) -> list[Tensor]:
+    """What every kernel makes of a few numbers, some pairs out of range or equal, on CPU tensors."""
+    results: list[Tensor] = []
+    with patch.object(expanded, "SMALLEST", 0):
+        for (n, out, features), p in PATHS:
+            torch.manual_seed(0)
+            x, w, grad = torch.randn(n, features), torch.randn(out, features), torch.randn(n, out)
+            w[:, 3] -= 9  # it decides: lists are short
+            w[1], w[2] = x[0], x[2] * (1 + 1e-4)
+            results += [kernels.forward(x, w, p), *step(kernels, x, w, grad, p)]
+            if math.isinf(p):
+                results += [*kernels.bounds(x - 0.1, x, w), *kernels.bounds_saving(x - 0.1, x, w)]
+    return results

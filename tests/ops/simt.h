@@ -3,7 +3,6 @@
 // What a GPU leaves undefined is NaN here: shared memory when a block starts, values of lanes that have left. Copies to
 // shared memory arrive as late as they may. `order` says who goes first: 0 the first thread, 1 the last, else at random.
 #include <math.h>
-#include <setjmp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,9 +54,11 @@ struct Copy {
   int size;
 };
 
+typedef void* Place[5];
+
 struct Fibre {
   ucontext_t start;
-  jmp_buf place;
+  Place place;
   char* stack;
   bool started, left;
   Copy copies[MOST_COPIES];
@@ -65,7 +66,7 @@ struct Fibre {
 };
 
 static Fibre fibres[MOST_THREADS];
-static jmp_buf home;
+static Place home;
 static int current;
 static bool moved;  // whether a barrier opened or a fibre left since this was last cleared
 static Barrier block, warps[MOST_THREADS / WARP];
@@ -76,18 +77,20 @@ alignas(16) static unsigned char dynamic_shared[MOST_SHARED + FENCE];
 static int lane() { return current % WARP; }
 static uint64_t* warp_values() { return values + current - lane(); }
 
-// Jumps once a fibre has started: changing the whole context would ask the kernel of the system each time.
-static void give_way() {
-  if (!_setjmp(fibres[current].place)) _longjmp(home, 1);
+// A jump is all it takes once a fibre has started; changing the whole context would ask the operating system each time.
+#define JUMPS __attribute__((noinline, no_sanitize_address))
+JUMPS static void jump(Place& place) { __builtin_longjmp(place, 1); }
+
+JUMPS static void give_way() {
+  if (!__builtin_setjmp(fibres[current].place)) jump(home);
 }
 
-static void resume(Fibre& fibre) {
-  if (_setjmp(home)) return;
-  if (fibre.started) _longjmp(fibre.place, 1);
+JUMPS static void resume(Fibre& fibre) {
+  if (__builtin_setjmp(home)) return;
+  if (fibre.started) jump(fibre.place);
   fibre.started = true;
   setcontext(&fibre.start);
 }
-
 
 static void open_if_complete(Barrier& barrier) {
   if (barrier.arrived < barrier.members) return;
@@ -151,8 +154,7 @@ static void arrange(int* places, int n, int order) {
 static void (*body)(void**);
 static void** arguments;
 
-static void live() {
-  body(arguments);
+static void leave() {
   fibres[current].left = moved = true;
   memset(values + current, 0xff, sizeof *values);
   Barrier& warp = warps[current / WARP];
@@ -162,6 +164,22 @@ static void live() {
   give_way();
 }
 
+// A fibre lives on: in every block it is the thread of its number.
+static void live() {
+  for (;; leave()) body(arguments);
+}
+
+static void prepare(Fibre& fibre) {
+  fibre.left = false;
+  fibre.pending = 0;
+  if (fibre.started) return;
+  if (!fibre.stack) fibre.stack = (char*)malloc(STACK);
+  getcontext(&fibre.start);
+  fibre.start.uc_stack.ss_sp = fibre.stack;
+  fibre.start.uc_stack.ss_size = STACK;
+  makecontext(&fibre.start, live, 0);
+}
+
 static const char* run_block(int threads, int shared, int order) {
   block = {threads, 0, 0};
   memset(dynamic_shared, 0xff, shared + FENCE);
@@ -169,16 +187,8 @@ static const char* run_block(int threads, int shared, int order) {
   if (__start_shared_memory) memset(__start_shared_memory, 0xff, __stop_shared_memory - __start_shared_memory);
 #endif
   for (int k = 0; k < threads; ++k) {
-    Fibre& fibre = fibres[k];
+    prepare(fibres[k]);
     if (k % WARP == 0) warps[k / WARP] = {threads - k < WARP ? threads - k : WARP, 0, 0};
-    if (!fibre.stack) fibre.stack = (char*)malloc(STACK);
-    fibre.started = fibre.left = false;
-    fibre.pending = 0;
-    getcontext(&fibre.start);
-    fibre.start.uc_stack.ss_sp = fibre.stack;
-    fibre.start.uc_stack.ss_size = STACK;
-    fibre.start.uc_link = nullptr;
-    makecontext(&fibre.start, live, 0);
   }
   int places[MOST_THREADS];
   while (block.members) {
@@ -190,7 +200,9 @@ static const char* run_block(int threads, int shared, int order) {
       threadIdx = {current, 0, 0};
       resume(fibres[current]);
     }
-    if (!moved) return STUCK;
+    if (moved) continue;
+    for (int k = 0; k < threads; ++k) fibres[k].started = false;
+    return STUCK;
   }
   for (int k = 0; k < FENCE; ++k)
     if (dynamic_shared[shared + k] != 0xff) return BEYOND;

@@ -1,7 +1,6 @@
 """Every CUDA kernel on a CPU (simt.py), held to the tolerances of the tests that run on a GPU."""
 
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,15 +22,6 @@ Shape = tuple[int, int, int]
 Drawn = tuple[Tensor, Tensor, Tensor]
 # Less than a tile; parts of tiles in all directions; few outputs: the features are split; several tiles of outputs.
 SHAPES: list[Shape] = [(3, 5, 7), (65, 70, 44), (70, 10, 130), (20, 300, 70)]
-
-
-@pytest.fixture(scope="session")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where compiled kernels are kept: one folder for all processes of a run."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated-kernels"
-    folder.mkdir(exist_ok=True)
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -90,7 +80,7 @@ def test_nan_and_infinity_reach_the_output(kernels: Cuda, p: float) -> None:
 
 
 def test_one_gradient_alone(kernels: Cuda) -> None:
-    listed.check_one_gradient(kernels, *dense.draw((20, 140, 70), CPU), 8.0)
+    listed.check_one_gradient(kernels, *dense.draw((20, 140, 70), CPU), 28.0)
 
 
 def test_long_rows_scatter_without_shared_memory(kernels: Cuda) -> None:
@@ -105,8 +95,10 @@ def test_unaligned_rows(kernels: Cuda, p: float) -> None:
     assert torch.equal(kernels.forward(shifted, w, p), kernels.forward(x, w, p))
 
 
-@pytest.mark.parametrize("shape", [(33, 70, 259), (130, 34, 300)], ids=str)
-@pytest.mark.parametrize("p", [28.0, 100.0, 200.5])
+# 520 rows are several groups, of other sizes.
+@pytest.mark.parametrize(
+    ("p", "shape"), [*((p, (33, 70, 259)) for p in (28.0, 100.0, 200.5)), (100.0, (520, 32, 256))], ids=str
+)
 def test_lists(kernels: Cuda, p: float, shape: Shape) -> None:
     listed.check(kernels, *listed.spiked(shape, CPU), p, flag=0)
 
@@ -134,8 +126,10 @@ def test_one_gradient_alone_from_lists(kernels: Cuda, p: float) -> None:
     listed.check_one_gradient(kernels, *listed.spiked((33, 40, 259), CPU), p)
 
 
-@pytest.mark.parametrize("draw", [listed.spiked, listed.crowded])
-@pytest.mark.parametrize("shape", [(33, 70, 259), (130, 34, 300)], ids=str)
+@pytest.mark.parametrize(
+    ("draw", "shape"),
+    [(listed.spiked, (33, 70, 259)), (listed.spiked, (520, 32, 256)), (listed.crowded, (33, 40, 259))],
+)
 def test_lists_at_infinity_are_bit_identical(
     emulator: Emulator, shape: Shape, draw: Callable[[Shape, str], Drawn]
 ) -> None:
@@ -144,8 +138,7 @@ def test_lists_at_infinity_are_bit_identical(
 
 
 @pytest.mark.usefixtures("_products")
-@pytest.mark.parametrize("p", [8.0, 10.0])
-@pytest.mark.parametrize("shape", [(65, 40, 104), (64, 16, 1552), (64, 1552, 24)], ids=str)
+@pytest.mark.parametrize(("p", "shape"), [(10.0, (65, 40, 104)), (8.0, (66, 24, 1552)), (8.0, (64, 1552, 8))], ids=str)
 def test_matrix_products(kernels: Cuda, p: float, shape: Shape) -> None:
     by_products.check(kernels, *by_products.trained(shape, CPU), p)
 
