@@ -165,22 +165,35 @@ def describe(state: str) -> dict[str, str]:
     }
 
 
+def add_row(record: Path, row: dict[str, str | float]) -> None:
+    """At once: what follows may run out of memory."""
+    record.parent.mkdir(parents=True, exist_ok=True)
+    with record.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", type=Path)
-    parser.add_argument("--states", type=Path)
-    parser.add_argument("--p", type=float, nargs="+", default=[8, 12, 28, 64, 112, 224, 512, math.inf])
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--peer", type=Path, metavar="FOLDER", help="also time the authors' kernels, built there")
+    parser.add_argument("--states", type=Path, metavar="FOLDER", help="nets of a real run, from train_states.py")
+    every_p = [8, 12, 28, 64, 112, 224, 512, math.inf]
+    parser.add_argument("--p", type=float, nargs="+", default=every_p, help="default: 8 12 28 64 112 224 512 inf")
+    parser.add_argument("--repeats", type=int, default=9, help="steps whose median counts (default: 9)")
     parser.add_argument("--cdist", action="store_true", help="also time torch.cdist (seconds per step)")
-    parser.add_argument("--record", type=Path)
+    parser.add_argument("--record", type=Path, metavar="FILE", help="append the figures to it, a line of JSON each")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("torch sees no CUDA device")
+    for name in ("peer", "states"):
+        folder = getattr(options, name)
+        if folder and not folder.is_dir():
+            parser.error(f"--{name} is {folder}; wanted a folder")
 
     candidates: dict[str, Distance] = {GRAPHS: ours, f"{GRAPHS}, eager": ours}
     if options.peer:
         candidates["authors"] = peer(options.peer)
     if options.cdist:
         candidates["torch.cdist"] = cdist
-    rows: list[dict[str, object]] = []
     print(f"{'p':>6} {'kernels':>14} {'step ms':>9} {'forward ms':>11} {'GiB':>6} {'ratio':>6}  state")
     for p in options.p:
         reference, state = math.nan, state_at(p, options.states)
@@ -195,13 +208,9 @@ def main() -> None:
                 f"{figures['peak_gib']:>6.2f} {ratio:>6.2f}  {state.name}",
                 flush=True,
             )
-            rows.append(
-                {**describe(state.name), "p": str(p), "kernels": name, **{k: round(v, 3) for k, v in figures.items()}}
-            )
-    if options.record:
-        options.record.parent.mkdir(parents=True, exist_ok=True)
-        with options.record.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+            if options.record:
+                rounded = {key: round(value, 3) for key, value in figures.items()}
+                add_row(options.record, {**describe(state.name), "p": str(p), "kernels": name, **rounded})
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Hashable, Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ from simt import check_launch, parameters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from linfnet.ops.cuda import expanded, pruned
+from linfnet.errors import LinfnetError
+from linfnet.ops import implementations
+from linfnet.ops.cuda import dense, expanded, implementation, pruned
 from linfnet.ops.cuda.dense import backward_kernel, forward_kernel
 from linfnet.ops.cuda.implementation import Cuda, kernels_ahead
 from linfnet.ops.cuda.infinite import bounds_kernel, maximum_kernel
-from linfnet.ops.cuda.loader import KERNELS, Argument, Kernel, Launcher
+from linfnet.ops.cuda.loader import KERNELS, Argument, Kernel, Launcher, NoKernelsError
 from linfnet.ops.cuda.plans import backward_plan, forward_plan
 
 
@@ -143,6 +146,26 @@ def test_kernels_of_the_next_p_are_made_ahead(p: float, following: float) -> Non
             forward_kernel(q if q <= 64 else None),
             *(pruned.kernels(q, 512) if q >= pruned.SMALLEST_P else ()),
         } <= made
+
+
+@pytest.mark.parametrize(
+    "error", [NoKernelsError("NVRTC cannot compile scale.cu"), LinfnetError("CUDA: loading failed")]
+)
+def test_a_gpu_that_cannot_be_served_is_told_once(error: LinfnetError, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: dense.Dense, probe: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch, "ones", lambda size, device: torch.zeros(size))
+    monkeypatch.setattr(dense.Dense, "largest", fail)
+    monkeypatch.setattr(implementation, "_trouble", cache(implementation._trouble.__wrapped__))
+    monkeypatch.setattr(implementation, "_warn_once", cache(implementation._warn_once.__wrapped__))
+    with pytest.warns(UserWarning, match=f"the slow reference serves instead: {error}") as told:
+        chosen = [implementations.choose("cuda", torch.float32) for _ in range(3)]
+    assert chosen == ["reference"] * 3
+    assert len(told) == 1
+    assert implementation.status() == f"cuda kernels: not available ({error})"
 
 
 def test_importing_does_not_touch_cuda() -> None:

@@ -13,11 +13,12 @@ from itertools import count
 import torch
 from torch import Tensor
 
+from linfnet.errors import LinfnetError
 from linfnet.ops.chains import snapped_p
 from linfnet.ops.cuda import dense, expanded, loader, pruned
 from linfnet.ops.cuda.dense import Dense
 from linfnet.ops.cuda.infinite import Infinite, maximum_kernel
-from linfnet.ops.cuda.loader import Kernel, Launcher, NoKernelsError
+from linfnet.ops.cuda.loader import Kernel, Launcher
 
 
 def kernels_ahead(p: float, n: int) -> list[Kernel]:
@@ -46,7 +47,7 @@ def _trouble() -> str | None:
         device = torch.device("cuda", torch.cuda.current_device())
         probe = torch.ones(1, device=device)
         Dense(Launcher()).largest(probe)
-    except (NoKernelsError, OSError) as error:
+    except (LinfnetError, OSError) as error:  # no compiler for this GPU, or a driver that does not take what it made
         return str(error)
     return None
 
