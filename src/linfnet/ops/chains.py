@@ -59,7 +59,7 @@ def is_short(p: int) -> bool:
 
 
 def snapped_p(p: float) -> float:
-    """The nearest p that kernels evaluate cheaply: up to 22 an even one with short chains; infinity stays.
+    """The nearest p that kernels evaluate cheaply: up to 22 one with short chains (see `is_short`); infinity stays.
 
     Each p up to 128 has kernels of its own, which are compiled while those of the last one run: from 22 on the even
     numbers, from 64 on the multiples of 4 leave time for it. Above 128 come integers of seven binary digits, 64 to an
