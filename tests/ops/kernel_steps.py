@@ -28,7 +28,7 @@ def replayed_step(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -
 
 
 # Dense kernels with p by multiplication, by special functions and at infinity; the same with lists; matrix products.
-SHAPES = [(3, 5, 7), (70, 10, 70), (20, 140, 68), (33, 34, 259)]
+SHAPES = [(3, 5, 7), (40, 10, 70), (20, 140, 68), (33, 34, 259)]
 PATHS = [*((shape, p) for p in (28.0, 200.5, math.inf) for shape in SHAPES), ((64, 40, 24), 8.0)]
 
 

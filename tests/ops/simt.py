@@ -89,17 +89,30 @@ class Fenced:
     """A copy of a tensor between two fences, at an address as well aligned as the tensor's."""
 
     def __init__(self, tensor: Tensor, fence: int) -> None:
-        content = tensor.reshape(-1).view(torch.uint8)
-        self._tensor, self._fence = tensor, fence
-        self._start = fence + tensor.data_ptr() % 16
-        self._memory = torch.full((self._start + content.numel() + fence,), POISON, dtype=torch.uint8)
-        self.inside = self._memory[self._start : self._start + content.numel()].copy_(content)
+        self._content = tensor.view(-1).view(torch.uint8)
+        self._start, size = fence + tensor.data_ptr() % 16, self._content.numel()
+        self._memory = torch.full((self._start + size + fence,), POISON, dtype=torch.uint8)
+        self.inside = self._memory[self._start : self._start + size].copy_(self._content)
 
-    def take_back(self) -> bool:
-        """Give the tensor what was written; whether the fences are whole."""
-        self._tensor.copy_(self.inside.view(self._tensor.dtype).view_as(self._tensor))
-        behind = self._memory[self._start + self.inside.numel() :]
-        return bool((self._memory[: self._start] == POISON).all() and (behind == POISON).all())
+    def is_whole(self) -> bool:
+        """Whether nothing was written into the fences."""
+        before, behind = self._memory[: self._start], self._memory[self._start + self.inside.numel() :]
+        return bool((before == POISON).all() and (behind == POISON).all())
+
+    def is_untouched(self) -> bool:
+        """Whether the copy is still one."""
+        return torch.equal(self.inside, self._content)
+
+    def take_back(self) -> None:
+        """Give the tensor what was written."""
+        self._content.copy_(self.inside)
+
+
+def is_shut(parameter: Parameter, tensor: Tensor) -> bool:
+    """Whether a kernel must return at once: a gate of zero, or a flag by which another kernel serves."""
+    return (parameter.name == "gate" and not tensor.item()) or (
+        parameter.name == "flag" and not parameter.written and bool(tensor.item())
+    )
 
 
 class Emulator(Launcher):
@@ -112,7 +125,7 @@ class Emulator(Launcher):
         self._libraries: dict[str, ctypes.CDLL] = {}
 
     def multiprocessors(self, device: torch.device) -> int:
-        return 4
+        return 2
 
     def prepare(self, device: torch.device, key: Hashable, kernels: Callable[[], Iterable[Kernel]]) -> None:
         pass
@@ -142,8 +155,11 @@ class Emulator(Launcher):
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         trouble = self._function(kernel)((ctypes.c_int * 3)(*grid), threads, shared, self.order, pointers)
         assert trouble is None, f"{kernel.function}: {trouble.decode()}"
+        shut = any(is_shut(parameter, tensor) for parameter, tensor in tensors)
         for name, copy in copies.items():
-            assert copy.take_back(), f"{kernel.function} writes beyond the ends of `{name}`"
+            assert copy.is_whole(), f"{kernel.function} writes beyond the ends of `{name}`"
+            assert not shut or copy.is_untouched(), f"{kernel.function} writes `{name}` behind a closed gate"
+            copy.take_back()
 
     def _function(self, kernel: Kernel) -> Callable[..., bytes | None]:
         source = plain_source(kernel)

@@ -47,6 +47,8 @@ extern "C" __global__ void fill_shared(float* values, int size) {
   for (int k = threadIdx.x; k < size; k += 32) space[k] = values[0];
 }
 
+extern "C" __global__ void ignore_gate(float* to, const int* gate) { to[threadIdx.x] = 1.0f; }
+
 extern "C" __global__ void halve(const float* from, u16* to, float* back, int size) {
   for (int k = threadIdx.x; k < size; k += blockDim.x) back[k] = from_half(to[k] = to_half(from[k]));
 }
@@ -89,6 +91,12 @@ def test_a_written_tensor_shares_no_memory(folder: Path) -> None:
     run(Emulator(folder), "move", values[:32], values[32:], 0)
     with pytest.raises(AssertionError, match="move: `from` and `to` share memory"):
         run(Emulator(folder), "move", values[:32], values[31:63], 0)
+
+
+def test_a_gate_is_not_ignored(folder: Path) -> None:
+    run(Emulator(folder), "ignore_gate", torch.zeros(32), torch.ones(1, dtype=torch.int32))
+    with pytest.raises(AssertionError, match="ignore_gate writes `to` behind a closed gate"):
+        run(Emulator(folder), "ignore_gate", torch.zeros(32), torch.zeros(1, dtype=torch.int32))
 
 
 @pytest.mark.parametrize("order", [0, 1, 2])
