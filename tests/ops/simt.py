@@ -24,7 +24,7 @@ from torch import Tensor
 
 from linfnet.ops.cuda.loader import KERNELS, Argument, Kernel, Launcher, Long, as_c
 
-HEADER = Path(__file__).with_name("simt.h")
+HEADERS = [Path(__file__).with_name(name) for name in ("simt.h", "fibres.h")]
 FLAGS = "-std=c++17 -O1 -w -shared -fPIC -fvisibility=hidden -ffp-contract=off -fno-strict-aliasing -U_FORTIFY_SOURCE"
 SANITIZED = f"{FLAGS} -fsanitize=address,alignment -fno-sanitize-recover=all"
 FENCE = 4096  # bytes
@@ -170,14 +170,16 @@ class Emulator(Launcher):
         return function
 
     def _library(self, source: str) -> Path:
-        key = hashlib.sha256("\0".join((source, HEADER.read_text(), self._flags)).encode()).hexdigest()[:24]
+        key = hashlib.sha256(
+            "\0".join((source, self._flags, *(path.read_text() for path in HEADERS))).encode()
+        ).hexdigest()[:24]
         path = self._folder / f"{key}.so"
         if path.exists():
             return path
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             text, made = Path(folder) / "kernel.cpp", Path(folder) / path.name
             text.write_text(source)
-            command = ["g++", *self._flags.split(), "-I", HEADER.parent, "-o", made, text]
+            command = ["g++", *self._flags.split(), "-I", HEADERS[0].parent, "-o", made, text]
             # The compiler itself is not to be watched.
             alone = {**os.environ, "LD_PRELOAD": ""}
             done = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)

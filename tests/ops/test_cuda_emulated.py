@@ -144,6 +144,11 @@ def test_matrix_products(kernels: Cuda, p: float, shape: Shape) -> None:
 
 
 @pytest.mark.usefixtures("_products")
+def test_features_narrow_on_one_side(kernels: Cuda) -> None:
+    by_products.check(kernels, *by_products.narrow((64, 40, 104), CPU), 8.0)
+
+
+@pytest.mark.usefixtures("_products")
 def test_layers_that_cancel_open_the_dense_kernels(kernels: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     by_products.check_cancelling_layer(kernels, *by_products.close((64, 40, 104), CPU), 8.0, monkeypatch)
 

@@ -140,6 +140,18 @@ def test_a_weight_far_beyond_the_others(p: float) -> None:
     check_far_weight(KERNELS, (64, 96, 784), "cuda", p)
 
 
+def narrow(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
+    """Features that are wide in x and narrow in w, and the other way round."""
+    x, w, grad = trained(shape, device)
+    x[:, 11] *= 2.0**-30
+    w[:, shape[2] - 1] = 2.0**-30 * w[:, 0]
+    return x, w, grad
+
+
+def test_features_narrow_on_one_side() -> None:
+    check(KERNELS, *narrow((64, 96, 784)), 8.0)
+
+
 def at_the_end(shape: tuple[int, int, int], exponent: int, device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
     """Numbers around 2^exponent."""
     x, w, grad = trained(shape, device)
