@@ -159,6 +159,11 @@ def test_single_pairs_that_cancel_are_summed_again(kernels: Cuda) -> None:
 
 
 @pytest.mark.usefixtures("_products")
+def test_many_close_pairs_open_the_dense_kernels(kernels: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_products.check_cancelling_layer(kernels, *by_products.crowd((64, 40, 104), CPU), 8.0, monkeypatch)
+
+
+@pytest.mark.usefixtures("_products")
 @pytest.mark.parametrize("p", [8.0, 10.0])
 def test_a_weight_far_beyond_the_others(kernels: Cuda, p: float) -> None:
     by_products.check_far_weight(kernels, (64, 40, 104), CPU, p)

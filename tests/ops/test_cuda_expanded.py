@@ -126,6 +126,18 @@ def test_single_pairs_that_cancel_are_summed_again() -> None:
     check_cancelling_pairs(KERNELS, *trained((128, 256, 512)))
 
 
+def crowd(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
+    """A quarter of the rows and a quarter of the outputs are close to each other."""
+    x, w, grad = trained(shape, device)
+    x[::4] = x[0] + 0.01 * x[::4]
+    w[::4] = x[0] + 0.01 * w[::4].clamp(min=-1)
+    return x, w, grad
+
+
+def test_many_close_pairs_open_the_dense_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_cancelling_layer(KERNELS, *crowd((64, 96, 784)), 8.0, monkeypatch)
+
+
 def check_far_weight(kernels: Cuda, shape: tuple[int, int, int], device: str, p: float) -> None:
     """One weight far beyond all others sets the layer's scale; the other pairs must not drown in it."""
     x, w, grad = trained(shape, device)

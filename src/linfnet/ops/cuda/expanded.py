@@ -25,7 +25,7 @@ POWERS = (8.0, 10.0)
 SMALLEST = 1 << 28
 # Sums on the tensor cores drop bits instead of rounding, once for every 16 terms: at most so many terms at a time.
 MOST_TERMS = 1536
-# The share of pairs that may be summed again before the dense kernels serve the layer.
+# The share of pairs that may be summed again before the dense kernels serve the layer; close ones count eight times.
 MOST_REPEATED = 0.25
 # How often a pair's sum may go into its even terms before its slopes are no longer expanded: each of them is then wrong
 # by at most (2 * 128)^((p - 1) / p) < 2^8 of what 22 bits drop.

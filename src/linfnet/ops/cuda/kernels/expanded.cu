@@ -6,6 +6,8 @@
 
 #define TERMS (P - 1)
 #define TOP 15
+// For how many more sums the slopes of a close pair count: two passes over its features, with scattered reads.
+#define CLOSE_COST 7
 
 static __device__ constexpr int choose(int n, int k) {
   int result = 1;
@@ -174,7 +176,7 @@ combine(const float* __restrict__ main, int chunks, const float* __restrict__ cr
   }
   u32 left = __ballot_sync(FULL, here && ill), marks = __ballot_sync(FULL, here && near);
   if (close && here && (threadIdx.x & 31) == 0) close[at >> 5] = marks;
-  if ((threadIdx.x & 31) == 0 && left) atomicAdd(count, __popc(left));
+  if ((threadIdx.x & 31) == 0 && (left || marks)) atomicAdd(count, __popc(left) + CLOSE_COST * __popc(marks));
   while (left) {
     int lane = __ffs(left) - 1;
     left &= left - 1;
