@@ -28,7 +28,6 @@ HEADERS = [Path(__file__).with_name(name) for name in ("simt.h", "fibres.h")]
 FLAGS = "-std=c++17 -O1 -w -shared -fPIC -fvisibility=hidden -ffp-contract=off -fno-strict-aliasing -U_FORTIFY_SOURCE"
 SANITIZED = f"{FLAGS} -fsanitize=address,alignment -fno-sanitize-recover=all"
 FENCE = 4096  # bytes
-POISON = 0xFF  # NaN in every format, -1 as an integer
 
 needs_compiler = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("g++") is None, reason="kernels run on a CPU on Linux, with g++"
@@ -88,16 +87,17 @@ def overlap(a: Tensor, b: Tensor) -> bool:
 class Fenced:
     """A copy of a tensor between two fences, at an address as well aligned as the tensor's."""
 
-    def __init__(self, tensor: Tensor, fence: int) -> None:
-        self._content = tensor.view(-1).view(torch.uint8)
-        self._start, size = fence + tensor.data_ptr() % 16, self._content.numel()
-        self._memory = torch.full((self._start + size + fence,), POISON, dtype=torch.uint8)
+    def __init__(self, tensor: Tensor, fence: int, mark: int) -> None:
+        """`mark` makes the fences of each argument another NaN, so that copies from fence to fence are seen."""
+        self._content, self._mark = tensor.view(-1).view(torch.int16), -2 - mark  # NaN as float16 and as float32
+        self._start, size = (fence + tensor.data_ptr() % 16) // 2, self._content.numel()
+        self._memory = torch.full((self._start + size + fence // 2,), self._mark, dtype=torch.int16)
         self.inside = self._memory[self._start : self._start + size].copy_(self._content)
 
     def is_whole(self) -> bool:
         """Whether nothing was written into the fences."""
         before, behind = self._memory[: self._start], self._memory[self._start + self.inside.numel() :]
-        return bool((before == POISON).all() and (behind == POISON).all())
+        return bool((before == self._mark).all() and (behind == self._mark).all())
 
     def is_untouched(self) -> bool:
         """Whether the copy is still one."""
@@ -147,7 +147,7 @@ class Emulator(Launcher):
         for (first, a), (second, b) in combinations(tensors, 2):
             apart = not (first.written or second.written) or not overlap(a, b)
             assert apart, f"{kernel.function}: `{first.name}` and `{second.name}` share memory, and one is written"
-        copies = {parameter.name: Fenced(tensor, self._fence) for parameter, tensor in tensors}
+        copies = {parameter.name: Fenced(tensor, self._fence, mark) for mark, (parameter, tensor) in enumerate(tensors)}
         values = [
             as_c(copies[parameter.name].inside if parameter.name in copies else argument)
             for parameter, argument in zip(wanted, arguments, strict=True)

@@ -103,6 +103,11 @@ def test_lists(kernels: Cuda, p: float, shape: Shape) -> None:
     listed.check(kernels, *listed.spiked(shape, CPU), p, flag=0)
 
 
+@pytest.mark.parametrize("p", [28.0, 200.5])
+def test_rows_far_out_on_either_side(kernels: Cuda, p: float) -> None:
+    listed.check(kernels, *listed.far_out((33, 40, 259), CPU), p, flag=0)
+
+
 @pytest.mark.parametrize("p", [28.0, 100.0, 200.5])
 def test_too_long_lists_open_the_dense_kernels(kernels: Cuda, p: float) -> None:
     listed.check(kernels, *listed.crowded((33, 40, 259), CPU), p, flag=1)

@@ -37,6 +37,13 @@ def spiked(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, T
     return x.to(device), w.to(device), grad.to(device)
 
 
+def far_out(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
+    """One row lies far below the others in a feature, one far above in another: for them these features count."""
+    x, w, grad = spiked(shape, device)
+    x[0, 5], x[1, 6] = -9, 9
+    return x, w, grad
+
+
 def crowded(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
     """Half of all differences attain the largest, or nearly."""
     n, out, features = shape
@@ -125,6 +132,11 @@ def check_infinity(launcher: Launcher, x: Tensor, w: Tensor, flag: int) -> None:
 @pytest.mark.parametrize("p", POWERS)
 def test_few_features(p: float, shape: tuple[int, int, int]) -> None:
     check(KERNELS, *spiked(shape), p, flag=0)
+
+
+@pytest.mark.parametrize("p", [28.0, 100.0, 200.0])
+def test_rows_far_out_on_either_side(p: float) -> None:
+    check(KERNELS, *far_out((64, 128, 320)), p, flag=0)
 
 
 @pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
