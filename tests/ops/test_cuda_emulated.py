@@ -46,6 +46,12 @@ def test_distances_and_gradients(kernels: Cuda, p: float, shape: Shape) -> None:
     dense.check_against_reference(kernels, *dense.draw(shape, CPU), p)
 
 
+def test_what_rounding_drops_is_kept(kernels: Cuda) -> None:
+    x, w = (dense.ties(a) for a in dense.draw((65, 70, 44), CPU)[:2])
+    dense.check_rest(x, w, *kernels.forward_saving(x, w, 28.0), 28.0)
+    listed.check_rest(kernels, *listed.spiked((33, 70, 259), CPU)[:2], 28.0)
+
+
 @pytest.mark.parametrize("p", [8.0, 28.0, 30.5, 200.5])
 def test_pairs_out_of_range_are_computed_exactly(kernels: Cuda, p: float) -> None:
     x, w, grad = dense.out_of_range((22, 35, 50), CPU)

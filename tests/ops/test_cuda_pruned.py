@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable
 
 import pytest
+import test_cuda as dense
 import torch
 from kernel_steps import replayed_step, step
-from test_cuda import ties
 from torch import Tensor
 
 from linfnet.ops import Reference
@@ -83,6 +83,15 @@ def check(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float, flag: int
         assert error(ours, truth) <= bound, (name, error(ours, truth), bound)
 
 
+def check_rest(kernels: Cuda, x: Tensor, w: Tensor, p: float) -> None:
+    """The same as of the dense kernels, kept turned."""
+    x, w = dense.ties(x), dense.ties(w)
+    y, saved = kernels.forward_saving(x, w, p)
+    (n, out), padded = y.shape, pruned.rows_for(len(x)).padded
+    rest = pruned.kept_of(saved, out * padded).view(out, padded)[:, :n].t()
+    dense.check_rest(x, w, y, rest, p)
+
+
 def check_one_gradient(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> None:
     """Alone, each is the same as beside the other."""
     y, saved = kernels.forward_saving(x, w, p)
@@ -115,7 +124,7 @@ def check_nan_and_infinity(kernels: Cuda, draw: Callable[[], tuple[Tensor, Tenso
 def check_infinity(launcher: Launcher, x: Tensor, w: Tensor, flag: int) -> None:
     """Distances, indices and signs bit by bit; w[3] is x[7]."""
     kernels = Cuda(launcher)
-    x, w = ties(x), ties(w)
+    x, w = dense.ties(x), dense.ties(w)
     w[3] = x[7]
     y, saved = kernels.forward_saving(x, w, math.inf)
     wanted_y, wanted_index = REFERENCE.forward_saving(x.cpu(), w.cpu(), math.inf)
@@ -132,6 +141,11 @@ def check_infinity(launcher: Launcher, x: Tensor, w: Tensor, flag: int) -> None:
 @pytest.mark.parametrize("p", POWERS)
 def test_few_features(p: float, shape: tuple[int, int, int]) -> None:
     check(KERNELS, *spiked(shape), p, flag=0)
+
+
+def test_what_rounding_drops_is_kept() -> None:
+    x, w, _ = spiked((64, 128, 320))
+    check_rest(KERNELS, x, w, 28.0)
 
 
 @pytest.mark.parametrize("p", [28.0, 100.0, 200.0])
