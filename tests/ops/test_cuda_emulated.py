@@ -13,6 +13,7 @@ from simt import Emulator, needs_compiler
 from torch import Tensor
 
 from linfnet.ops.cuda import expanded
+from linfnet.ops.cuda.dense import Dense
 from linfnet.ops.cuda.implementation import Cuda
 
 pytestmark = needs_compiler
@@ -21,7 +22,7 @@ CPU = "cpu"
 Shape = tuple[int, int, int]
 Drawn = tuple[Tensor, Tensor, Tensor]
 # Less than a tile; parts of tiles in all directions; few outputs: the features are split; several tiles of outputs.
-SHAPES: list[Shape] = [(3, 5, 7), (65, 70, 44), (40, 10, 130), (20, 300, 70)]
+SHAPES: list[Shape] = [(3, 5, 7), (65, 70, 44), (40, 10, 130), (21, 300, 69)]
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +39,15 @@ def kernels(emulator: Emulator) -> Cuda:
 def _products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small layers are expanded, too."""
     monkeypatch.setattr(expanded, "SMALLEST", 0)
+
+
+@pytest.mark.parametrize("size", [1, 6, 7, 2051])
+def test_the_largest_number_may_be_anywhere(emulator: Emulator, size: int) -> None:
+    for place in {0, size // 2, size - 3, size - 2, size - 1} & set(range(size)):
+        first, second = torch.rand(2, size).unbind()
+        first[place], second[place] = -3.0, math.inf
+        tops = Dense(emulator).largest(first, second).view(torch.float32)
+        assert tops.tolist() == [3.0, math.inf]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
