@@ -120,13 +120,6 @@ static float from_half(u16 h) {
   return copysignf(size, h & 0x8000 ? -1.0f : 1.0f);
 }
 
-static void copy(void* to, const void* from, bool here, int size) {
-  simt::Fibre& fibre = simt::fibres[simt::current];
-  if (fibre.pending == simt::MOST_COPIES) abort();
-  fibre.copies[fibre.pending++] = {to, here ? from : nullptr, size};
-}
-static void copy16(float* to, const float* from, bool here) { copy(to, from, here, 16); }
-static void copy4(float* to, const float* from, bool here) { copy(to, from, here, 4); }
 static void await_copies() {
   simt::Fibre& fibre = simt::fibres[simt::current];
   for (int k = 0; k < fibre.pending; ++k) {
@@ -136,4 +129,11 @@ static void await_copies() {
   }
   fibre.pending = 0;
 }
+static void begin_copy(void* to, const void* from, bool here, int size) {
+  simt::Fibre& fibre = simt::fibres[simt::current];
+  if (fibre.pending == simt::MOST_COPIES) await_copies();
+  fibre.copies[fibre.pending++] = {to, here ? from : nullptr, size};
+}
+static void copy16(float* to, const float* from, bool here) { begin_copy(to, from, here, 16); }
+static void copy4(float* to, const float* from, bool here) { begin_copy(to, from, here, 4); }
 static void settle(u16&) {}

@@ -26,7 +26,7 @@ from linfnet.ops.cuda.loader import KERNELS, Argument, Kernel, Launcher, Long, a
 
 HEADERS = [Path(__file__).with_name(name) for name in ("simt.h", "fibres.h")]
 FLAGS = "-std=c++17 -O1 -w -shared -fPIC -fvisibility=hidden -ffp-contract=off -fno-strict-aliasing -U_FORTIFY_SOURCE"
-SANITIZED = f"{FLAGS} -fsanitize=address,alignment -fno-sanitize-recover=all"
+SANITIZED = f"{FLAGS} -g1 -fsanitize=address,alignment -fno-sanitize-recover=all"
 FENCE = 4096  # bytes
 
 needs_compiler = pytest.mark.skipif(
@@ -120,7 +120,7 @@ class Emulator(Launcher):
 
     def __init__(self, folder: Path, *, order: int = 0, sanitize: bool = False) -> None:
         """`sanitize`: with AddressSanitizer, which must be loaded already, and which sets fences of its own."""
-        self.order, self._folder, self._fence = order, folder, 0 if sanitize else FENCE
+        self._order, self._folder, self._fence = order, folder, 0 if sanitize else FENCE
         self._flags = SANITIZED if sanitize else FLAGS
         self._libraries: dict[str, ctypes.CDLL] = {}
 
@@ -153,7 +153,7 @@ class Emulator(Launcher):
             for parameter, argument in zip(wanted, arguments, strict=True)
         ]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        trouble = self._function(kernel)((ctypes.c_int * 3)(*grid), threads, shared, self.order, pointers)
+        trouble = self._function(kernel)((ctypes.c_int * 3)(*grid), threads, shared, self._order, pointers)
         assert trouble is None, f"{kernel.function}: {trouble.decode()}"
         shut = any(is_shut(parameter, tensor) for parameter, tensor in tensors)
         for name, copy in copies.items():
@@ -164,23 +164,22 @@ class Emulator(Launcher):
     def _function(self, kernel: Kernel) -> Callable[..., bytes | None]:
         source = plain_source(kernel)
         if source not in self._libraries:
-            self._libraries[source] = ctypes.CDLL(str(self._library(source)))
+            self._libraries[source] = ctypes.CDLL(str(self._library(Path(kernel.file).stem, source)))
         function = self._libraries[source][f"simt_{kernel.function}"]
         function.restype = ctypes.c_char_p
         return function
 
-    def _library(self, source: str) -> Path:
-        key = hashlib.sha256(
-            "\0".join((source, self._flags, *(path.read_text() for path in HEADERS))).encode()
-        ).hexdigest()[:24]
-        path = self._folder / f"{key}.so"
+    def _library(self, name: str, source: str) -> Path:
+        content = "\0".join((source, self._flags, *(header.read_text() for header in HEADERS)))
+        path = self._folder / f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:24]}.so"
         if path.exists():
             return path
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
-            text, made = Path(folder) / "kernel.cpp", Path(folder) / path.name
+            text, made = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
             text.write_text(source)
+            # The source stays beside the library: reports name its lines. The compiler itself is not watched.
+            text = text.replace(path.with_suffix(".cpp"))
             command = ["g++", *self._flags.split(), "-I", HEADERS[0].parent, "-o", made, text]
-            # The compiler itself is not to be watched.
             alone = {**os.environ, "LD_PRELOAD": ""}
             done = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr

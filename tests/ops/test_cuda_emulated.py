@@ -129,6 +129,11 @@ def test_too_long_lists_open_the_dense_kernels(kernels: Cuda, p: float) -> None:
     listed.check(kernels, *listed.crowded((33, 40, 259), CPU), p, flag=1)
 
 
+@pytest.mark.parametrize("p", [28.0, 100.0, 200.5])
+def test_distances_near_the_largest_float(kernels: Cuda, p: float) -> None:
+    listed.check(kernels, *listed.largest((33, 40, 259), CPU), p, flag=int(p > 128))
+
+
 def test_a_pair_out_of_range_opens_the_dense_kernels(kernels: Cuda) -> None:
     x, w, grad = listed.spiked((33, 40, 259), CPU)
     w[5] = x[6] + 1e-6

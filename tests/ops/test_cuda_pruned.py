@@ -193,6 +193,17 @@ def test_gradients_of_any_magnitude(p: float, factor: float) -> None:
     check(KERNELS, x * factor, w * factor, grad * factor, p, flag=int(p <= 64))
 
 
+def largest(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
+    """Distances near the largest of all floats."""
+    x, w, grad = spiked(shape, device)
+    return x * 2.0**123, w * 2.0**123, grad
+
+
+@pytest.mark.parametrize("p", [28.0, 100.0, 200.0])
+def test_distances_near_the_largest_float(p: float) -> None:
+    check(KERNELS, *largest((64, 70, 512)), p, flag=int(p > 128))
+
+
 def test_a_pair_out_of_range_opens_the_dense_kernels() -> None:
     x, w, grad = spiked((64, 64, 512))
     w[5] = x[6] + 1e-6

@@ -91,6 +91,7 @@ listed_distance(const float* __restrict__ turned, const int2* __restrict__ entri
       float l = log2f(s);
       distance = most * exp2f(l / p);
       factor = exp2f(l / p - l);
+      if (most > 0x1p125f) *(volatile int*)flag = 1;  // the quick division of log2_ratio ends at 2^126
     } else if (most != most) {
       factor = most;
     }
