@@ -181,7 +181,7 @@ def test_layers_that_cancel_open_the_dense_kernels(kernels: Cuda, monkeypatch: p
 
 @pytest.mark.usefixtures("_products")
 def test_single_pairs_that_cancel_are_summed_again(kernels: Cuda) -> None:
-    by_products.check_cancelling_pairs(kernels, *by_products.trained((64, 40, 104), CPU))
+    by_products.check_cancelling_pairs(kernels, *by_products.trained((64, 264, 104), CPU))
 
 
 @pytest.mark.usefixtures("_products")
