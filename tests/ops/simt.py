@@ -28,6 +28,9 @@ HEADERS = [Path(__file__).with_name(name) for name in ("simt.h", "fibres.h")]
 FLAGS = "-std=c++17 -O1 -w -shared -fPIC -fvisibility=hidden -ffp-contract=off -fno-strict-aliasing -U_FORTIFY_SOURCE"
 SANITIZED = f"{FLAGS} -g1 -fsanitize=address,alignment -fno-sanitize-recover=all"
 FENCE = 4096  # bytes
+# What a parameter takes: tensors of int32 where nothing else is said.
+POINTERS = {"float*": torch.float32, "float2*": torch.float32, "u16*": torch.float16}
+NUMBERS = {"i64": Long, "int": int, "float": float}
 
 needs_compiler = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("g++") is None, reason="kernels run on a CPU on Linux, with g++"
@@ -53,10 +56,6 @@ def parameters(kernel: Kernel) -> list[Parameter]:
         *kind, name = text.replace("const", "").replace("__restrict__", "").split()
         result.append(Parameter(name, "".join(kind), "*" in text and "const" not in text))
     return result
-
-
-POINTERS = {"float*": torch.float32, "float2*": torch.float32, "u16*": torch.float16}
-NUMBERS = {"i64": Long, "int": int, "float": float}
 
 
 def check_launch(
