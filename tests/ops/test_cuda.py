@@ -137,6 +137,17 @@ def check_nan_and_infinity(kernels: Cuda, x: Tensor, w: Tensor, p: float) -> Non
         assert (decoded_index(kernels.forward_saving(x, w, p)[1])[2] == 3).all()
 
 
+def check_end_of_range(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> None:
+    """Where the largest distance is near the largest float, gradients are those of small distances."""
+    factor = 2.0 ** math.floor(math.log2(2.0**128 / REFERENCE.forward(x, w, p).max().item()))
+    y, saved = kernels.forward_saving(x, w, p)
+    wanted = kernels.backward(grad, x, w, y, saved, p, True, True)
+    y, saved = kernels.forward_saving(x * factor, w * factor, p)
+    made = kernels.backward(grad, x * factor, w * factor, y, saved, p, True, True)
+    assert torch.isfinite(y).all()
+    assert all(error(a, b.double()) <= 2 * slack("grad_x", p) for a, b in zip(made, wanted, strict=True))
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("p", FINITE)
 def test_distances_and_gradients(p: float, shape: tuple[int, int, int]) -> None:
@@ -162,6 +173,11 @@ def test_extreme_magnitudes(p: float) -> None:
     for factor in (1e-30, 1e30):
         check_against_reference(KERNELS, x * factor, w * factor, grad * factor, p)
         check_against_reference(KERNELS, x * factor, w * factor, grad / factor, p)
+
+
+@pytest.mark.parametrize("p", [100.0, 200.5])
+def test_distances_at_the_end_of_the_float_range(p: float) -> None:
+    check_end_of_range(KERNELS, *draw((20, 30, 50)), p)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

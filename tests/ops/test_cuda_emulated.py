@@ -77,6 +77,11 @@ def test_extreme_magnitudes(kernels: Cuda, factor: float) -> None:
     dense.check_against_reference(kernels, x * factor, w * factor, grad / factor, 8.0)
 
 
+@pytest.mark.parametrize("p", [100.0, 200.5])
+def test_distances_at_the_end_of_the_float_range(kernels: Cuda, p: float) -> None:
+    dense.check_end_of_range(kernels, *dense.draw((20, 30, 50), CPU), p)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_infinity_is_bit_identical(kernels: Cuda, shape: Shape) -> None:
     x, w, grad = dense.draw(shape, CPU)

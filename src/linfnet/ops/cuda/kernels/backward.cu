@@ -14,9 +14,10 @@
 // Loops longer than about 700 instructions no longer fit the nearest instruction cache.
 static constexpr int rows_unrolled = UNROLL;
 
-static __device__ __forceinline__ float4 fetch4(const float* __restrict__ at, i64 left, bool whole) {
+static __device__ __forceinline__ float4 fetch4(const float* __restrict__ at, i64 left, bool whole, float beyond) {
   if (whole) return *reinterpret_cast<const float4*>(at);
-  return make_float4(left > 0 ? at[0] : 0.0f, left > 1 ? at[1] : 0.0f, left > 2 ? at[2] : 0.0f, left > 3 ? at[3] : 0.0f);
+  return make_float4(left > 0 ? at[0] : beyond, left > 1 ? at[1] : beyond, left > 2 ? at[2] : beyond,
+                     left > 3 ? at[3] : beyond);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)
@@ -77,7 +78,8 @@ slopes(const float* __restrict__ x, const float* __restrict__ w, const float* __
       // Rows beyond the end keep values from before, at first those of row 0, and have coefficient 0.
       next_x[e] = make_float2(x[first_row * features + column[0]], x[first_row * features + column[1]]);
 #if GENERAL
-      next_f[e] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      // The slope of what stands in is 2^-inf, at the end of the float range as well.
+      next_f[e] = make_float4(-INFINITE, -INFINITE, -INFINITE, -INFINITE);
 #endif
     }
 #if NEED_X
@@ -99,9 +101,9 @@ slopes(const float* __restrict__ x, const float* __restrict__ w, const float* __
       for (int e = 0; e < EACH; ++e) {
         next_c[e] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (r + ROWS + e * WARPS + warp < rows) {
-          next_c[e] = fetch4(c_from + (i64)e * WARPS * out, left, whole);
+          next_c[e] = fetch4(c_from + (i64)e * WARPS * out, left, whole, 0.0f);
 #if GENERAL
-          next_f[e] = fetch4(f_from + (i64)e * WARPS * out, left, whole);
+          next_f[e] = fetch4(f_from + (i64)e * WARPS * out, left, whole, -INFINITE);
 #endif
           const float* from = x_from + (i64)e * WARPS * features;
           next_x[e] = make_float2(from[0], from[apart]);
