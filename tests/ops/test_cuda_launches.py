@@ -183,7 +183,7 @@ def test_sources_compile(architecture: str, tmp_path: Path) -> None:
         *(backward_kernel(p, True, True) for p in (7.5, None)),
         bounds_kernel(True),
         *(Kernel(file, "") for file in ("finish.cu", "gradients.cu", "scale.cu", "sparse.cu")),
-        expanded.kernel("powers", 8),
+        *(expanded.kernel(function, 8) for function in ("powers", "add_close")),
         pruned.list_kernel("turn"),
         *(pruned.maximum_kernel(index, 2) for index in (False, True)),
         *(pruned.forward_kernel(p, 2) for p in (28.0, 128.0, 30.5)),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from linfnet.ops.chains import LARGEST_CHAINED, power_source
 from linfnet.ops.cuda.infinite import Infinite
-from linfnet.ops.cuda.loader import Argument, Kernel, Launcher, Long
+from linfnet.ops.cuda.loader import Kernel, Launcher, Long
 from linfnet.ops.cuda.plans import backward_plan, forward_plan, line, vector
 
 _ABSOLUTE_MAX = Kernel("scale.cu", "absolute_max")
@@ -73,6 +73,11 @@ def _lift(budget: float, exponent: float) -> int:
     return min(30, math.floor(budget / exponent)) if exponent > 0 else 0
 
 
+def gradients_like(x: Tensor, w: Tensor, need_x: bool, need_w: bool) -> tuple[Tensor, Tensor]:
+    """Room for the gradients; one that is not needed is empty."""
+    return torch.empty_like(x) if need_x else x.new_empty(0), torch.empty_like(w) if need_w else w.new_empty(0)
+
+
 @dataclass(frozen=True)
 class Coefficients:
     """c[b, o] = g (s y)^(1 - p): the numbers, which pairs are out of range, and what s follows from."""
@@ -97,7 +102,9 @@ class Dense:
         sizes = first.numel(), 0 if second is None else second.numel()
         blocks = min(4 * self._launcher.multiprocessors(first.device), -(-max(sizes) // 1024))
         grid = (blocks, 1 if second is None else 2, 1)
-        self._run(_ABSOLUTE_MAX, first, grid, 256, first, Long(sizes[0]), second, Long(sizes[1]), tops, self._gate)
+        self._launcher.launch(
+            _ABSOLUTE_MAX, first.device, grid, 256, first, Long(sizes[0]), second, Long(sizes[1]), tops, self._gate
+        )
         return tops
 
     def distance(
@@ -114,7 +121,9 @@ class Dense:
         part = x.new_empty(plan.parts, n, out)
         sizes = (n, out, features, plan.span, vector(features, x, w))
         kernel = forward_kernel(p if chained(p) else None)
-        self._run(kernel, x, plan.grid, 128, x, w, part, peak, tops, *sizes, p, sum_lift(p), self._gate)
+        self._launcher.launch(
+            kernel, x.device, plan.grid, 128, x, w, part, peak, tops, *sizes, p, sum_lift(p), self._gate
+        )
         return self.finish(part, x, w, tops, p, rest, into, peak)
 
     def finish(
@@ -132,7 +141,7 @@ class Dense:
         n, out, features = x.shape[0], *w.shape
         y = x.new_empty(n, out) if into is None else into
         made = (y, rest, n, out, features, p, sum_lift(p), self._gate)
-        self._run(_FINISH_SUM, x, line(n * out), 256, sums, sums.shape[0], x, w, peak, tops, *made)
+        self._launcher.launch(_FINISH_SUM, x.device, line(n * out), 256, sums, sums.shape[0], x, w, peak, tops, *made)
         return y
 
     def backward(
@@ -152,10 +161,7 @@ class Dense:
         n, out, features = x.shape[0], *w.shape
         coefficients = self.coefficients(grad, y, rest, p, tops)
         plan = backward_plan(n, out, features, self._launcher.multiprocessors(x.device))
-        results = list(
-            into
-            or (torch.empty_like(x) if need_x else x.new_empty(0), torch.empty_like(w) if need_w else w.new_empty(0))
-        )
+        results = into or gradients_like(x, w, need_x, need_w)
         part_x, part_w = (
             (result[None] if parts == 1 else x.new_empty(parts, *result.shape)) if need else None
             for result, parts, need in zip(results, plan.grid[1:], (need_x, need_w), strict=True)
@@ -165,13 +171,13 @@ class Dense:
         kernel = backward_kernel(p if chained(p) else None, need_x, need_w)
         inputs = (x, w, coefficients.value, coefficients.offset, coefficients.tops, part_x, part_w)
         lift = coefficients.lift
-        self._run(kernel, x, plan.grid, 256, *inputs, *sizes, p - 1, lift, self._gate, shared=shared)
+        self._launcher.launch(kernel, x.device, plan.grid, 256, *inputs, *sizes, p - 1, lift, self._gate, shared=shared)
         for part, result in zip((part_x, part_w), results, strict=True):
             if part is not None:
                 self._add(part, result)
         wanted = results[0] if need_x else None, results[1] if need_w else None
         self.repair(grad, x, w, y, p, coefficients, wanted)
-        return results[0], results[1]
+        return results
 
     def coefficients(self, grad: Tensor, y: Tensor, rest: Tensor, p: float, tops: Tensor | None = None) -> Coefficients:
         """What each pair's slopes are multiplied by."""
@@ -181,7 +187,7 @@ class Dense:
         flags = torch.zeros(n + out, dtype=torch.int32, device=y.device)
         value, offset = torch.empty_like(y), torch.empty_like(y) if general else None
         made = (value, offset, flags, n, out, p - 1, lift, int(general), self._gate)
-        self._run(_COEFFICIENTS, y, line(n * out), 256, grad, y, rest, tops, *made)
+        self._launcher.launch(_COEFFICIENTS, y.device, line(n * out), 256, grad, y, rest, tops, *made)
         return Coefficients(value, offset, flags, tops, lift)
 
     def repair(
@@ -200,22 +206,11 @@ class Dense:
         for place, result in enumerate(results):
             if result is not None:
                 made = (result, *sizes, int(place == 0), self._gate)
-                self._run(_REPAIR, x, (result.shape[0], 1, 1), 256, *inputs, *made)
+                self._launcher.launch(_REPAIR, x.device, (result.shape[0], 1, 1), 256, *inputs, *made)
 
     def _add(self, part: Tensor, result: Tensor) -> None:
         if part.shape[0] == 1:
             return
         blocks = min(8 * self._launcher.multiprocessors(part.device), -(-result.numel() // 256))
         made = (result, Long(result.numel()), self._gate)
-        self._run(_ADD_PARTS, part, (blocks, 1, 1), 256, part, part.shape[0], *made)
-
-    def _run(
-        self,
-        kernel: Kernel,
-        like: Tensor,
-        grid: tuple[int, int, int],
-        threads: int,
-        *arguments: Argument,
-        shared: int = 0,
-    ) -> None:
-        self._launcher.launch(kernel, like.device, grid, threads, *arguments, shared=shared)
+        self._launcher.launch(_ADD_PARTS, part.device, (blocks, 1, 1), 256, part, part.shape[0], *made)

@@ -40,7 +40,8 @@ MOST_BYTES = 4 << 30
 @cache
 def kernel(function: str, p: int) -> Kernel:
     """One of the kernels around the products."""
-    return Kernel("expanded.cu", function, (("P", p),))
+    file = "expanded_forward.cu" if function in ("powers", "combine") else "expanded_backward.cu"
+    return Kernel(file, function, (("P", p),))
 
 
 def most_loss(p: float) -> float:
@@ -206,7 +207,7 @@ def _gradient_of_x(launcher: Launcher, slopes: Slopes, power: int, into: Tensor)
         _products(halves[1 - place][None], of_w[place][None], cross[place : place + 1])
     launcher.launch(
         kernel("finish_x", power), x.device, (-(-features // 1024), n, 1), 256,
-        main, chunks, cross, 2, alone, exponents, scales, x, slopes.largest, into, n, features, slopes.lift,
+        main, chunks, cross, alone, exponents, scales, x, slopes.largest, into, n, features, slopes.lift,
     )  # fmt: skip
 
 

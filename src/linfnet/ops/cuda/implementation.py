@@ -32,7 +32,7 @@ def kernels_ahead(p: float, n: int) -> list[Kernel]:
     for q in (p, following):
         kernels += dense.kernels(q)
         if q in expanded.POWERS:
-            kernels += [expanded.kernel("powers", int(q))]
+            kernels += [expanded.kernel(function, int(q)) for function in ("powers", "add_close")]
         if q >= pruned.SMALLEST_P:
             kernels += pruned.kernels(q, n)
     return kernels
@@ -185,7 +185,7 @@ class Cuda:
         flag, rest = pruned.flag_of(saved), pruned.kept_of(saved, y.numel())
         kernels = self._dense()
         coefficients = kernels.coefficients(grad, y, rest, p)
-        results = (torch.empty_like(x) if need_x else x.new_empty(0), torch.empty_like(w) if need_w else w.new_empty(0))
+        results = dense.gradients_like(x, w, need_x, need_w)
         wanted = results[0] if need_x else None, results[1] if need_w else None
         close, inputs = expanded.close_of(saved, y.numel()), (x, w, kernels.largest(x, w))
         slopes = expanded.Slopes(coefficients.value, close, *inputs, coefficients.tops, coefficients.lift)

@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from linfnet.ops.cuda.loader import Argument, Kernel, Launcher, Long
+from linfnet.ops.cuda.loader import Kernel, Launcher, Long
 from linfnet.ops.cuda.plans import forward_plan, line, vector
 
 _FINISH_MAX = Kernel("finish.cu", "finish_max")
@@ -53,7 +53,9 @@ class Infinite:
         y = x.new_empty(n, out) if y is None else y
         index = x.new_empty(n, out, dtype=torch.int32) if index is None else index
         sizes = (n, out, features, 0, 1, vector(features, x, w), self._gate)
-        self._run(_FINISH_INDEX, x, line(n * out), 256, part, run, parts, x, None, w, y, index, *sizes)
+        self._launcher.launch(
+            _FINISH_INDEX, x.device, line(n * out), 256, part, run, parts, x, None, w, y, index, *sizes
+        )
         return y, index
 
     def scatter(self, grad: Tensor, y: Tensor, saved: Tensor, like: Tensor, *, transposed: bool) -> Tensor:
@@ -67,7 +69,9 @@ class Infinite:
         strides = (Long(1), Long(grad.shape[1])) if transposed else (Long(grad.shape[1]), Long(1))
         sizes = (rows, items, features, *strides, -1.0 if transposed else 1.0, share, int(warps > 0))
         grid, threads = line(rows, max(1, warps) // share), 32 * max(1, warps)
-        self._run(_SCATTER, grad, grid, threads, grad, y, saved, result, *sizes, shared=4 * features * warps)
+        self._launcher.launch(
+            _SCATTER, grad.device, grid, threads, grad, y, saved, result, *sizes, shared=4 * features * warps
+        )
         return result
 
     def bounds(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,7 +94,9 @@ class Infinite:
             for place, (part, run) in enumerate(((smallest, near), (largest, far))):
                 sizes = (n, out, features, place + 1, 0, vector(features, lower, upper, w), None)
                 made = (results[place], indices[place], *sizes)
-                self._run(_FINISH_INDEX, lower, line(n * out), 256, part, run, parts, lower, upper, w, *made)
+                self._launcher.launch(
+                    _FINISH_INDEX, lower.device, line(n * out), 256, part, run, parts, lower, upper, w, *made
+                )
         return results[0], results[1], indices[0], indices[1]
 
     def _pass(
@@ -102,12 +108,14 @@ class Infinite:
         part = into[None] if into is not None and plan.parts == 1 else x.new_empty(plan.parts, n, out)
         run = x.new_empty(plan.parts, n, out, dtype=torch.int32) if runs else None
         sizes = (n, out, features, plan.span, vector(features, x, w))
-        self._run(maximum_kernel(runs), x, plan.grid, 128, x, w, part, run, *sizes, self._gate)
+        self._launcher.launch(maximum_kernel(runs), x.device, plan.grid, 128, x, w, part, run, *sizes, self._gate)
         return part, run, plan.parts
 
     def _finish_max(self, part: Tensor, into: Tensor | None = None) -> Tensor:
         y = torch.empty_like(part[0]) if into is None else into
-        self._run(_FINISH_MAX, y, line(y.numel()), 256, part, part.shape[0], y, Long(y.numel()), self._gate)
+        self._launcher.launch(
+            _FINISH_MAX, y.device, line(y.numel()), 256, part, part.shape[0], y, Long(y.numel()), self._gate
+        )
         return y
 
     def _bounds_pass(
@@ -119,16 +127,5 @@ class Infinite:
         near, far = (torch.empty_like(smallest, dtype=torch.int32) if index else None for _ in range(2))
         sizes = (n, out, features, plan.span, vector(features, lower, upper, w))
         made = (smallest, largest, near, far)
-        self._run(bounds_kernel(index), lower, plan.grid, 128, lower, upper, w, *made, *sizes)
+        self._launcher.launch(bounds_kernel(index), lower.device, plan.grid, 128, lower, upper, w, *made, *sizes)
         return smallest, largest, near, far, plan.parts
-
-    def _run(
-        self,
-        kernel: Kernel,
-        like: Tensor,
-        grid: tuple[int, int, int],
-        threads: int,
-        *arguments: Argument,
-        shared: int = 0,
-    ) -> None:
-        self._launcher.launch(kernel, like.device, grid, threads, *arguments, shared=shared)

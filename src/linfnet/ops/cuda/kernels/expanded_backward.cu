@@ -1,69 +1,6 @@
-// Even p by matrix products: sum (x - w)^P = sum_j C(P, j) (-x)^(P - j) w^j, j = 1..P-1, beside the powers alone.
-// Here is all but the products: powers as pairs of float16 (what the first drops, the second keeps), and their sums.
-//   P: the power.
-// Numbers are scaled to at most 1 by powers of two, powers then lifted to 2^TOP for the range of float16.
-#include "common.cuh"
-
-#define TERMS (P - 1)
-#define TOP 15
-// For how many more sums the slopes of a close pair count: two passes over its features, with scattered reads.
-#define CLOSE_COST 7
-
-static __device__ constexpr int choose(int n, int k) {
-  int result = 1;
-  for (int i = 1; i <= k; ++i) result = result * (n - i + 1) / i;
-  return result;
-}
-
-static __device__ constexpr int bits_of(int n) {
-  int bits = 0;
-  while (n >> bits) ++bits;
-  return bits;
-}
-
-// s with 1/2 < s * top <= 1, from the largest |x| and |w|.
-static __device__ __forceinline__ int exponent_for(float top) {
-  if (!(top > 0.0f && top < INFINITE)) return 0;
-  int e = -1 - ilogbf(top);
-  return e < -126 ? -126 : e > 126 ? 126 : e;
-}
-
-static __device__ __forceinline__ float layer_top(const u32* __restrict__ tops) {
-  return larger(__uint_as_float(tops[0]), __uint_as_float(tops[1]));
-}
-
-static __device__ __forceinline__ int layer_exponent(const u32* __restrict__ tops) { return exponent_for(layer_top(tops)); }
-
-// What lifts a power of the layer's largest number, at most 1, to between 2^(TOP - 1) and 2^TOP.
-static __device__ __forceinline__ int lift_of(float power) {
-  return power >= 0x1p-16f && power <= 1.0f ? TOP - 1 - ilogbf(power) : TOP;
-}
-
-struct Halves {
-  uint2 first, second;
-};
-
-// Four floats as float16, and as float16 what that drops.
-static __device__ __forceinline__ Halves halves(const float (&a)[4]) {
-  u32 h[4], l[4];
-#pragma unroll
-  for (int c = 0; c < 4; ++c) {
-    h[c] = to_half(a[c]);
-    l[c] = to_half(a[c] - from_half((u16)h[c]));
-  }
-  return {make_uint2(h[0] | h[1] << 16, h[2] | h[3] << 16), make_uint2(l[0] | l[1] << 16, l[2] | l[3] << 16)};
-}
-
-static __device__ __forceinline__ float block_sum(float a) {
-  __shared__ float shares[8];
-  for (int step = 16; step > 0; step >>= 1) a += __shfl_xor_sync(FULL, a, step);
-  if ((threadIdx.x & 31) == 0) shares[threadIdx.x >> 5] = a;
-  __syncthreads();
-  float total = 0.0f;
-  for (int k = 0; k < 8; ++k) total += shares[k];
-  __syncthreads();
-  return total;
-}
+// Gradients of even p around matrix products: coefficients and powers of features, Horner's scheme over what the products
+// add up to, and the pairs that are not expanded.
+#include "expanded.cuh"
 
 static __device__ __forceinline__ u32 block_max(u32 a) {
   __shared__ u32 shares[8];
@@ -76,54 +13,6 @@ static __device__ __forceinline__ u32 block_max(u32 a) {
   return most;
 }
 
-// Powers of one row per block: into[part][row][j - 1][feature], part by part `apart` numbers away. Of w: w^j; of x
-// (of_x): C(P, j) (-x)^(P - j). `alone`: sum of the P-th powers of the row.
-extern "C" __global__ void __launch_bounds__(256)
-powers(const float* __restrict__ a, const u32* __restrict__ tops, u16* __restrict__ into, i64 apart,
-       float* __restrict__ alone, int features, int of_x) {
-  float scale = two_to(layer_exponent(tops)), top = layer_top(tops) * scale, sum = 0.0f;
-  i64 row = blockIdx.x;
-  for (int k = threadIdx.x * 4; k < features; k += 1024) {
-    float4 v = *reinterpret_cast<const float4*>(a + row * features + k);
-    float u[4] = {v.x * scale, v.y * scale, v.z * scale, v.w * scale}, power[4];
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      if (of_x) u[c] = -u[c];
-      power[c] = 1.0f;
-    }
-    float largest = 1.0f;
-#pragma unroll
-    for (int j = 1; j < P; ++j) {
-      largest *= top;
-      // With x the powers come in falling order of j.
-      int place = of_x ? P - j - 1 : j - 1;
-      float lift = two_to(lift_of(largest)), lifted[4];
-      if (of_x) lift *= (float)choose(P, j) * two_to(-bits_of(choose(P, j)));
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        power[c] *= u[c];
-        lifted[c] = power[c] * lift;
-      }
-      Halves pair = halves(lifted);
-      u16* to = into + (row * TERMS + place) * features + k;
-      *reinterpret_cast<uint2*>(to) = pair.first;
-      *reinterpret_cast<uint2*>(to + apart) = pair.second;
-    }
-#pragma unroll
-    for (int c = 0; c < 4; ++c) sum = fmaf(power[c], u[c], sum);
-  }
-  if (!alone) return;
-  sum = block_sum(sum);
-  if (threadIdx.x == 0) alone[row] = sum;
-}
-
-static __device__ __forceinline__ float power_of(float d) {
-  float result = d * d;
-#pragma unroll
-  for (int k = 2; k < P; k += 2) result *= d * d;
-  return result;
-}
-
 static __device__ __forceinline__ float slope_of(float d) {
   float result = d;
 #pragma unroll
@@ -133,66 +22,6 @@ static __device__ __forceinline__ float slope_of(float d) {
 
 static __device__ __forceinline__ bool is_close(const u32* __restrict__ close, i64 pair) {
   return close[pair >> 5] >> (pair & 31) & 1;
-}
-
-// Sums of the products of each pair, to what `finish_sum` takes. Terms with even j are positive and tell what cancels:
-// the sum of (|x| + |w|)^P lies between that of the even terms and its double. A pair that loses more than `most` to it
-// is summed again by its warp, without expansion, and counted. `close`, if given, gets a bit for each pair that loses
-// more than `most_slope`: its slopes would drown in what cancels.
-// A pair with a sum below `least` of the largest number's power is one of both: its terms leave the range of float16.
-//   main: [TERMS * chunks, n, out];  cross: [2, TERMS, n, out].
-extern "C" __global__ void __launch_bounds__(256)
-combine(const float* __restrict__ main, int chunks, const float* __restrict__ cross, const float* __restrict__ alone_x,
-        const float* __restrict__ alone_w, const float* __restrict__ x, const float* __restrict__ w,
-        const u32* __restrict__ tops, float* __restrict__ sums, int* __restrict__ count, u32* __restrict__ close, int n,
-        int out, int features, float most, float most_slope, float least, int lift) {
-  i64 pairs = (i64)n * out, at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-  bool here = at < pairs, ill = false, near = false;
-  int mine = layer_exponent(tops);
-  // At the ends of the float range no power of two brings the numbers near 1: that is for the dense kernels.
-  bool beyond = mine == 126 || mine == -126;
-  // What `finish_sum` scales by.
-  float scale = scale_for(__uint_as_float(tops[0]) + __uint_as_float(tops[1]), lift);
-  float result = 0.0f;
-  if (here) {
-    i64 b = at / out, o = at - b * out;
-    float even = 0.0f, odd = 0.0f, small = 0.0f, top = layer_top(tops) * two_to(mine), largest[P + 1] = {1.0f};
-#pragma unroll
-    for (int j = 1; j <= P; ++j) largest[j] = largest[j - 1] * top;
-#pragma unroll
-    for (int j = 1; j < P; ++j) {
-      float share = 0.0f, unit = two_to(bits_of(choose(P, j)) - lift_of(largest[j]) - lift_of(largest[P - j]));
-      for (int k = 0; k < chunks; ++k) share += main[((j - 1) * chunks + k) * pairs + at];
-      if (j % 2) odd = fmaf(share, unit, odd);
-      else even = fmaf(share, unit, even);
-      small = fmaf(cross[(j - 1) * pairs + at] + cross[(TERMS + j - 1) * pairs + at], unit, small);
-    }
-    even += alone_x[b] + alone_w[o];
-    float sum = (even + odd) + small;
-    bool low = !(sum >= least * largest[P]);
-    ill = beyond || low || !(even <= most * sum);
-    near = low || !(even <= most_slope * sum);
-    result = scalbnf(sum, P * (ilogbf(scale) - mine));
-  }
-  u32 left = __ballot_sync(FULL, here && ill), marks = __ballot_sync(FULL, here && near);
-  if (close && here && (threadIdx.x & 31) == 0) close[at >> 5] = marks;
-  if ((threadIdx.x & 31) == 0 && (left || marks)) atomicAdd(count, __popc(left) + CLOSE_COST * __popc(marks));
-  while (left) {
-    int lane = __ffs(left) - 1;
-    left &= left - 1;
-    i64 pair = __shfl_sync(FULL, at, lane);
-    i64 b = pair / out, o = pair - b * out;
-    float sum = 0.0f;
-    for (int k = (threadIdx.x & 31) * 4; k < features; k += 128) {
-      float4 u = *reinterpret_cast<const float4*>(x + b * features + k);
-      float4 v = *reinterpret_cast<const float4*>(w + o * features + k);
-      sum += power_of((u.x - v.x) * scale) + power_of((u.y - v.y) * scale) + power_of((u.z - v.z) * scale) +
-             power_of((u.w - v.w) * scale);
-    }
-    for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(FULL, sum, step);
-    if ((threadIdx.x & 31) == lane) result = sum;
-  }
-  if (here) sums[at] = result;
 }
 
 // A coefficient as the expansion takes it: none of a close pair.
@@ -311,10 +140,20 @@ static __device__ __forceinline__ float4 add4(float4 a, float4 b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
+// Four sums without the scales of their features (e), of their coefficients (row) and of the powers.
+static __device__ __forceinline__ float4 unscaled(const float (&sum)[4], const int (&e)[4], int row,
+                                                  const u32* __restrict__ largest, int lift, float sign) {
+  int s = ilogbf(scale_for(__uint_as_float(largest[0]), lift)), back = -2 * TOP - row - ilogbf(gradient_scale(largest));
+  float result[4];
+#pragma unroll
+  for (int c = 0; c < 4; ++c) result[c] = sign * scalbnf(sum[c], (P - 1) * (s - e[c]) + back);
+  return make_float4(result[0], result[1], result[2], result[3]);
+}
+
 // grad_x[b, i] = sum_j C(P - 1, j) x^(P - 1 - j) (-1)^j sum_o c w^j, each feature in its own scale.
-//   main: [chunks, n, TERMS, features], cross likewise.
+//   main: [chunks, n, TERMS, features];  cross: [2, n, TERMS, features].
 extern "C" __global__ void __launch_bounds__(256)
-finish_x(const float* __restrict__ main, int chunks, const float* __restrict__ cross, int crosses,
+finish_x(const float* __restrict__ main, int chunks, const float* __restrict__ cross,
          const float* __restrict__ alone, const int* __restrict__ exponents, const int* __restrict__ feature_exponents,
          const float* __restrict__ x, const u32* __restrict__ largest, float* __restrict__ grad_x, int n, int features,
          int lift) {
@@ -330,19 +169,14 @@ finish_x(const float* __restrict__ main, int chunks, const float* __restrict__ c
 #pragma unroll
   for (int j = 1; j < P; ++j) {
     i64 at = (row * TERMS + j - 1) * features + k;
-    float4 term = *reinterpret_cast<const float4*>(main + at), small = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    float4 term = *reinterpret_cast<const float4*>(main + at);
     for (int part = 1; part < chunks; ++part) term = add4(term, *reinterpret_cast<const float4*>(main + part * whole + at));
-    for (int part = 0; part < crosses; ++part) small = add4(small, *reinterpret_cast<const float4*>(cross + part * whole + at));
-    term = add4(term, small);
+    term = add4(term, add4(*reinterpret_cast<const float4*>(cross + at), *reinterpret_cast<const float4*>(cross + whole + at)));
     float terms[4] = {term.x, term.y, term.z, term.w}, weight = (float)((j % 2 ? -1 : 1) * choose(P - 1, j));
 #pragma unroll
     for (int c = 0; c < 4; ++c) sum[c] = fmaf(sum[c], u[c], weight * terms[c]);
   }
-  int s = ilogbf(scale_for(__uint_as_float(largest[0]), lift));
-  int back = -2 * TOP - exponents[row] - ilogbf(gradient_scale(largest));
-  *reinterpret_cast<float4*>(grad_x + row * features + k) =
-      make_float4(scalbnf(sum[0], (P - 1) * (s - e[0]) + back), scalbnf(sum[1], (P - 1) * (s - e[1]) + back),
-                  scalbnf(sum[2], (P - 1) * (s - e[2]) + back), scalbnf(sum[3], (P - 1) * (s - e[3]) + back));
+  *reinterpret_cast<float4*>(grad_x + row * features + k) = unscaled(sum, e, exponents[row], largest, lift, 1.0f);
 }
 
 // grad_w[o, i] = -sum_j C(P - 1, j) (-w)^(P - 1 - j) sum_b c x^j, each feature in its own scale.
@@ -365,11 +199,7 @@ finish_w(const float* __restrict__ main, const float* __restrict__ alone, const 
 #pragma unroll
     for (int c = 0; c < 4; ++c) sum[c] = fmaf(sum[c], u[c], (float)choose(P - 1, j) * terms[c]);
   }
-  int s = ilogbf(scale_for(__uint_as_float(largest[0]), lift));
-  int back = -2 * TOP - exponents[row] - ilogbf(gradient_scale(largest));
-  *reinterpret_cast<float4*>(grad_w + row * features + k) =
-      make_float4(-scalbnf(sum[0], (P - 1) * (s - e[0]) + back), -scalbnf(sum[1], (P - 1) * (s - e[1]) + back),
-                  -scalbnf(sum[2], (P - 1) * (s - e[2]) + back), -scalbnf(sum[3], (P - 1) * (s - e[3]) + back));
+  *reinterpret_cast<float4*>(grad_w + row * features + k) = unscaled(sum, e, exponents[row], largest, lift, -1.0f);
 }
 
 // Adds the slopes of the close pairs, without expansion and in their order. Block r owns row r of grad_x (of_x) or of
