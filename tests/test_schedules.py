@@ -46,6 +46,10 @@ def test_the_text_of_the_paper_drops_the_cross_entropy_at_infinity():
     assert step_values(recipe, 1250 * STEPS, STEPS).mixing == 0.0
 
 
+def test_other_systems_mix_nothing():
+    assert step_values(load_recipe("cifar10-8-hybrid"), 0, STEPS).mixing == 0.0
+
+
 def test_snapping_takes_integers_near_by_and_leaves_the_ends():
     exact, snapped = load_recipe("cifar10-8"), load_recipe("cifar10-8", ["snap_p=true"])
     assert step_values(snapped, 0, STEPS).p == 8.0

@@ -297,6 +297,33 @@ def test_a_net_with_one_certificate_and_no_radii(tmp_path: Path):
     assert "certified, interval" in page
     assert "certified, margin" not in page
     assert {group.title for group in gallery(run, levels=False)} <= {"Broken at ε = 0.1"}
+    # It has a p, but neither mixing nor temperature, and no theta that margins could be above.
+    assert [panel["title"] for panel in training_panels([run])] == ["Accuracy", "Loss", "Exponent p"]
+
+
+def test_beside_another_system_only_what_each_run_has_is_drawn(evaluated: Path, tmp_path: Path):
+    other = tmp_path / "other"
+    shutil.copytree(evaluated, other)
+    with (other / "recipe.toml").open("a") as file:
+        file.write('[system]\nname = "hybrid"\n')
+    panels = {panel["title"]: panel for panel in training_panels([read_run(evaluated), read_run(other)])}
+    for title, runs in (("Loss", 2), ("Exponent p", 2), ("Mixing λ", 1), ("Training margins above θ", 1)):
+        assert len(panels[title]["series"]) == runs
+
+
+def without_mixing(run: Path, folder: Path) -> Path:
+    """The run as if trained by an objective that mixes nothing in, like that of 2021."""
+    shutil.copytree(run, folder)
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    lines = [json.dumps({**event, "lambda": 0.0} if event["event"] == "epoch" else event) for event in events]
+    (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_a_mixing_of_zero_has_no_panel(evaluated: Path, tmp_path: Path):
+    panels = training_panels([read_run(without_mixing(evaluated, tmp_path / "run"))])
+    titles = ["Accuracy", "Loss", "Training margins", "Exponent p", "Temperature s"]
+    assert [panel["title"] for panel in panels] == titles
 
 
 def test_a_conventional_net_has_no_p(evaluated: Path, tmp_path: Path):
@@ -310,6 +337,6 @@ def test_a_conventional_net_has_no_p(evaluated: Path, tmp_path: Path):
         entry["arithmetic"] = "real"
     (folder / "results.json").write_text(json.dumps(results))
     run = read_run(folder)
-    assert [panel["title"] for panel in training_panels([run])] == ["Accuracy", "Loss", "Training margins"]
+    assert [panel["title"] for panel in training_panels([run])] == ["Accuracy", "Loss"]
     assert training_panels([run])[0]["phases"] is None
     assert "Some hold with probability 0.999 each" in render([run])

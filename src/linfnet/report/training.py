@@ -8,8 +8,10 @@ from linfnet.perturbation import format_epsilon
 from linfnet.report.figures import Figure
 from linfnet.report.record import RunRecord
 
-# Systems without distance layers: p, the mixing and the temperature are logged, but mean nothing to them.
+# Systems without distance layers: p is logged, but means nothing to them.
 CONVENTIONAL = ("ibp", "smoothing")
+# Logged for every system, but spoken of by the objectives of l_inf-distance nets alone.
+OF_OBJECTIVES = ("lambda", "scale", "above", "between", "below")
 
 
 def training_panels(runs: Sequence[RunRecord]) -> list[Figure]:
@@ -19,11 +21,14 @@ def training_panels(runs: Sequence[RunRecord]) -> list[Figure]:
         return []
     relaxed = [run for run in shown if run.recipe and run.recipe.system_name not in CONVENTIONAL]
     panels = _of_one(shown[0]) if len(runs) == 1 else _of_many(runs, shown)
-    if not relaxed:
-        panels = [panel for panel in panels if not panel["title"].startswith(("Exponent", "Mixing", "Temperature"))]
     phases = _phases(shown[0]) if relaxed and len({_phases_key(run) for run in shown}) == 1 else None
-    kept = [{**panel, "series": [series for series in panel["series"] if series["points"]]} for panel in panels]
+    kept = [{**panel, "series": [s for s in panel["series"] if _drawn(s, panel)]} for panel in panels]
     return [{**panel, "phases": phases} for panel in kept if panel["series"]]
+
+
+def _drawn(series: Figure, panel: Figure) -> bool:
+    """Whether there is something to see: the mixing of an objective that does not mix is 0, and has no logarithm."""
+    return any(value > 0 or not panel.get("log") for _, value in series["points"])
 
 
 def _of_one(run: RunRecord) -> list[Figure]:
@@ -77,9 +82,14 @@ def _of_many(runs: Sequence[RunRecord], shown: Sequence[RunRecord]) -> list[Figu
 def _series(
     name: str, run: RunRecord, event: str, key: str, inner: str = "", *, colour: int | None = None, style: str = ""
 ) -> Figure:
-    """The values of one key of one kind of event, by epoch; infinite ones are left out."""
+    """The values of one key of one kind of event, by epoch; infinite ones are left out.
+
+    It has no points if the run's system makes nothing of that key.
+    """
     points: list[tuple[int, float]] = []
-    for entry in run.events:
+    system = run.recipe.system_name if run.recipe else "linf"
+    unsaid = (*(OF_OBJECTIVES if system != "linf" else ()), *(("p",) if system in CONVENTIONAL else ()))
+    for entry in () if key in unsaid else run.events:
         value = entry.get(key) if entry["event"] == event else None
         if isinstance(value, dict):
             value = value.get(inner)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SHARES = (("above", "above θ", "tab:green"), ("between", "0 to θ", "tab:orange"), ("below", "below 0", "tab:red"))
+# Other systems have no theta: their margins are counted above and below 0.
+SHARES_WITHOUT_THETA = (("above", "above 0", "tab:green"), ("below", "below 0", "tab:red"))
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -40,9 +42,10 @@ def draw_run(path: Path, recipe: Recipe, events: list[dict[str, Any]], title: st
     figure = Figure((7, 9), layout="constrained")
     shares, losses, accuracies = figure.subplots(3, 1, sharex=True)
     numbers = [event["epoch"] for event in epochs]
-    bands = [[100 * event[key] for event in epochs] for key, _, _ in SHARES]
+    bands = SHARES if recipe.system_name == "linf" else SHARES_WITHOUT_THETA
+    keys, names, colours = zip(*bands, strict=True)
     shares.stackplot(
-        numbers, *bands, labels=[name for _, name, _ in SHARES], colors=[colour for _, _, colour in SHARES], alpha=0.7
+        numbers, *([100 * event[key] for event in epochs] for key in keys), labels=names, colors=colours, alpha=0.7
     )
     shares.set(ylabel="training margins in %", ylim=(0, 100), title=title)
     losses.plot(numbers, [event["loss"] for event in epochs], label="loss")

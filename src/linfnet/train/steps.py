@@ -34,7 +34,8 @@ def step_values(recipe: Recipe, step: int, steps_per_epoch: int) -> StepValues:
     held = phases.start / phases.total if schedule.hold_lr else 0.0
     return StepValues(
         p=snapped_p(p) if schedule.snap_p else p,
-        mixing=recipe.loss.mixing(relaxed),
+        # Other systems have losses of their own.
+        mixing=recipe.loss.mixing(relaxed) if recipe.system_name == "linf" else 0.0,
         lr=cosine_learning_rate(step / (phases.total * steps_per_epoch), peak=recipe.optimizer.lr, held=held),
     )
 
