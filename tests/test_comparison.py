@@ -67,6 +67,17 @@ def test_the_table_json_and_csv_agree(folders: list[Path], capsys: pytest.Captur
     assert list(table[0]) == list(rows[0])
 
 
+def test_runs_of_the_same_name_are_told_apart(folders: list[Path], monkeypatch: pytest.MonkeyPatch):
+    ours, theirs = folders
+    for folder, cell in ((ours, "hinge"), (theirs, "mixture")):
+        (folder.parent / cell).mkdir()
+        folder.rename(folder.parent / cell / "seed-0")
+    monkeypatch.chdir(ours.parent / "hinge" / "seed-0")
+    rows = compare_runs([Path(), Path("../../mixture/seed-0")])
+    assert [row.run for row in rows] == [".", ".", *2 * ["../../mixture/seed-0"]]
+    assert [row.run for row in compare_runs([Path()])] == ["seed-0", "seed-0"]
+
+
 def test_mistakes_are_one_line(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     LinfNet((1, 2, 2), 2).save(tmp_path / "bare")
     for arguments, complaint in (

@@ -39,9 +39,12 @@ class Compared:
 
 def compare_runs(folders: Iterable[Path]) -> list[Compared]:
     """A row for each evaluation of each run; runs that were only trained have what training measured in the end."""
+    folders = list(folders)
+    names = [folder.resolve().name for folder in folders]
     rows: list[Compared] = []
-    for folder in folders:
-        rows += list(_rows(folder)) or [_fail(folder)]
+    for folder, name in zip(folders, names, strict=True):
+        # The runs of a study are all called by their seeds: their paths tell them apart.
+        rows += list(_rows(folder, name if names.count(name) == 1 else str(folder))) or [_fail(folder)]
     return rows
 
 
@@ -49,7 +52,7 @@ def _fail(folder: Path) -> Compared:
     raise LinfnetError(f"{folder} holds no results; measure it with: linfnet evaluate {folder}")
 
 
-def _rows(folder: Path) -> Iterator[Compared]:
+def _rows(folder: Path, run: str) -> Iterator[Compared]:
     results, config = read_results(folder), read_config(folder)
     system = str(config.get("system", "linf"))
     trained = _table(results.get("train"))
@@ -60,7 +63,7 @@ def _rows(folder: Path) -> Iterator[Compared]:
         certificate, share = _best(entry)
         prices = _table(entry.get("certify_seconds_per_image"))
         yield Compared(
-            run=folder.name,
+            run=run,
             system=system,
             images=images,
             eps=eps,
@@ -77,7 +80,7 @@ def _rows(folder: Path) -> Iterator[Compared]:
         # What training watches is not what one may rely on: real arithmetic, whatever the system.
         own = _table(trained.get("certified"))
         for eps in own or {"": None}:
-            named = (folder.name, system, "test, after training", eps)
+            named = (run, system, "test, after training", eps)
             measured = (float(trained.get("clean", 0.0)), None, own.get(eps), "")
             yield Compared(*named, *measured, "real", 1.0, trained.get("seconds"), None, trained.get("parameters"))
 

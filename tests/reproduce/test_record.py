@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from linfnet.cli.main import main
 from linfnet.recipes import load_recipe, recipe_from_toml
 from linfnet.reproduce.curve import AUTHORS_CURVE, beside_authors, comparable_epochs
-from linfnet.reproduce.record import certificates_of, hardware_of, seconds_per_epoch
+from linfnet.reproduce.record import certificates_of, hardware_of, readme_row, seconds_per_epoch
 
 RECORDS = Path(__file__).parent.parent.parent / "records"
 TINY = ["--set", "limit=100", "width=8", "depth=2", "epochs=[1, 2, 1]", "test_every=1"]
@@ -42,6 +43,21 @@ def test_a_record_holds_the_run_and_its_circumstances(run: Path, tmp_path: Path)
     log = gzip.decompress((out.parent / record["events"]).read_bytes())
     assert log == (run / "events.jsonl").read_bytes()
     assert "beside_the_authors_curve" not in record
+
+
+def test_a_row_wants_pgd_100_whatever_the_recipe_attacks_with(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "tiny.json"
+    assert main(["record", str(run), "--out", str(out)]) == 0
+    assert f"lacks the attack on all test images: linfnet evaluate {run} --steps 100" in capsys.readouterr().out
+    # As in 2021: the recipe's own attack has 20 steps, and so has the published figure.
+    record = json.loads(out.read_text())
+    record["recipe"] = record["recipe"].replace("pgd_steps = 100", "pgd_steps = 20")
+    record["recipe"] = record["recipe"].replace('source = "records/demo.json"', 'source = "the paper"')
+    entry = record["results"].pop("digits-test-pgd-2 eps=0.1")
+    record["results"]["digits-test eps=0.1"] = entry
+    assert "| 94.44 / 85.83 / 85.56, 80 epochs, PGD-20 |" in readme_row(record, "tiny.json")
 
 
 def test_a_record_is_not_overwritten_by_accident_and_a_commit_is_not_contradicted(
@@ -97,6 +113,11 @@ def test_a_figure_from_a_run_and_from_a_record(run: Path, tmp_path: Path, capsys
     assert main(["plot", str(RECORDS / "cifar10-8-125-epochs.json"), "--out", str(tmp_path / "c.svg")]) == 0
     assert "<svg" in (tmp_path / "c.svg").read_text()
     assert main(["plot", str(run), "--out", "x.gif"]) == 2
+    for name, words in (("cifar10-8-125-epochs", ("above θ", "0 to θ")), ("mnist-0.3-ibp", ("above 0",))):
+        assert main(["plot", str(RECORDS / f"{name}.json"), "--out", str(tmp_path / f"{name}.svg")]) == 0
+        # Matplotlib draws text as glyphs, and leaves each text beside them as a comment.
+        texts = re.findall(r"<!-- (.*) -->", (tmp_path / f"{name}.svg").read_text())
+        assert [text for text in texts if re.match("above|0 to", text)] == list(words)
     assert main(["plot", str(RECORDS / "demo.json")]) == 2
     assert "is not the record of a run" in capsys.readouterr().err
 

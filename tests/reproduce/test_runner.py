@@ -104,11 +104,14 @@ def test_a_folder_is_not_taken_for_that_of_another_recipe(capsys: pytest.Capture
         ("width=6", "--set changes in [model] what row narrow of tiny stands for"),
         ("model.width=6", "--set changes in [model] what row narrow of tiny stands for"),
         ("system.name=hybrid", "--set system.name is 'hybrid'; wanted 'linf'"),
+        ("system.hidden=3", "unknown key 'system.hidden'"),
     ],
 )
 def test_rows_stay_what_their_labels_say(change: str, complaint: str, capsys: pytest.CaptureFixture[str]):
     assert reproduce("--set", change) == 2
-    assert complaint in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert complaint in printed.err
+    assert "training" not in printed.out
     assert not Path("out").exists()
 
 

@@ -37,7 +37,7 @@ class Record:
         try:
             console.print(readme_row(read_json(self.out), self.out.name))
         except LookupError:
-            console.print(f"it lacks the attack on all test images: linfnet evaluate {self.run_folder} first")
+            console.print(f"it lacks the attack on all test images: linfnet evaluate {self.run_folder} --steps 100")
         return 0
 
 

@@ -92,6 +92,8 @@ def readme_row(record: dict[str, Any], name: str) -> str:
     paper = "–"
     if reported.source == "the paper":
         paper = f"{reported.clean:.2f} / {reported.pgd:.2f} / {reported.certified:.2f}, {reported.cost}"
+        steps = recipe.evaluation.pgd_steps
+        paper += f", PGD-{steps}" if steps != 100 else ""
     epochs = f"{sum(record['epochs'])} epochs ({'/'.join(map(str, record['epochs']))})"
     cost = f"seed {record['seed']}, {record['seconds']:.0f} s on {record['hardware']}"
     snapped = ", p snapped" if recipe.schedule.snap_p and "p snapped" not in record["what"] else ""

@@ -14,6 +14,7 @@ from linfnet.recipes import Recipe
 from linfnet.reproduce.outcome import Outcome, RunOutcome
 from linfnet.reproduce.record import hardware_of
 from linfnet.reproduce.study import Cell, Study
+from linfnet.systems import system_of
 from linfnet.train import RunFolder, StoppedError, UnwritableError, read_results
 
 
@@ -83,6 +84,7 @@ def _check_changes(study: Study, cell: Cell, recipe: Recipe, options: Options) -
             )
     if recipe.system_name != "linf":
         raise ArgumentError(f"--set system.name is {recipe.system_name!r}; wanted 'linf': studies are of no other")
+    system_of(recipe)  # it has no keys of its own
 
 
 def run_study(study: Study, options: Options, workers: Workers, note: Callable[[str], None]) -> Outcome:

@@ -149,8 +149,7 @@ class Hybrid(System):
     ) -> tuple[Tensor, Tensor]:
         """One pass through the distance layers gives both terms."""
         assert isinstance(net, HybridNet)
-        start = recipe.schedule.phases().start
-        radius = float(self.eps_train) / net.std * (min(epoch / start, 1.0) if start else 1.0)
+        radius = float(self.eps_train) / net.std * recipe.schedule.phases().start_progress(epoch)
         features = net.features(pixels)
         logits = net.head(features)
         margins = net.head_margins(features - radius, features + radius, labels)
