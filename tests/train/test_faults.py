@@ -1,8 +1,10 @@
 """Machines that go away, disks that fill up: nothing is lost but the steps since the last checkpoint."""
 
 import errno
+import io
 import random
 import resource
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ import faults_worker
 import pytest
 import torch
 
+from linfnet.cli.console import console
 from linfnet.cli.main import main
 from linfnet.errors import LinfnetError
 from linfnet.files import read_tensors
@@ -187,6 +190,30 @@ def test_a_place_where_nothing_can_be_made_is_told_at_once(capsys: pytest.Captur
     assert main(["train", "digits", "--out", "/proc/linfnet-run"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: output folder /proc/linfnet-run cannot be written: ")
+
+
+class Gone(io.StringIO):
+    """A terminal that was closed."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["terminal", "nohup"])
+def test_a_closed_terminal_stops_the_run_with_a_checkpoint_unless_hangups_are_ignored(
+    ignored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(console, "_file", Gone())
+    monkeypatch.setattr(console, "quiet", False)
+    run, before = tmp_path / "run", signal.getsignal(signal.SIGHUP)
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+        code = main(["train", "digits", *SETTINGS, "--out", str(run)])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    steps = [path.stem for path in find_checkpoints(run / "checkpoints")]
+    assert (code, steps) == ((0, ["step-000000126"]) if ignored else (130, ["step-000000021"]))
+    assert ("stopped at step 21; go on with" in capsys.readouterr().err) == (not ignored)
 
 
 def test_a_second_process_is_kept_out_and_the_first_goes_on(processes: None, tmp_path: Path):

@@ -63,8 +63,9 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(new_trainer: Cal
     assert not torch.equal(first, weights("c", "seed=1"))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_stop_request_writes_a_checkpoint_in_mid_epoch_and_resume_repeats_every_bit(
-    new_trainer: Callable[..., Trainer], watcher
+    new_trainer: Callable[..., Trainer], watcher, number: signal.Signals
 ):
     whole = new_trainer("whole", "checkpoint_every=0")
     whole.run(watcher)
@@ -72,7 +73,7 @@ def test_a_stop_request_writes_a_checkpoint_in_mid_epoch_and_resume_repeats_ever
     class Stopper(type(watcher)):
         def step(self, step: int, values: object, so_far: dict[str, float]) -> None:
             if step == 7:
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), number)
 
     stopped = new_trainer("stopped", "checkpoint_every=0")
     with pytest.raises(StoppedError, match="stopped at step 7; go on with: linfnet train --resume"):

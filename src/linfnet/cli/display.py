@@ -1,6 +1,9 @@
 """The training display: a bar with what one wants to see, and a line for each test."""
 
+import contextlib
+import signal
 import time
+from collections.abc import Generator
 from types import TracebackType
 from typing import Any, Self
 
@@ -8,6 +11,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from linfnet.cli.console import console, percent
 from linfnet.train import StepValues
+
+
+@contextlib.contextmanager
+def while_somebody_reads() -> Generator[None]:
+    """Where nobody reads what is printed any more (a closed terminal, a broken pipe), ask the run to stop, quietly."""
+    try:
+        yield
+    except (OSError, SystemExit):  # the latter is how rich tells of a broken pipe
+        console.quiet = True
+        signal.raise_signal(signal.SIGHUP)  # under nohup it is ignored, and the run goes on
 
 
 class TrainDisplay:
@@ -32,7 +45,8 @@ class TrainDisplay:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.progress.stop()
+        with contextlib.suppress(OSError):  # the run has ended; there may be no terminal any more
+            self.progress.stop()
 
     def step(self, step: int, values: StepValues, so_far: dict[str, float]) -> None:
         """Redraw at most ten times a second."""
@@ -53,7 +67,8 @@ class TrainDisplay:
         if event["event"] != "test":
             return
         certified = "  ".join(f"certified@{eps} {percent(share)}" for eps, share in event["certified"].items())
-        console.print(
-            f"epoch {event['epoch']:>4}/{self.epochs}  test at p {percent(event['accuracy_at_p'])}  "
-            f"at ∞: clean {percent(event['clean'])}  {certified}  ({event['seconds']:.0f} s)"
-        )
+        with while_somebody_reads():
+            console.print(
+                f"epoch {event['epoch']:>4}/{self.epochs}  test at p {percent(event['accuracy_at_p'])}  "
+                f"at ∞: clean {percent(event['clean'])}  {certified}  ({event['seconds']:.0f} s)"
+            )

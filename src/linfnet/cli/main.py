@@ -95,9 +95,15 @@ def _parse(arguments: list[str]) -> Runnable:
         raise ArgumentError("; ".join(words[1:]) or "the arguments are not understood; see linfnet --help") from None
 
 
+def _tell(line: str) -> None:
+    """A line on standard error, if there still is one: a closed terminal must not change the exit code."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{line}\n")
+
+
 def _refuse(reason: str) -> int:
     """One line, even where a file name breaks it."""
-    sys.stderr.write(f"error: {' '.join(reason.splitlines())}\n")
+    _tell(f"error: {' '.join(reason.splitlines())}")
     return 2
 
 
@@ -112,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _parse(arguments).run()
     except StoppedError as error:
-        sys.stderr.write(f"{error}\n")
+        _tell(str(error))
         return 130
     except LinfnetError as error:
         return _refuse(str(error))
@@ -120,5 +126,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         return _refuse(f"{where}{error.strerror or error}")
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        _tell("interrupted")
         return 130

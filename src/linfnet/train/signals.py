@@ -19,7 +19,10 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Generator[StopRequest]:
-    """Turn SIGINT and SIGTERM into a request for the length of a block; a second SIGINT interrupts at once."""
+    """Turn SIGINT, SIGTERM and SIGHUP into a request for the length of a block; a second SIGINT interrupts at once.
+
+    SIGHUP comes when a terminal closes; where it is ignored (`nohup`), it stays so.
+    """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -30,7 +33,10 @@ def stop_on_signals() -> Generator[StopRequest]:
             raise KeyboardInterrupt
         request.requested = True
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield request
     finally:
