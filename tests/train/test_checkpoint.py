@@ -1,3 +1,5 @@
+import os
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -5,7 +7,7 @@ import torch
 
 from linfnet.errors import LinfnetError
 from linfnet.files import read_tensors, write_tensors
-from linfnet.train import Trainer
+from linfnet.train import StoppedError, Trainer
 from linfnet.train.checkpoint import find_checkpoints, load_checkpoint
 
 
@@ -46,6 +48,22 @@ def test_a_damaged_checkpoint_is_recognised_and_the_one_before_used(trained: Tra
     again = fresh(trained)  # killed before its first checkpoint: the same run from the start
     assert again.resume() == []
     assert again.progress.step == 0
+
+
+def test_a_damaged_checkpoint_is_not_kept_in_the_place_of_a_whole_one(trained: Trainer, watcher):
+    newest = find_checkpoints(trained.folder.checkpoints)[0]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    again = fresh(trained)
+    again.resume()
+
+    class Stopper(type(watcher)):
+        def step(self, step: int, values: object, so_far: dict[str, float]) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(StoppedError, match="stopped at step 13"):
+        again.run(Stopper())
+    kept = find_checkpoints(trained.folder.checkpoints)
+    assert [path.stem for path in kept] == ["step-000000013", "step-000000012"]
 
 
 def test_foreign_checkpoints_change_nothing(trained: Trainer, new_trainer: Callable[..., Trainer], watcher):

@@ -33,7 +33,10 @@ def save_checkpoint(
     recipe_digest: str,
     keep: int,
 ) -> Path:
-    """Write `step-N.safetensors` and delete all but the newest `keep`."""
+    """Write `step-N.safetensors` and delete all but the newest `keep`.
+
+    Those of later steps go, too: the run went on from an earlier one because they were damaged.
+    """
     tensors = {f"model.{name}": tensor for name, tensor in net.state_dict().items()}
     for name, parameter in net.named_parameters():
         for key, value in optimizer.state[parameter].items():
@@ -42,8 +45,10 @@ def save_checkpoint(
     path = folder / f"step-{progress.step:09d}.safetensors"
     metadata = {"linfnet": FORMAT, "progress": json.dumps(asdict(progress)), "recipe": recipe_digest}
     write_tensors(path, tensors, metadata)
-    for old in find_checkpoints(folder)[keep:]:
-        old.unlink(missing_ok=True)
+    found = find_checkpoints(folder)
+    here = found.index(path)
+    for other in found[:here] + found[here + keep :]:
+        other.unlink(missing_ok=True)
     return path
 
 
