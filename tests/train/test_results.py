@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,13 @@ def test_the_complaint_in_full(tmp_path: Path):
         read_results(tmp_path)
     complaint = "'certified_margin' of 'mnist-test eps=0.3' is 93.2; wanted a share from 0 to 1"
     assert str(told.value) == f"{tmp_path / 'results.json'}: {complaint}"
+
+
+def test_evaluations_that_end_together_are_all_kept(tmp_path: Path):
+    def add(which: int) -> None:
+        for number in range(20):
+            add_results(tmp_path, {f"digits-test eps={which}.{number}": EVALUATION})
+
+    with ThreadPoolExecutor(4) as pool:  # the lock is one of open files: threads meet it as processes do
+        list(pool.map(add, range(4)))
+    assert len(read_results(tmp_path)) == 80

@@ -1,6 +1,10 @@
 """results.json: what was measured of a run, each evaluation under its own key; checked when it is read."""
 
+import contextlib
+import fcntl
+import os
 import reprlib
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +25,20 @@ _TABLES: dict[str, Kind] = {"certified": share, "certify_seconds_per_image": amo
 
 def add_results(folder: Path, entries: dict[str, Any]) -> None:
     """Put evaluations into a folder's `results.json`, all or none, each under its own key; the others stay."""
-    write_json(folder / "results.json", {**read_results(folder), **entries})
+    with _in_turn(folder):
+        write_json(folder / "results.json", {**read_results(folder), **entries})
+
+
+@contextlib.contextmanager
+def _in_turn(folder: Path) -> Generator[None]:
+    """Evaluations that end at the same time wait for each other, or one would write over what the other added."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems lock no folders
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def read_results(folder: Path) -> dict[str, Any]:
