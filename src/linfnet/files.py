@@ -106,6 +106,15 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
             raise OSError(int(number[1]), os.strerror(int(number[1])), os.fspath(path)) from None
 
 
+def cut_short(path: Path) -> bool:
+    """Whether a safetensors file ends before its header says; the tensors are not read."""
+    try:
+        with safetensors.safe_open(path, framework="pt"):
+            return False
+    except safetensors.SafetensorError:
+        return True
+
+
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The named tensors and the metadata of a safetensors file, or an error that says it is truncated or foreign."""
     if path.exists() and not os.access(path, os.R_OK):

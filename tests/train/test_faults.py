@@ -18,7 +18,7 @@ from linfnet.cli.console import console
 from linfnet.cli.main import main
 from linfnet.errors import LinfnetError
 from linfnet.files import read_tensors
-from linfnet.train import RunFolder, Trainer, loop
+from linfnet.train import RunFolder, Trainer, loop, read_results
 from linfnet.train.checkpoint import find_checkpoints
 
 SETTINGS = ["--set", "limit=200", "width=48", "depth=3", "epochs=[3, 12, 3]", "batch=32", "test_every=3"]
@@ -184,6 +184,27 @@ def test_a_kill_in_the_last_moment_can_be_resumed_and_recorded(
     assert main(["train", "--resume", str(trainer.folder.path)]) == 0
     assert [event["event"] for event in trainer.folder.events()].count("finish") == 1
     assert main(["record", str(trainer.folder.path), "--out", str(tmp_path / "record.json")]) == 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.999])
+def test_a_cut_model_is_written_again_from_the_last_checkpoint(
+    new_trainer: Callable[..., Trainer], watcher, capsys: pytest.CaptureFixture[str], share: float
+):
+    trainer = new_trainer("run", "epochs=[1, 1, 1]")
+    trainer.run(watcher)
+    trainer.folder.release()
+    run, model = str(trainer.folder.path), trainer.folder.path / "model.safetensors"
+    assert main(["evaluate", run, "--limit", "10", "--steps", "2"]) == 0
+    content, results = model.read_bytes(), read_results(trainer.folder.path)
+    assert main(["train", "--resume", run]) == 2  # it has finished
+    model.write_bytes(content[: int(share * len(content))])
+    assert main(["evaluate", run]) == 2
+    assert f"{model} is truncated" in capsys.readouterr().err
+    assert main(["train", "--resume", run]) == 0
+    assert "resuming at step 9 of 9" in capsys.readouterr().out
+    written = read_tensors(model)[0]
+    assert all(torch.equal(tensor, written[name]) for name, tensor in trainer.net.state_dict().items())
+    assert read_results(trainer.folder.path) == results
 
 
 def test_a_place_where_nothing_can_be_made_is_told_at_once(capsys: pytest.CaptureFixture[str]):

@@ -14,6 +14,7 @@ from linfnet.cli.display import TrainDisplay
 from linfnet.cli.tensorboard import TensorBoard, check_tensorboard
 from linfnet.data import load
 from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.files import cut_short
 from linfnet.ranks import ALONE, Ranks, joined, launched, own_device, restarted
 from linfnet.recipes import Recipe, load_recipe, recipe_names
 from linfnet.train import RunFolder, Trainer, read_results
@@ -56,14 +57,14 @@ def start_run(
 
 
 def resume_run(folder: RunFolder, device: torch.device, ranks: Ranks = ALONE, *, tensorboard: bool = False) -> bool:
-    """Train on from the newest whole checkpoint of a run; False if it had finished before.
+    """Train on from the newest whole checkpoint of a run; False if it had finished before and its model is whole.
 
     The folder is held before it is looked at: nobody else can finish the run in between.
     """
     try:
         if ranks.first:
             folder.lock()
-        if ranks.from_first(lambda: folder.finished):
+        if ranks.from_first(lambda: folder.finished and not cut_short(folder.path / "model.safetensors")):
             return False
         name = folder.recipe.data.name
         trainer = Trainer(folder, load(name, "train"), load(name, "test"), device, ranks)
