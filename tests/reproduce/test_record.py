@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,32 @@ def test_a_record_holds_the_run_and_its_circumstances(run: Path, tmp_path: Path)
     assert "beside_the_authors_curve" not in record
 
 
+def test_a_record_says_where_a_run_was_resumed_and_what_had_changed(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    moved, out = tmp_path / "run", tmp_path / "tiny.json"
+    shutil.copytree(run, moved)
+    began = json.loads((moved / "env.json").read_text())
+
+    def resume(**changes: str) -> dict:
+        (moved / "results.json").unlink()  # as if it had been killed in its last moment
+        monkeypatch.setattr("linfnet.train.folder.environment", lambda: {**began, "command": "again", **changes})
+        assert main(["train", "--resume", str(moved)]) == 0
+        assert main(["record", str(moved), "--out", str(out), "--replace"]) == 0
+        return json.loads(out.read_text())
+
+    record = resume(cpu="another", commit="later")
+    assert record["hardware"] == f"{began['cpu']}, then another"
+    assert record["resumed"] == [{"step": 8, "environment": {"cpu": "another", "commit": "later"}}]
+    assert record["environment"] == began
+    record = resume()  # at the same step: nothing is left of the sitting before
+    assert record["hardware"] == began["cpu"]
+    assert record["resumed"] == [{"step": 8, "environment": {}}]
+    (moved / "env.json").write_text("")  # no reason to give a run up
+    (moved / "results.json").unlink()
+    assert main(["train", "--resume", str(moved)]) == 0
+
+
 def test_a_row_wants_pgd_100_whatever_the_recipe_attacks_with(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -83,9 +110,9 @@ def test_seconds_per_epoch_of_each_phase():
 
 
 def test_the_hardware_is_what_was_used():
-    assert hardware_of({"cpu": "C", "gpu": "G"}, {"device": "cuda"}) == "G"
-    assert hardware_of({"cpu": "C", "gpu": "G"}, {"device": "cpu"}) == "C"
-    assert hardware_of({"cpu": "C", "gpu": None}, {}) == "C"
+    assert hardware_of({"cpu": "C", "gpu": "G"}, {"device": "cuda"}, []) == "G"
+    assert hardware_of({"cpu": "C", "gpu": "G"}, {"device": "cpu"}, []) == "C"
+    assert hardware_of({"cpu": "C", "gpu": None}, {}, []) == "C"
 
 
 def test_the_authors_curve_is_compared_where_it_may_be():

@@ -13,10 +13,24 @@ from linfnet.reproduce.curve import beside_authors
 from linfnet.train import RunFolder, read_results
 
 
-def hardware_of(environment: dict[str, Any], trained: dict[str, Any]) -> str:
-    """The name of what a run was trained on: its env.json and the `train` entry of its results say it together."""
-    on_cpu = trained.get("device") == "cpu" or not environment.get("gpu")
-    return str(environment.get("cpu" if on_cpu else "gpu", "unknown"))
+def hardware_of(environment: dict[str, Any], trained: dict[str, Any], events: list[dict[str, Any]]) -> str:
+    """What a run was trained on, one after the other: its env.json, the `train` of its results and its log say it."""
+    names: list[str] = []
+    for changes in ({}, *(resumed["environment"] for resumed in resumptions(events))):
+        sitting = environment | changes
+        on_cpu = trained.get("device") == "cpu" or not sitting.get("gpu")
+        names.append(str(sitting.get("cpu" if on_cpu else "gpu", "unknown")))
+    return ", then ".join(dict.fromkeys(names))
+
+
+def resumptions(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """At which steps a run was resumed, and what had changed since it began."""
+    resumed = [event for event in events if event["event"] == "resume"]
+    tables = [event.get("environment") for event in resumed]
+    return [
+        {"step": event.get("step", 0), "environment": table if isinstance(table, dict) else {}}
+        for event, table in zip(resumed, tables, strict=True)
+    ]
 
 
 def seconds_per_epoch(recipe: Recipe, events: list[dict[str, Any]]) -> dict[str, float]:
@@ -56,7 +70,7 @@ def make_record(path: Path, what: str, events_file: str, commit: str | None = No
         raise LinfnetError(f"{path / 'results.json'} has no 'train' with 'seconds': what training took is not known")
     seeds = {"seed": recipe.run.seed, "epochs": list(recipe.schedule.epochs)}
     cost = {
-        "hardware": hardware_of(environment, trained),
+        "hardware": hardware_of(environment, trained, events),
         "seconds": trained["seconds"],
         "seconds_per_epoch": seconds_per_epoch(recipe, events),
     }
@@ -66,6 +80,7 @@ def make_record(path: Path, what: str, events_file: str, commit: str | None = No
         **seeds,
         **cost,
         "environment": environment,
+        **({"resumed": resumed} if (resumed := resumptions(events)) else {}),
         "recipe": recipe_to_toml(recipe),
         "results": results,
         **({"beside_the_authors_curve": beside} if beside else {}),

@@ -169,7 +169,7 @@ def gather(run: PlannedRun, options: Options) -> RunOutcome:
         above_theta=seen and seen["above"],
         seconds=trained["seconds"],
         epochs=trained["epochs"],
-        hardware=hardware_of(environment, trained),
+        hardware=hardware_of(environment, trained, RunFolder.open(run.path).events()),
         commit=environment["commit"],
         folder=str(run.path),
     )

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from linfnet.errors import LinfnetError
-from linfnet.files import write_json, write_text
+from linfnet.files import read_table, write_json, write_text
 from linfnet.nn.hub import packaged_hint
 from linfnet.recipes import Recipe, recipe_from_toml, recipe_to_toml
 from linfnet.train.events import parse_events
@@ -147,11 +147,24 @@ class RunFolder:
         return parse_events(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else []
 
     def rewind(self, step: int) -> None:
-        """Drop half-written files and the events after a step: training goes on from there and will log them again."""
+        """Drop half-written files and the events after a step: training goes on from there and will log them again.
+
+        The log then says that the run was resumed, and what has changed since it began: commit, versions, hardware.
+        """
         self._sweep()
-        events = (event for event in self.events() if event.get("step", 0) <= step and event["event"] != "finish")
+        # One that was resumed here before has come no further: nothing of it is left.
+        last = {"resume": step - 1, "finish": -1}
+        events = (event for event in self.events() if event.get("step", 0) <= last.get(event["event"], step))
         kept = [json.dumps(event, allow_nan=False) for event in events]
         write_text(self.path / "events.jsonl", "".join(line + "\n" for line in kept))
+        self.log("resume", step=step, environment=self._changes())
+
+    def _changes(self) -> dict[str, Any]:
+        began: dict[str, Any] = {}
+        with contextlib.suppress(LinfnetError):  # where env.json was lost, everything is new
+            began = read_table(self.path / "env.json")
+        now = environment().items()
+        return {key: value for key, value in now if key != "command" and value != began.get(key)}
 
 
 def _hardly_begun(path: Path) -> bool:

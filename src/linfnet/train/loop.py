@@ -111,7 +111,6 @@ class Trainer:
             self.net.p = step_values(self.recipe, self.progress.step - 1, self.steps_per_epoch).p
         if self.ranks.first:
             self.folder.rewind(self.progress.step)
-            self.folder.log("resume", step=self.progress.step)
         return complaints
 
     def run(self, watcher: Watcher) -> None:
