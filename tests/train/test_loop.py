@@ -194,6 +194,10 @@ def test_checkpoints_come_by_the_clock_too(new_trainer: Callable[..., Trainer], 
     often = new_trainer("often", "checkpoint_every=0", "checkpoint_minutes=0", "keep_checkpoints=9")
     often.run(watcher)
     assert len(list(often.folder.checkpoints.iterdir())) == 5
+    # An epoch may take hours: the clock counts within it, too.
+    always = new_trainer("always", "checkpoint_every=0", "checkpoint_minutes=1e-9", "keep_checkpoints=99")
+    always.run(watcher)
+    assert len(list(always.folder.checkpoints.iterdir())) == 15
 
 
 def test_a_folder_serves_one_process(new_trainer: Callable[..., Trainer], tmp_path: Path):

@@ -90,7 +90,7 @@ class Run:
 
     seed: int = 0
     test_every: int = 10  # epochs between tests at p = inf; 0: only at the end
-    checkpoint_minutes: float = 5.0  # write a checkpoint at the end of an epoch if the last one is this old
+    checkpoint_minutes: float = 5.0  # write a checkpoint if the last one is this old; 0: at the end of every epoch
     checkpoint_every: int = 0  # and after every so many epochs; 0: never for that reason
     keep_checkpoints: int = 2
     graphs: bool = True  # on a GPU, replay steps from a CUDA graph while p stays the same; the bits are the same

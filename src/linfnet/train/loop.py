@@ -143,9 +143,16 @@ class Trainer:
                 check_finite(self.record[row : row + 1], self.progress.step - 1, self.recipe, self.steps_per_epoch)
                 self.last_epoch = summarise(self.record[: row + 1], self.sizes[: row + 1])
             watcher.step(self.progress.step, values, self.last_epoch)
-            if row + 1 < self.steps_per_epoch and self.ranks.any(bool(stop)):
+            if row + 1 == self.steps_per_epoch:
+                break  # `run` saves and stops between two epochs
+            stopping = self.ranks.any(bool(stop))
+            if stopping or 0 < 60 * self.recipe.run.checkpoint_minutes < time.monotonic() - self.saved_at:
                 check_finite(self.record[: row + 1], epoch * self.steps_per_epoch, self.recipe, self.steps_per_epoch)
-                self._stop()
+                begin = time.perf_counter()
+                if stopping:
+                    self._stop()
+                self._save()
+                start += time.perf_counter() - begin  # writing is not training
         check_finite(self.record, epoch * self.steps_per_epoch, self.recipe, self.steps_per_epoch)
         self.progress.seconds = time.perf_counter() - start
         self.last_epoch = summarise(self.record, self.sizes)
