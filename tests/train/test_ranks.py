@@ -1,5 +1,6 @@
 """Several processes follow the run of a single one, and a killed one is replaced."""
 
+import contextlib
 import json
 import os
 import signal
@@ -13,8 +14,10 @@ import ranks_worker
 import torch
 from torch.distributed import TCPStore
 
+from linfnet.cli.main import main
 from linfnet.errors import ArgumentError
 from linfnet.ranks import ALONE, GradientSum, Ranks
+from linfnet.train import StoppedError
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
 
@@ -89,6 +92,19 @@ def test_a_killed_process_is_replaced_and_the_run_finishes(processes: None, tmp_
     (resumed,) = [event["step"] for event in events if event["event"] == "resume"]
     assert 0 < resumed < 120
     assert json.loads((out / "results.json").read_text())["train"]["processes"] == 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_first_process_says_that_the_run_was_stopped(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def stop(*_: object, **__: object) -> None:
+        raise StoppedError("stopped")
+
+    monkeypatch.setattr("linfnet.cli.train.joined", lambda device: contextlib.nullcontext(Ranks(rank, 1)))
+    monkeypatch.setattr("linfnet.cli.train.start_run", stop)
+    assert main(["train", "digits", "--out", str(tmp_path / "run")]) == 130
+    assert capsys.readouterr().err == ("" if rank else "stopped\n")
 
 
 def test_every_sample_is_in_one_share():

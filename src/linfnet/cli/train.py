@@ -17,7 +17,7 @@ from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import cut_short
 from linfnet.ranks import ALONE, Ranks, joined, launched, own_device, restarted
 from linfnet.recipes import Recipe, load_recipe, recipe_names
-from linfnet.train import RunFolder, Trainer, read_results
+from linfnet.train import RunFolder, StoppedError, Trainer, read_results
 
 
 def pick_device(name: str) -> torch.device:
@@ -117,7 +117,12 @@ class Train:
             check_tensorboard()
         device = pick_device(own_device(self.device) if launched() else self.device)
         with joined(device) as ranks, heard(ranks):
-            path = self._train(changes, device, ranks)
+            try:
+                path = self._train(changes, device, ranks)
+            except StoppedError:
+                if ranks.first:
+                    raise
+                return 130
             if ranks.first:
                 self._report(path)
         return 0
