@@ -207,6 +207,26 @@ def test_a_cut_model_is_written_again_from_the_last_checkpoint(
     assert read_results(trainer.folder.path) == results
 
 
+@pytest.mark.parametrize("kept", ["", "[data]", "[schedule]", "[reported]"])
+def test_a_cut_recipe_is_told_and_not_filled_up_with_defaults(new_trainer: Callable[..., Trainer], kept: str):
+    folder = new_trainer().folder.path
+    whole = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(whole[: whole.index(kept)] if kept else "")
+    with pytest.raises(LinfnetError, match=r"recipe.toml was cut short"):
+        RunFolder.open(folder)
+
+
+def test_a_file_system_without_locks_is_not_taken_for_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    assert main(["train", "digits", *SETTINGS, "--out", str(tmp_path / "run")]) == 2
+    assert "run cannot be held for this process: No locks available" in capsys.readouterr().err
+
+
 def test_a_place_where_nothing_can_be_made_is_told_at_once(capsys: pytest.CaptureFixture[str]):
     assert main(["train", "digits", "--out", "/proc/linfnet-run"]) == 2
     (line,) = capsys.readouterr().err.splitlines()

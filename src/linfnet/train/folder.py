@@ -75,16 +75,22 @@ class RunFolder:
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise LinfnetError(f"{file} cannot be read: {error}") from None
-        return cls(path, recipe_from_toml(text, str(file), path.name))
+        recipe = recipe_from_toml(text, str(file), path.name)
+        if "\n[reported]\n" not in text:  # the end of what decides; defaults would stand in for what is missing
+            raise LinfnetError(f"{file} was cut short: it has no [reported]")
+        return cls(path, recipe)
 
     def lock(self) -> None:
         """Hold the folder until `release` or the end of this process, or fail if another one holds it."""
         handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             os.close(handle)
             raise LinfnetError(f"{self.path} is in use by another process") from None
+        except OSError as error:  # of a file system that has no locks
+            os.close(handle)
+            raise UnwritableError(f"{self.path} cannot be held for this process: {error.strerror}") from None
         self._lock = handle
 
     def _sweep(self) -> None:
@@ -107,7 +113,7 @@ class RunFolder:
         handle = os.open(file, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             return True
         finally:
             os.close(handle)
