@@ -217,6 +217,12 @@ def test_a_weight_far_beyond_the_others(kernels: Cuda, p: float) -> None:
 
 
 @pytest.mark.usefixtures("_products")
+@pytest.mark.parametrize("p", [8.0, 10.0])
+def test_a_small_pair_among_large_ones(kernels: Cuda, p: float) -> None:
+    by_products.check(kernels, *by_products.small_pair((64, 40, 104), CPU), p)
+
+
+@pytest.mark.usefixtures("_products")
 @pytest.mark.parametrize("exponent", [-130, -140, 126])
 def test_the_ends_of_the_float_range_are_for_the_dense_kernels(
     kernels: Cuda, exponent: int, monkeypatch: pytest.MonkeyPatch

@@ -4,7 +4,7 @@ Tolerance: twice the error of the float32 reference, and what the expansion lose
 up, sum (|x| + |w|)^p for a distance, sum |c| (|x| + |w|)^(p - 1) for an element of a gradient, none where a pair is not
 expanded. The share is 2^-22 for the pairs of float16, the last bit of the sum once for every 16 terms, and 3 p
 roundings for powers and binomials; to it comes what lies below the range of float16. What a distance is wrong by, its
-slopes are wrong by p - 1 times, and by p + 4 roundings of their own.
+slopes are wrong by p - 1 times, and by p + 4 roundings of their own (as in test_cuda.py).
 """
 
 import math
@@ -66,17 +66,20 @@ def part(terms: int) -> int:
     return terms // (expanded.chunks_of(terms) or 1)
 
 
+def layer_top(x: Tensor, w: Tensor) -> Tensor:
+    return torch.maximum(x.abs().max(), w.abs().max())
+
+
 def expansions(x: Tensor, w: Tensor, y: Tensor, p: float) -> Tensor:
-    """sum (|x| + |w|)^p / y^p of each pair."""
+    """sum (|x| + |w|)^p / y^p of each pair; infinite where the sum is too small to be expanded."""
     pairs = zip(x.abs(), y, strict=True)
-    return torch.stack([((row + w.abs()) / of_row[:, None]).pow(p).sum(1) for row, of_row in pairs]).nan_to_num(
-        math.inf
-    )
+    found = torch.stack([((row + w.abs()) / of_row[:, None]).pow(p).sum(1) for row, of_row in pairs])
+    return torch.where(y.pow(p) > expanded.LEAST_SUM / 2 * layer_top(x, w).pow(p), found, math.inf)
 
 
 def distance_losses(x: Tensor, w: Tensor, y: Tensor, expansion: Tensor, p: float) -> Tensor:
     """By which part of itself each distance may be wrong: a p-th of what its sum loses, or nothing if not expanded."""
-    below = x.shape[1] * 2.0**-36 * (torch.maximum(x.abs().max(), w.abs().max()) / y).pow(p)
+    below = x.shape[1] * 2.0**-36 * (layer_top(x, w) / y).pow(p)
     losses = (share(part(x.shape[1]), p) * expansion + below) / p
     return torch.where(expansion <= 2 * expanded.most_loss(p), losses, 0)
 
@@ -91,7 +94,7 @@ def gradient_losses(
 ) -> tuple[Tensor, Tensor]:
     """What the elements of both gradients may be wrong by."""
     slopes = torch.where(expansion <= 2 * expanded.MOST_SLOPE_LOSS, grad.abs() * y.pow(1 - p), 0)
-    top, below = torch.maximum(x.abs().max(), w.abs().max()), 2.0**-40
+    top, below = layer_top(x, w), 2.0**-40
     of_x, of_w = torch.zeros_like(x), torch.zeros_like(w)
     coefficients = share(part(len(w)), p) * slopes + below * slopes.amax(1, keepdim=True)
     coefficients_w = share(3 * len(x), p) * slopes + below * slopes.amax(0)
@@ -99,7 +102,7 @@ def gradient_losses(
     for row, a in enumerate(x):
         powers = (a.abs() + w.abs()).pow(p - 1)
         chain = ((a - w).abs() / y[row, :, None]).pow(p - 1).nan_to_num() * grad[row, :, None].abs()
-        wrong = chain * ((p - 1) * losses[row, :, None] + (p + 4) * 2.0**-24)
+        wrong = chain * ((p - 1) * losses[row, :, None] + (p + 4) * 2.0**-23)
         c, c_w, slope = coefficients[row, :, None], coefficients_w[row, :, None], below * slopes[row, :, None]
         of_x[row] = (c * powers + slope * (a.abs() + tops_w).pow(p - 1) + wrong).sum(0)
         of_w += c_w * powers + slope * (tops_x + w.abs()).pow(p - 1) + wrong
@@ -189,6 +192,18 @@ def check_far_weight(kernels: Cuda, shape: tuple[int, int, int], device: str, p:
 @pytest.mark.parametrize("p", [8.0, 10.0])
 def test_a_weight_far_beyond_the_others(p: float) -> None:
     check_far_weight(KERNELS, (64, 96, 784), "cuda", p)
+
+
+def small_pair(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
+    """One row and one output are near 0, in a layer of large numbers."""
+    x, w, grad = trained(shape, device)
+    x[7], w[5] = 0.02 * x[8], 0.02 * w[6].clamp(min=-4)
+    return x, w, grad
+
+
+@pytest.mark.parametrize("p", [8.0, 10.0])
+def test_a_small_pair_among_large_ones(p: float) -> None:
+    check(KERNELS, *small_pair((64, 96, 784)), p)
 
 
 def narrow(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
