@@ -1,6 +1,7 @@
 """Runs of any system side by side: what was measured of each, and what it cost."""
 
 import dataclasses
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ def compare_runs(folders: Iterable[Path]) -> list[Compared]:
 
 
 def _fail(folder: Path) -> Compared:
-    raise LinfnetError(f"{folder} holds no results; measure it with: linfnet evaluate {folder}")
+    raise LinfnetError(f"{folder} holds no results; measure it with: linfnet evaluate {shlex.quote(str(folder))}")
 
 
 def _rows(folder: Path, run: str) -> Iterator[Compared]:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -181,3 +182,19 @@ def test_resume_of_a_finished_run_is_refused_and_help_is_there(run: Path, capsys
     capsys.readouterr()
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("linfnet 0.")
+
+
+def test_commands_that_are_told_can_be_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Whatever the folder's name: what the user is told to type next is understood by a shell."""
+    run = tmp_path / "a run; here"
+    tiny = ["--set", "limit=100", "width=8", "depth=2", "epochs=[1, 1, 1]"]
+    assert main(["train", "digits", "--out", str(run), *tiny]) == 0
+    told = [capsys.readouterr().out.partition("next: ")[2]]
+    for arguments in (["train", "--resume", str(run)], ["train", "digits", "--out", str(run)]):
+        assert main(arguments) == 2
+        told.append(capsys.readouterr().err)
+    (run / "results.json").unlink()
+    for command in ("evaluate", "certify", "compare"):
+        assert main([command, str(run)]) == 2
+        told.append(capsys.readouterr().err)
+    assert all(shlex.split(line)[-1] == str(run) for line in told), told

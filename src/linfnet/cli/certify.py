@@ -1,5 +1,6 @@
 """`linfnet certify`: what is proven about each image of a data set, a folder or an array."""
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ def run_of(model: Path) -> RunFolder | None:
         return None
     run = RunFolder.open(model)
     if not run.finished:
-        raise LinfnetError(f"{model} has not finished; go on with: linfnet train --resume {model}")
+        raise LinfnetError(f"{model} has not finished; go on with: linfnet train --resume {shlex.quote(str(model))}")
     return run
 
 

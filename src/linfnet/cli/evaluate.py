@@ -1,6 +1,7 @@
 """`linfnet evaluate`: clean, PGD and certified accuracy of a run or a model folder."""
 
 import os
+import shlex
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -129,5 +130,6 @@ class Evaluate:
             return None
         folder = RunFolder.open(self.model)
         if not folder.finished:
-            raise LinfnetError(f"{self.model} has not finished; go on with: linfnet train --resume {self.model}")
+            again = shlex.quote(str(self.model))
+            raise LinfnetError(f"{self.model} has not finished; go on with: linfnet train --resume {again}")
         return folder.recipe

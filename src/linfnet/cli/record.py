@@ -1,5 +1,6 @@
 """`linfnet record` and `linfnet plot`: what remains of a run."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,8 @@ class Record:
         try:
             console.print(readme_row(read_json(self.out), self.out.name))
         except LookupError:
-            console.print(f"it lacks the attack on all test images: linfnet evaluate {self.run_folder} --steps 100")
+            command = ["linfnet", "evaluate", str(self.run_folder), "--steps", "100"]
+            console.print(f"it lacks the attack on all test images: {shlex.join(command)}")
         return 0
 
 

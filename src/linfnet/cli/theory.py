@@ -1,5 +1,6 @@
 """`linfnet separation` and `linfnet construct`: the paper's first theorem on real data."""
 
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -209,7 +210,7 @@ class Construct:
             f"{percent(shares['certified_interval'])} % by interval bounds"
         )
         console.print(f"net: {out}")
-        console.print(f"next: linfnet evaluate {out} --data {self.data} --eps 0.1 --limit 100")
+        console.print(f"next: linfnet evaluate {shlex.quote(str(out))} --data {self.data} --eps 0.1 --limit 100")
         return 0
 
     def _three_points(self, out: Path) -> int:

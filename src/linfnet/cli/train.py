@@ -1,5 +1,6 @@
 """`linfnet train` and `linfnet recipes`."""
 
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +140,7 @@ class Train:
         stored = ranks.from_first(lambda: RunFolder.open(path).recipe)
         trained = resume_run(RunFolder(path, stored), device, ranks, tensorboard=self.tensorboard)
         if not trained and (recipe is None or not restarted()):
-            raise LinfnetError(f"{path} has finished; evaluate it with: linfnet evaluate {path}")
+            raise LinfnetError(f"{path} has finished; evaluate it with: linfnet evaluate {shlex.quote(str(path))}")
         return path
 
     @staticmethod
@@ -148,7 +149,7 @@ class Train:
         certified = "  ".join(f"certified@{eps} {percent(share)}" for eps, share in results["certified"].items())
         console.print(f"done in {results['seconds']:.0f} s: clean {percent(results['clean'])}  {certified}")
         console.print(f"run folder: {path}")
-        console.print(f"next: linfnet evaluate {path}")
+        console.print(f"next: linfnet evaluate {shlex.quote(str(path))}")
 
 
 def _begun(path: Path, recipe: Recipe) -> bool:

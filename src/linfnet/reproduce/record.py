@@ -2,6 +2,7 @@
 
 import gzip
 import itertools
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def make_record(path: Path, what: str, events_file: str, commit: str | None = No
     events = folder.events()
     # The log decides, not the weights: those of large nets may have stayed where they were trained.
     if not any(event["event"] == "finish" for event in events):
-        raise LinfnetError(f"{path} has not finished; go on with: linfnet train --resume {path}")
+        raise LinfnetError(f"{path} has not finished; go on with: linfnet train --resume {shlex.quote(str(path))}")
     environment, results = read_table(path / "env.json"), read_results(path)
     if commit is not None:
         if environment.get("commit") not in (None, commit):

@@ -45,7 +45,7 @@ class RunFolder:
         """A run that is to live in an empty or absent folder; nothing is written until `create`."""
         try:
             if path.exists() and not _hardly_begun(path):
-                advice = f", or --resume {path}" if (path / "recipe.toml").exists() else ""
+                advice = f", or --resume {shlex.quote(str(path))}" if (path / "recipe.toml").exists() else ""
                 held = "a run" if advice else "files"
                 raise LinfnetError(f"output folder {path} already holds {held}; choose another --out{advice}")
         except OSError as error:
@@ -139,7 +139,7 @@ class RunFolder:
             where = f"{error.filename}: " if error.filename else ""
             raise UnwritableError(
                 f"the run is stopped: {where}{error.strerror or error}; {kept}; "
-                f"when that is mended, go on with: linfnet train --resume {self.path}"
+                f"when that is mended, go on with: linfnet train --resume {shlex.quote(str(self.path))}"
             ) from None
 
     def log(self, event: str, **values: Any) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import shlex
 import time
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -245,7 +246,7 @@ class Trainer:
 
     def _stop(self) -> None:
         self._save()
-        where = self.folder.path
+        where = shlex.quote(str(self.folder.path))
         raise StoppedError(f"stopped at step {self.progress.step}; go on with: linfnet train --resume {where}")
 
     def _finish(self) -> None:
