@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 from collections.abc import Callable
 
@@ -48,6 +49,16 @@ def test_a_damaged_checkpoint_is_recognised_and_the_one_before_used(trained: Tra
     again = fresh(trained)  # killed before its first checkpoint: the same run from the start
     assert again.resume() == []
     assert again.progress.step == 0
+
+
+def test_a_run_without_its_folder_of_checkpoints_begins_again(trained: Trainer, watcher):
+    weights = {name: tensor.clone() for name, tensor in trained.net.state_dict().items()}
+    shutil.rmtree(trained.folder.checkpoints)
+    again = fresh(trained)
+    assert again.resume() == []
+    again.run(watcher)
+    assert len(find_checkpoints(trained.folder.checkpoints)) == 2
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in again.net.state_dict().items())
 
 
 def test_a_damaged_checkpoint_is_not_kept_in_the_place_of_a_whole_one(trained: Trainer, watcher):

@@ -157,6 +157,7 @@ class RunFolder:
 
         The log then says that the run was resumed, and what has changed since it began: commit, versions, hardware.
         """
+        self.checkpoints.mkdir(exist_ok=True)  # a copy of a folder may have left it out
         self._sweep()
         # One that was resumed here before has come no further: nothing of it is left.
         last = {"resume": step - 1, "finish": -1}
