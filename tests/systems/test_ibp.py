@@ -22,6 +22,9 @@ from linfnet.systems.ibp import Ibp, IbpNet, balance, smooth_ramp, tightness
 def small_net(seed: int, batch_norm: bool) -> IbpNet:
     torch.manual_seed(seed)
     net = IbpNet((1, 8, 8), 4, "small", batch_norm, mean=0.4, std=0.5)
+    for layer in net.layers:
+        if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+            nn.init.normal_(layer.weight)  # negative ones turn boxes around
     for _ in range(3):
         net(torch.rand(20, 1, 8, 8))
     return net.eval()
@@ -115,6 +118,20 @@ def test_without_a_perturbation_the_loss_is_the_cross_entropy(batch_norm: str):
     loss, _ = system.loss(recipe, net, pixels, labels, 0.5)
     torch.testing.assert_close(loss, F.cross_entropy(net(pixels), labels))
     assert system.loss(recipe, net, pixels, labels, 30.0)[0] > loss
+
+
+def test_the_perturbed_pixels_stay_in_range_and_the_regularisers_fade():
+    recipe = load_recipe("mnist-0.3-ibp")
+    net, labels = small_net(0, False), torch.randint(4, (10,))
+    nn.init.normal_(net.layers[0].weight)  # boxes grow
+    pixels = torch.rand(10, 1, 8, 8).round()  # with a perturbation of 1 every box is [0, 1], whatever the image
+    plain, regularised = (Ibp("small", False, Fraction(1), 0.0, 0.0, share) for share in (0.0, 0.5))
+    late, amid = float(recipe.schedule.phases().total), 11.0
+    worst = plain.loss(recipe, net, pixels, labels, late)[0]
+    torch.testing.assert_close(plain.loss(recipe, net, 1 - pixels, labels, late)[0], worst)
+    torch.testing.assert_close(regularised.loss(recipe, net, pixels, labels, late)[0], worst)
+    more = [system.loss(recipe, net, pixels, labels, amid)[0] for system in (plain, regularised)]
+    assert more[1] > more[0] + 0.01
 
 
 def test_kappa_goes_to_its_end():

@@ -10,6 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from linfnet.data import load
+from linfnet.recipes import load_recipe
+from linfnet.systems import system_of
 from linfnet.systems.smoothing import SmoothedNet, clopper_pearson
 
 
@@ -87,3 +90,14 @@ def test_the_vote_is_a_function_of_the_image_alone():
     with torch.no_grad():
         torch.testing.assert_close(net(images)[2:4], net(images[2:4]))
         torch.testing.assert_close(net(images).exp().sum(1), torch.ones(6))
+
+
+def test_each_step_draws_noise_of_its_own_and_the_same_when_it_is_made_again():
+    recipe = load_recipe("cifar10-smoothing", ["system.architecture=small", "data.name=digits"])
+    system, images = system_of(recipe), load("digits", "test").first(8)
+    torch.manual_seed(0)
+    net = system.build(recipe, images.info).eval()
+    once, again, later = (
+        system.loss(recipe, net, images.pixels(), images.labels, epoch)[0].item() for epoch in (0.25, 0.25, 0.5)
+    )
+    assert once == again != later
