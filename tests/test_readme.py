@@ -1,4 +1,4 @@
-"""The README's Python runs, its commands exist, its figures are those of the records."""
+"""The README's Python runs, its commands exist; its figures, and those of the notes, are those of the records."""
 
 import contextlib
 import io
@@ -73,3 +73,52 @@ def test_results_are_those_of_the_record(row: str):
     assert f"{sum(epochs)} epochs ({'/'.join(map(str, epochs))})" in what
     assert f"seed {record['seed']}, {record['seconds']:.0f} s on {record['hardware']}" in what
     assert ("p snapped" in what) == recipe.schedule.snap_p
+
+
+def measured_rows(page: str) -> list[list[str]]:
+    """The cells of the first table under the heading Measured, without its head."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8").split("## Measured")[1]
+    return [cells(row) for row in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)[0].splitlines()[2:]]
+
+
+def figures_of(record: dict[str, Any], eps: str) -> Iterator[tuple[str, str, str, float, int]]:
+    """Clean, attacked and certified accuracy, the price of a proof and the steps, of each evaluation at an epsilon."""
+    for key, entry in record["results"].items():
+        if key.endswith(f" eps={eps}"):
+            for name, seconds in entry["certify_seconds_per_image"].items():
+                clean, pgd, held = (f"{100 * entry[share]:.2f}" for share in ("clean", "pgd", f"certified_{name}"))
+                yield clean, pgd, held, seconds, entry["pgd_steps"]
+
+
+def test_figures_of_other_systems_are_those_of_their_records():
+    rows = measured_rows("systems.md")
+    assert len(rows) >= 8
+    record: dict[str, Any] = {}
+    for what, clean, attacked, certified, price, source in rows:
+        if source != "the same":
+            record = json.loads((ROOT / source.strip("`")).read_text())
+        (*_, eps), digits = re.findall(r"at (0\.\d+|\d+/255)", what), len(price.lstrip("0."))
+        shown = (clean, attacked.split()[0], certified, float(price))
+        steps = [
+            steps
+            for *shares, seconds, steps in figures_of(record, eps)
+            if (*shares, float(f"{seconds:.{digits}g}")) == shown
+        ]
+        assert steps, f"no evaluation in the record has the figures of {what!r}"
+        assert attacked.split()[1:] in ([], *([f"(PGD-{each})"] for each in steps))
+        for epochs in re.findall(r"(\d+) epochs", what):
+            assert int(epochs) == sum(record["epochs"])
+
+
+def told(spread: dict[str, float]) -> str:
+    """The median and the range over the seeds."""
+    return f"{100 * spread['median']:.2f} ({100 * spread['lowest']:.1f}–{100 * spread['highest']:.1f})"
+
+
+def test_figures_of_the_small_ablation_are_those_of_its_record():
+    record = json.loads((ROOT / "records" / "ablation-small.json").read_text())
+    names = ("clean", "certified_margin", "certified_train")
+    found = [[cell["label"], *(told(cell["spread"][name]) for name in names)] for cell in record["cells"]]
+    assert [row[:4] for row in measured_rows("ablations.md")] == found
+    published = [f"{cell['paper']['clean']:.2f} / {cell['paper']['certified']:.2f}" for cell in record["cells"]]
+    assert [row[4] for row in measured_rows("ablations.md")] == published

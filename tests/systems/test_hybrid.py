@@ -97,6 +97,7 @@ def test_recipes_are_the_published_ones():
     assert system_of(cifar) == Hybrid(hidden=512, eps_train=Fraction(88, 2550), worst_share=1.0)
     assert system_of(mnist) == Hybrid(hidden=256, eps_train=Fraction(35, 100), worst_share=0.5)
     assert (cifar.model.depth, mnist.model.depth) == (5, 4)
+    assert (cifar.data.pad, cifar.data.flip, mnist.data.pad, mnist.data.flip) == (4, True, 1, False)
     assert (cifar.schedule.epochs, mnist.schedule.epochs) == ((100, 650, 50), (50, 300, 50))
     assert cifar.optimizer.lr == mnist.optimizer.lr == 0.02
     assert cifar.optimizer.weight_decay == mnist.optimizer.weight_decay == 5e-3
