@@ -167,6 +167,10 @@ def _join(device: torch.device) -> Ranks:
         raise LinfnetError(f"the processes cannot be joined: {str(error).splitlines()[0]}") from None
 
 
+# What Gloo says of a process that has died, or that has not answered for too long: it has no errors of its own.
+_LOST = ("peer", "/gloo/", "timeout caused pair closure")
+
+
 @contextlib.contextmanager
 def joined(device: torch.device) -> Generator[Ranks]:
     """The processes that `torchrun` started, joined for the length of a block; alone if it did not."""
@@ -179,7 +183,7 @@ def joined(device: torch.device) -> Generator[Ranks]:
     try:
         yield ranks
     except RuntimeError as error:
-        if isinstance(error, dist.DistError) or "peer" in str(error):
+        if isinstance(error, dist.DistError) or any(words in str(error) for words in _LOST):
             raise LinfnetError(f"contact to another process was lost: {str(error).splitlines()[0]}") from None
         raise
     finally:

@@ -15,8 +15,8 @@ import torch
 from torch.distributed import TCPStore
 
 from linfnet.cli.main import main
-from linfnet.errors import ArgumentError
-from linfnet.ranks import ALONE, GradientSum, Ranks
+from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.ranks import ALONE, GradientSum, Ranks, joined
 from linfnet.train import StoppedError
 
 WORKER = Path(__file__).with_name("ranks_worker.py")
@@ -92,6 +92,28 @@ def test_a_killed_process_is_replaced_and_the_run_finishes(processes: None, tmp_
     (resumed,) = [event["step"] for event in events if event["event"] == "resume"]
     assert 0 < resumed < 120
     assert json.loads((out / "results.json").read_text())["train"]["processes"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1", LinfnetError),
+        ("[third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv", LinfnetError),
+        ("Application timeout caused pair closure", LinfnetError),
+        ("mat1 and mat2 shapes cannot be multiplied", RuntimeError),
+    ],
+)
+def test_a_process_that_died_or_hangs_is_told_in_a_line(
+    words: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("linfnet.ranks._join", lambda device: Ranks(0, 2))
+    monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: None)
+    with pytest.raises(kind) as raised, joined(torch.device("cpu")):
+        raise RuntimeError(words)
+    lost = f"contact to another process was lost: {words}"
+    assert str(raised.value) == (lost if kind is LinfnetError else words)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
