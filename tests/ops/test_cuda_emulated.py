@@ -42,11 +42,16 @@ def toward_zero(a: Tensor) -> Tensor:
 
 
 def tensor_core_products(a: Tensor, b: Tensor, into: Tensor | None = None) -> Tensor:
-    """[B, m, k] by [B, k, n], 16 terms at a time; each time the sum loses what is below its last bit."""
+    """[B, m, k] by [B, k, n] as an H200 adds up: 16 products and the sum so far at a time, each without what is below
+    a quarter of the last bit of the largest, their sum without what is below its own."""
     total = torch.zeros(a.shape[0], a.shape[1], b.shape[2])
     for first in range(0, a.shape[2], 16):
         terms = slice(first, first + 16)
-        total = toward_zero(total.double() + torch.bmm(a[:, :, terms].double(), b[:, terms].double()))
+        products = a[:, :, terms, None].double() * b[:, None, terms].double()
+        addends = torch.cat([products, total[:, :, None].double()], 2)
+        _, exponent = torch.frexp(addends.abs().amax(2, keepdim=True))
+        unit = torch.exp2(exponent.double() - 26)
+        total = toward_zero((torch.trunc(addends / unit) * unit).sum(2))
     return total if into is None else into.copy_(total)
 
 

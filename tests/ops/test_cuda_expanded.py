@@ -2,9 +2,10 @@
 
 Tolerance: twice the error of the float32 reference, and what the expansion loses, pair by pair: a share of what it adds
 up, sum (|x| + |w|)^p for a distance, sum |c| (|x| + |w|)^(p - 1) for an element of a gradient, none where a pair is not
-expanded. The share is 2^-22 for the pairs of float16, the last bit of the sum once for every 16 terms, and 3 p
-roundings for powers and binomials; to it comes what lies below the range of float16. What a distance is wrong by, its
-slopes are wrong by p - 1 times, and by p + 4 roundings of their own (as in test_cuda.py).
+expanded. The share is 2^-22 for the pairs of float16, 21 quarters of the last bit of the sum for every 16 terms (see
+`tensor_core_products` in test_cuda_emulated.py), and 3 p roundings for powers and binomials; to it comes what lies
+below the range of float16. What a distance is wrong by, its slopes are wrong by p - 1 times, and by p + 4 roundings of
+their own (as in test_cuda.py).
 """
 
 import math
@@ -58,7 +59,7 @@ def run(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> tuple[tu
 
 def share(terms: int, p: float) -> float:
     """What a sum of so many terms may lose."""
-    return 2.0**-22 + math.ceil(terms / 16) * 2.0**-23 + 3 * p * 2.0**-24
+    return 2.0**-22 + math.ceil(terms / 16) * (17 / 4 + 1) * 2.0**-23 + 3 * p * 2.0**-24
 
 
 def part(terms: int) -> int:
@@ -121,14 +122,13 @@ def check(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float, flag: int
     expansion = expansions(*wide, exact_y, p)
     error, losses = (y - exact_y).abs(), distance_losses(*wide, exact_y, expansion, p)
     assert (error <= 2 * (plain_y - exact_y).abs().max() + losses * exact_y).all()
-    # What is dropped is half a bit on average.
+    # On average half of what a term can lose is lost.
     assert (error <= (2.0**-24 + losses / 2) * exact_y).double().mean() >= 0.5
     lost = gradient_losses(*wide, grad.double(), exact_y, expansion, losses, p)
     for ours, theirs, truth, most in zip(gradients, plain, exact, lost, strict=True):
         error, ordinary = (ours - truth).abs(), (theirs - truth).abs()
         assert (error <= 2 * ordinary + most).all()
-        # On the whole it is float32: half of all elements within a few times what the reference does.
-        assert error.median() <= 4 * ordinary.median()
+        assert (error <= 2 * ordinary + most / 2).double().mean() >= 0.5
     assert torch.equal(kernels.forward(x, w, p), y)
 
 

@@ -23,7 +23,8 @@ from linfnet.ops.cuda.pruned import list_kernel
 POWERS = (8.0, 10.0)
 # Triples from which on the powers and the products are worth their launches.
 SMALLEST = 1 << 28
-# Sums on the tensor cores drop bits instead of rounding, once for every 16 terms: at most so many terms at a time.
+# Sums on the tensor cores drop bits instead of rounding, about two units of the last for every 16 terms: at most so
+# many terms at a time.
 MOST_TERMS = 1536
 # The share of pairs that may be summed again before the dense kernels serve the layer; close ones count eight times.
 MOST_REPEATED = 0.25
