@@ -18,6 +18,7 @@ from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import cut_short
 from linfnet.ranks import ALONE, Ranks, joined, launched, own_device, restarted
 from linfnet.recipes import Recipe, load_recipe, recipe_names
+from linfnet.systems import check_changes
 from linfnet.train import RunFolder, StoppedError, Trainer, read_results
 
 
@@ -134,6 +135,7 @@ class Train:
             path, recipe = self.resume, None
         else:
             recipe = load_recipe(self.recipe, changes)
+            check_changes(load_recipe(self.recipe), recipe)
             path = self.out or new_run_path(recipe.name)
             if not (launched() and ranks.from_first(lambda: _begun(path, recipe))):
                 return start_run(recipe, path, device, ranks, tensorboard=self.tensorboard).path

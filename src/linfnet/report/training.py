@@ -7,11 +7,10 @@ from fractions import Fraction
 from linfnet.perturbation import format_epsilon
 from linfnet.report.figures import Figure
 from linfnet.report.record import RunRecord
+from linfnet.systems import looks_at
 
-# Systems without distance layers: p is logged, but means nothing to them.
-CONVENTIONAL = ("ibp", "smoothing")
-# Logged for every system, but spoken of by the objectives of l_inf-distance nets alone.
-OF_OBJECTIVES = ("lambda", "scale", "above", "between", "below")
+# Logged for every system; the key of the recipe without which they mean nothing.
+MEANT_BY = {"p": "schedule.p_end", **dict.fromkeys(("lambda", "scale", "above", "between", "below"), "loss")}
 
 
 def training_panels(runs: Sequence[RunRecord]) -> list[Figure]:
@@ -19,7 +18,7 @@ def training_panels(runs: Sequence[RunRecord]) -> list[Figure]:
     shown = [run for run in runs if any(event["event"] == "epoch" for event in run.events)]
     if not shown:
         return []
-    relaxed = [run for run in shown if run.recipe and run.recipe.system_name not in CONVENTIONAL]
+    relaxed = [run for run in shown if run.recipe and looks_at(run.recipe, MEANT_BY["p"])]
     panels = _of_one(shown[0]) if len(runs) == 1 else _of_many(runs, shown)
     phases = _phases(shown[0]) if relaxed and len({_phases_key(run) for run in shown}) == 1 else None
     kept = [{**panel, "series": [s for s in panel["series"] if _drawn(s, panel)]} for panel in panels]
@@ -87,9 +86,8 @@ def _series(
     It has no points if the run's system makes nothing of that key.
     """
     points: list[tuple[int, float]] = []
-    system = run.recipe.system_name if run.recipe else "linf"
-    unsaid = (*(OF_OBJECTIVES if system != "linf" else ()), *(("p",) if system in CONVENTIONAL else ()))
-    for entry in () if key in unsaid else run.events:
+    said = run.recipe is None or key not in MEANT_BY or looks_at(run.recipe, MEANT_BY[key])
+    for entry in run.events if said else ():
         value = entry.get(key) if entry["event"] == event else None
         if isinstance(value, dict):
             value = value.get(inner)

@@ -17,7 +17,7 @@ from linfnet.nn import LpDistance
 from linfnet.nn.classifier import Classifier
 from linfnet.nn.intervals import least_margin, linear_bounds, worst_margins
 from linfnet.recipes import Recipe
-from linfnet.systems.system import System
+from linfnet.systems.system import OBJECTIVE, System
 
 
 class ScaledLinear(nn.Module):
@@ -120,6 +120,7 @@ class Hybrid(System):
     """
 
     net_type: ClassVar[type[Classifier]] = HybridNet
+    unused: ClassVar[tuple[str, ...]] = OBJECTIVE
 
     hidden: int = 512  # width of the perceptron
     eps_train: Fraction = Fraction(88, 2550)

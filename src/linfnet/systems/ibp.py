@@ -15,7 +15,7 @@ from linfnet.nn.classifier import Classifier
 from linfnet.nn.convnets import ARCHITECTURES, Box, bound_preserving_init, conv_layers, through
 from linfnet.nn.intervals import least_margin, worst_margins
 from linfnet.recipes import Recipe
-from linfnet.systems.system import System
+from linfnet.systems.system import OBJECTIVE, RELAXATION, System
 
 # Bounds may grow by 1 / TOLERANCE, and active and inactive neurons differ by that, before the regularisers speak.
 TOLERANCE = 0.5
@@ -128,6 +128,7 @@ class Ibp(System):
     """
 
     net_type: ClassVar[type[Classifier]] = IbpNet
+    unused: ClassVar[tuple[str, ...]] = (*RELAXATION, *OBJECTIVE)
 
     architecture: str = "cnn7"
     batch_norm: bool = True

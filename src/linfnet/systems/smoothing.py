@@ -17,7 +17,7 @@ from linfnet.nn.classifier import Classifier
 from linfnet.nn.convnets import ARCHITECTURES, conv_layers
 from linfnet.perturbation import check_images
 from linfnet.recipes import Recipe
-from linfnet.systems.system import System
+from linfnet.systems.system import OBJECTIVE, RELAXATION, System
 
 
 def clopper_pearson(successes: int, trials: int, alpha: float) -> float:
@@ -154,6 +154,7 @@ class Smoothing(System):
     """Cross-entropy of the base net on noisy images; [model] and the phases of the schedule are not looked at."""
 
     net_type: ClassVar[type[Classifier]] = SmoothedNet
+    unused: ClassVar[tuple[str, ...]] = (*RELAXATION, *OBJECTIVE)
 
     architecture: str = "cnn7"
     sigma: float = 0.25

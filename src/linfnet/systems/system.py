@@ -10,6 +10,9 @@ from linfnet.data import SetInfo
 from linfnet.nn.classifier import Classifier
 from linfnet.recipes import Recipe
 
+RELAXATION = ("model", "schedule.p_start", "schedule.p_end", "schedule.snap_p")
+OBJECTIVE = ("loss", "optimizer.scale_lr_factor")
+
 
 @dataclass(frozen=True)
 class System(ABC):
@@ -19,6 +22,9 @@ class System(ABC):
     """
 
     net_type: ClassVar[type[Classifier]]
+    unused: ClassVar[tuple[str, ...]] = ()
+    """Keys of a recipe, or whole sections, that the system does not look at: changing them is refused, and reports say
+    nothing of them. Without distance layers this is `RELAXATION`; with a loss of one's own, `OBJECTIVE`."""
 
     @abstractmethod
     def build(self, recipe: Recipe, info: SetInfo) -> Classifier:

@@ -13,7 +13,7 @@ from linfnet.nn import Classifier
 from linfnet.ops import snapped_p
 from linfnet.recipes import Recipe
 from linfnet.schedules import cosine_learning_rate, relaxation_p
-from linfnet.systems import system_of
+from linfnet.systems import looks_at, system_of
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,7 @@ def step_values(recipe: Recipe, step: int, steps_per_epoch: int) -> StepValues:
     held = phases.start / phases.total if schedule.hold_lr else 0.0
     return StepValues(
         p=snapped_p(p) if schedule.snap_p else p,
-        # Other systems have losses of their own.
-        mixing=recipe.loss.mixing(relaxed) if recipe.system_name == "linf" else 0.0,
+        mixing=recipe.loss.mixing(relaxed) if looks_at(recipe, "loss") else 0.0,
         lr=cosine_learning_rate(step / (phases.total * steps_per_epoch), peak=recipe.optimizer.lr, held=held),
     )
 
