@@ -28,6 +28,8 @@ HEADERS = [Path(__file__).with_name(name) for name in ("simt.h", "fibres.h")]
 FLAGS = "-std=c++17 -O1 -w -shared -fPIC -fvisibility=hidden -ffp-contract=off -fno-strict-aliasing -U_FORTIFY_SOURCE"
 SANITIZED = f"{FLAGS} -g1 -fsanitize=address,alignment -fno-sanitize-recover=all"
 FENCE = 4096  # bytes
+# Shared memory that a block may take: on an H200, and on consumer GPUs such as those of architecture sm_86.
+MUCH, LITTLE = 227 * 1024, 99 * 1024
 # What a parameter takes: tensors of int32 where nothing else is said.
 POINTERS = {"float*": torch.float32, "float2*": torch.float32, "u16*": torch.float16}
 NUMBERS = {"i64": Long, "int": int, "float": float}
@@ -59,9 +61,9 @@ def parameters(kernel: Kernel) -> list[Parameter]:
 
 
 def check_launch(
-    kernel: Kernel, grid: tuple[int, int, int], threads: int, arguments: Sequence[Argument], shared: int
+    kernel: Kernel, grid: tuple[int, int, int], threads: int, arguments: Sequence[Argument], shared: int, most: int
 ) -> None:
-    """That a launch fits the kernel's parameters and the limits of a GPU."""
+    """That a launch fits the kernel's parameters and the limits of a GPU with `most` bytes of shared memory."""
     wanted = parameters(kernel)
     assert len(arguments) == len(wanted), kernel.function
     for parameter, argument in zip(wanted, arguments, strict=True):
@@ -74,7 +76,7 @@ def check_launch(
             assert argument.dtype == POINTERS.get(parameter.kind, torch.int32), what
     assert all(1 <= blocks <= limit for blocks, limit in zip(grid, (2**31 - 1, 65535, 65535), strict=True))
     assert 32 <= threads <= 1024
-    assert 0 <= shared <= 200 * 1024
+    assert 0 <= shared <= most, kernel.function
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
@@ -117,14 +119,18 @@ def is_shut(parameter: Parameter, tensor: Tensor) -> bool:
 class Emulator(Launcher):
     """Runs kernels on CPU tensors; libraries are kept in `folder`, which processes may share."""
 
-    def __init__(self, folder: Path, *, order: int = 0, sanitize: bool = False) -> None:
+    def __init__(self, folder: Path, *, order: int = 0, sanitize: bool = False, shared: int = MUCH) -> None:
         """`sanitize`: with AddressSanitizer, which must be loaded already, and which sets fences of its own."""
+        self._shared = shared
         self._order, self._folder, self._fence = order, folder, 0 if sanitize else FENCE
         self._flags = SANITIZED if sanitize else FLAGS
         self._libraries: dict[str, ctypes.CDLL] = {}
 
     def multiprocessors(self, device: torch.device) -> int:
         return 2
+
+    def shared_memory(self, device: torch.device) -> int:
+        return self._shared
 
     def prepare(self, device: torch.device, key: Hashable, kernels: Callable[[], Iterable[Kernel]]) -> None:
         pass
@@ -138,7 +144,7 @@ class Emulator(Launcher):
         *arguments: Argument,
         shared: int = 0,
     ) -> None:
-        check_launch(kernel, grid, threads, arguments, shared)
+        check_launch(kernel, grid, threads, arguments, shared, self._shared)
         wanted = parameters(kernel)
         tensors = [
             (parameter, one) for parameter, one in zip(wanted, arguments, strict=True) if isinstance(one, Tensor)

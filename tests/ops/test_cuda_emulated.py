@@ -9,7 +9,8 @@ import test_cuda as dense
 import test_cuda_expanded as by_products
 import test_cuda_pruned as listed
 import torch
-from simt import Emulator, needs_compiler
+from kernel_steps import step
+from simt import LITTLE, Emulator, needs_compiler
 from torch import Tensor
 
 from linfnet.ops.cuda import expanded
@@ -123,6 +124,12 @@ def test_nan_and_infinity_reach_the_output(kernels: Cuda, p: float) -> None:
 
 def test_one_gradient_alone(kernels: Cuda) -> None:
     listed.check_one_gradient(kernels, *dense.draw((20, 140, 70), CPU), 28.0)
+
+
+def test_little_shared_memory_changes_no_bit(emulator: Emulator, libraries: Path) -> None:
+    drawn = dense.draw((40, 10, 130), CPU)
+    much, little = (step(Cuda(launcher), *drawn, 200.5) for launcher in (emulator, Emulator(libraries, shared=LITTLE)))
+    assert all(torch.equal(a, b) for a, b in zip(much, little, strict=True))
 
 
 def test_long_rows_scatter_without_shared_memory(kernels: Cuda) -> None:

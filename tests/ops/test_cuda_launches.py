@@ -1,6 +1,7 @@
 """What the CUDA implementation launches, seen without a GPU: arguments fit the kernels, sources compile."""
 
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -10,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from simt import check_launch, parameters
+from simt import LITTLE, MUCH, check_launch, parameters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from linfnet.errors import LinfnetError
 from linfnet.ops import implementations
 from linfnet.ops.cuda import dense, expanded, implementation, pruned
-from linfnet.ops.cuda.dense import backward_kernel, forward_kernel
+from linfnet.ops.cuda.dense import backward_kernel, backward_memory, backward_rows, forward_kernel
 from linfnet.ops.cuda.implementation import Cuda, kernels_ahead
 from linfnet.ops.cuda.infinite import bounds_kernel, maximum_kernel
 from linfnet.ops.cuda.loader import KERNELS, Argument, Kernel, Launcher, NoKernelsError
@@ -27,11 +28,15 @@ from linfnet.ops.cuda.plans import backward_plan, forward_plan
 class Recorder(Launcher):
     """Checks every launch against the kernel's signature instead of running it."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: int = MUCH) -> None:
         self.functions: list[str] = []
+        self._shared = shared
 
     def multiprocessors(self, device: torch.device) -> int:
         return 132
+
+    def shared_memory(self, device: torch.device) -> int:
+        return self._shared
 
     def prepare(self, device: torch.device, key: Hashable, kernels: Callable[[], Iterable[Kernel]]) -> None:
         for kernel in kernels():
@@ -46,7 +51,7 @@ class Recorder(Launcher):
         *arguments: Argument,
         shared: int = 0,
     ) -> None:
-        check_launch(kernel, grid, threads, arguments, shared)
+        check_launch(kernel, grid, threads, arguments, shared, self._shared)
         self.functions.append(kernel.function)
 
 
@@ -111,6 +116,28 @@ def test_what_is_saved_is_known_for_any_number_of_rows(p: float) -> None:
     assert int(size) == wanted
 
 
+@pytest.mark.parametrize("shared", [LITTLE, MUCH])
+@pytest.mark.parametrize("p", [8.0, 200.5, math.inf])
+def test_wide_layers_fit_the_shared_memory(p: float, shared: int) -> None:
+    x, w, grad = torch.randn(40, 5120), torch.randn(10, 5120), torch.randn(40, 10)
+    recorder = Recorder(shared)
+    kernels = Cuda(recorder)
+    kernels.backward(grad, x, w, *kernels.forward_saving(x, w, p), p, True, True)
+    assert {"scatter" if math.isinf(p) else "slopes"} <= set(recorder.functions)
+    assert math.isinf(p) or sum(backward_memory(backward_rows(p, shared), p)) <= shared
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+@pytest.mark.parametrize("p", [8.0, 200.5])
+def test_the_backward_holds_the_shared_memory_it_is_said_to(p: float, tmp_path: Path) -> None:
+    rows = backward_rows(p, LITTLE)
+    source = tmp_path / "backward.cu"
+    source.write_text(backward_kernel(p if p <= 64 else None, True, True, rows).source())
+    command = ["nvcc", "-arch=sm_86", "-cubin", "-Xptxas", "-v", "-o", "/dev/null", source]
+    report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert re.findall(r"(\d+) bytes smem", report) == [str(backward_memory(rows, p)[0])]
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0)], ids=str)
 @pytest.mark.parametrize("p", [8.0, 2.5, math.inf])
 def test_nothing_is_launched_for_nothing(p: float, shape: tuple[int, int, int]) -> None:
@@ -140,7 +167,7 @@ def test_plans_cover_everything_once(shape: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize(("p", "following"), [(8.0, 10.0), (20.0, 22.0), (28.0, 30.0), (64.0, 68.0), (30.5, 31.5)])
 def test_kernels_of_the_next_p_are_made_ahead(p: float, following: float) -> None:
-    made = set(kernels_ahead(p, 512))
+    made = set(kernels_ahead(p, 512, MUCH))
     for q in (p, following):
         assert {
             forward_kernel(q if q <= 64 else None),
@@ -180,7 +207,7 @@ def test_sources_compile(architecture: str, tmp_path: Path) -> None:
     kernels = [
         *(forward_kernel(p) for p in (8.0, None)),
         *(maximum_kernel(runs) for runs in (False, True)),
-        *(backward_kernel(p, True, True) for p in (7.5, None)),
+        *(backward_kernel(p, True, True, 16) for p in (7.5, None)),
         bounds_kernel(True),
         *(Kernel(file, "") for file in ("finish.cu", "gradients.cu", "scale.cu", "sparse.cu")),
         *(expanded.kernel(function, 8) for function in ("powers", "add_close")),

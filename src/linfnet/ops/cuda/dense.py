@@ -17,9 +17,8 @@ _FINISH_SUM = Kernel("finish.cu", "finish_sum")
 _COEFFICIENTS = Kernel("gradients.cu", "coefficients")
 _ADD_PARTS = Kernel("gradients.cu", "add_parts")
 _REPAIR = Kernel("gradients.cu", "repair")
-# Rows that the backward takes at a time, and its dynamic shared memory: the shares of 8 warps in them, twice.
-ROWS = 16
-_SHARES = 2 * 8 * ROWS * 64 * 4
+# Rows that the backward takes at a time: as many as the shared memory of the device has room for.
+ROWS = (16, 8)
 
 
 @cache
@@ -42,13 +41,13 @@ def forward_kernel(p: float | None) -> Kernel:
 
 
 @cache
-def backward_kernel(p: float | None, need_x: bool, need_w: bool) -> Kernel:
+def backward_kernel(p: float | None, need_x: bool, need_w: bool, rows: int) -> Kernel:
     """The slopes for p by multiplication, or for any p by special functions (None)."""
     flags = (
         ("GENERAL", int(p is None)),
         ("NEED_X", int(need_x)),
         ("NEED_W", int(need_w)),
-        ("ROWS", ROWS),
+        ("ROWS", rows),
         ("UNROLL", 4),
     )
     if p is None:
@@ -57,10 +56,28 @@ def backward_kernel(p: float | None, need_x: bool, need_w: bool) -> Kernel:
     return Kernel("backward.cu", "slopes", flags, power_source("slope", whole, signed=True, fraction=p - 1 != whole))
 
 
-def kernels(p: float) -> list[Kernel]:
-    """What a training step compiles for p."""
-    power = p if chained(p) else None
-    return [forward_kernel(power), *(backward_kernel(power, need_x, True) for need_x in (True, False))]
+def kernels(p: float, shared: int) -> list[Kernel]:
+    """What a training step compiles for p, on a device with so much shared memory for a block."""
+    power, rows = p if chained(p) else None, backward_rows(p, shared)
+    return [forward_kernel(power), *(backward_kernel(power, need_x, True, rows) for need_x in (True, False))]
+
+
+def backward_memory(rows: int, p: float) -> tuple[int, int]:
+    """Bytes of shared memory in a block of the backward, of its own and, for grad_x, asked for.
+
+    Its own: coefficients (and offsets) of 128 outputs and 64 features of every row, twice; asked for: the shares of 8
+    warps in these features, twice.
+    """
+    return 2 * 4 * rows * (128 * (1 if chained(p) else 2) + 64), 2 * 4 * rows * 64 * 8
+
+
+def backward_rows(p: float, shared: int) -> int:
+    """How many rows the backward takes at a time: on consumer GPUs, with 99 KiB for a block, fewer above p = 64.
+
+    >>> [backward_rows(p, kib << 10) for p in (8.0, 200.5) for kib in (227, 99)]
+    [16, 16, 16, 8]
+    """
+    return next((rows for rows in ROWS if sum(backward_memory(rows, p)) <= shared), ROWS[-1])
 
 
 def sum_lift(p: float) -> int:
@@ -167,8 +184,9 @@ class Dense:
             for result, parts, need in zip(results, plan.grid[1:], (need_x, need_w), strict=True)
         )
         sizes = (n, out, features, plan.out_span, plan.row_span, vector(out, coefficients.value))
-        shared = _SHARES if need_x else 0
-        kernel = backward_kernel(p if chained(p) else None, need_x, need_w)
+        rows = backward_rows(p, self._launcher.shared_memory(x.device))
+        shared = backward_memory(rows, p)[1] if need_x else 0
+        kernel = backward_kernel(p if chained(p) else None, need_x, need_w, rows)
         inputs = (x, w, coefficients.value, coefficients.offset, coefficients.tops, part_x, part_w)
         lift = coefficients.lift
         self._launcher.launch(kernel, x.device, plan.grid, 256, *inputs, *sizes, p - 1, lift, self._gate, shared=shared)

@@ -21,8 +21,8 @@ from linfnet.ops.cuda.infinite import Infinite, maximum_kernel
 from linfnet.ops.cuda.loader import Kernel, Launcher
 
 
-def kernels_ahead(p: float, n: int) -> list[Kernel]:
-    """What a training step compiles for p and for the next p of a rising schedule."""
+def kernels_ahead(p: float, n: int, shared: int) -> list[Kernel]:
+    """What a training step of n rows compiles for p and for the next p of a rising schedule."""
     if math.isinf(p):
         return [*pruned.kernels(p, n), maximum_kernel(True)]
     following = p + 1
@@ -30,7 +30,7 @@ def kernels_ahead(p: float, n: int) -> list[Kernel]:
         following = next(float(q) for q in count(int(p) + 1) if q == snapped_p(q))
     kernels: list[Kernel] = []
     for q in (p, following):
-        kernels += dense.kernels(q)
+        kernels += dense.kernels(q, shared)
         if q in expanded.POWERS:
             kernels += [expanded.kernel(function, int(q)) for function in ("powers", "add_close")]
         if q >= pruned.SMALLEST_P:
@@ -95,7 +95,8 @@ class Cuda:
     def forward_saving(self, x: Tensor, w: Tensor, p: float) -> tuple[Tensor, Tensor]:
         if 0 in (x.shape[0], *w.shape):
             return self.forward(x, w, p), self.saved_like(x, w, p).zero_()
-        self._launcher.prepare(x.device, (p, x.shape[0]), lambda: kernels_ahead(p, x.shape[0]))
+        shared = self._launcher.shared_memory(x.device)
+        self._launcher.prepare(x.device, (p, x.shape[0]), lambda: kernels_ahead(p, x.shape[0], shared))
         if math.isinf(p):
             if not _is_pruned(x, w, p):
                 return self._infinite().maximum_and_index(x, w)

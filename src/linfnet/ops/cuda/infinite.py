@@ -11,7 +11,7 @@ from linfnet.ops.cuda.plans import forward_plan, line, vector
 _FINISH_MAX = Kernel("finish.cu", "finish_max")
 _FINISH_INDEX = Kernel("finish.cu", "finish_index")
 _SCATTER = Kernel("sparse.cu", "scatter")
-# Dynamic shared memory that one block of `scatter` may take, on every GPU served.
+# Shared memory that one block of `scatter` takes at most: rows of 5,120 features for 8 warps.
 _MOST_SHARED = 160 * 1024
 
 
@@ -63,7 +63,7 @@ class Infinite:
         result = torch.empty_like(like)
         (rows, features), items = like.shape, grad.shape[0 if transposed else 1]
         # Rows of x are few and long: four warps share one. Eight neighbouring columns of `saved` lie in one sector.
-        most = _MOST_SHARED // (4 * features)
+        most = min(_MOST_SHARED, self._launcher.shared_memory(like.device)) // (4 * features)
         share = 1 if transposed or most < 4 else 4
         warps = min(8, most) if transposed else min(share, most)
         strides = (Long(1), Long(grad.shape[1])) if transposed else (Long(grad.shape[1]), Long(1))

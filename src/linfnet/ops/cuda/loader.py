@@ -185,12 +185,11 @@ def _function(kernel: Kernel, device: int) -> ctypes.c_void_p:
             _driver().cuModuleGetFunction(ctypes.byref(function), module, kernel.function.encode()),
             f"finding {kernel.function}",
         )
-        most = ctypes.c_int()
-        # The most shared memory a block may ask for, less what the function itself holds.
-        _check(_driver().cuDeviceGetAttribute(ctypes.byref(most), 97, device), "reading the shared memory limit")
         held = ctypes.c_int()
         _check(_driver().cuFuncGetAttribute(ctypes.byref(held), 1, function), "reading the static shared memory")
-        _check(_driver().cuFuncSetAttribute(function, 8, most.value - held.value), "raising the shared memory limit")
+        # The most shared memory a block may ask for, less what the function itself holds.
+        most = _shared_memory(device) - held.value
+        _check(_driver().cuFuncSetAttribute(function, 8, most), "raising the shared memory limit")
     return function
 
 
@@ -211,6 +210,10 @@ class Launcher:
     def multiprocessors(self, device: torch.device) -> int:
         """How many blocks of threads the device runs side by side, at one per multiprocessor."""
         return _multiprocessors(device.index)
+
+    def shared_memory(self, device: torch.device) -> int:
+        """How many bytes of shared memory a block of threads may take."""
+        return _shared_memory(device.index)
 
     def prepare(self, device: torch.device, key: Hashable, kernels: Callable[[], Iterable[Kernel]]) -> None:
         """Have kernels compiled by other threads while the device works; once for each key."""
@@ -240,6 +243,13 @@ class Launcher:
         with _context(device.index):
             code = _driver().cuLaunchKernel(function, *grid, threads, 1, 1, shared, stream, pointers, None)
         _check(code, f"launching {kernel.function}")
+
+
+@cache
+def _shared_memory(device: int) -> int:
+    most = ctypes.c_int()
+    _check(_driver().cuDeviceGetAttribute(ctypes.byref(most), 97, device), "reading the shared memory limit")
+    return most.value
 
 
 @cache
