@@ -101,6 +101,29 @@ def check_rest(x: Tensor, w: Tensor, y: Tensor, rest: Tensor, p: float) -> None:
     assert after <= before / 4
 
 
+def exact_powers(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
+    """Differences of 0, 1, 2 and, some of the first forty, 8; each row has a gradient of one output of its own."""
+    n, out, features = shape
+    torch.manual_seed(0)
+    x, w = torch.randint(2, (n, features)).float(), -torch.randint(2, (out, features)).float()
+    x[:, :40] = 0
+    w[:, :40] *= 8
+    return x.to(device), w.to(device), torch.eye(n, out, device=device)
+
+
+def check_exact_powers(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> None:
+    """Where differences are powers of two, slopes are wrong by what y^(1 - p) is: the 4 units of powf, 2 roundings.
+
+    From a rounded y that would be up to (p - 1) / 2 units.
+    """
+    exact_y = REFERENCE.forward(x.double(), w.double(), p)
+    exact = REFERENCE.backward(grad.double(), x.double(), w.double(), exact_y, grad, p, True, True)
+    for ours, truth in zip(step(kernels, x, w, grad, p)[1:], exact, strict=True):
+        counts = truth.abs() > 2.0**-10
+        assert counts.sum() >= len(x)
+        assert ((ours - truth).abs() <= 6 * ROUNDING * truth.abs())[counts].all()
+
+
 def check_infinity(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor) -> None:
     """Distances and indices bit by bit, gradients within twice the error of the float32 reference."""
     y, saved = kernels.forward_saving(x, w, math.inf)
@@ -157,6 +180,11 @@ def test_distances_and_gradients(p: float, shape: tuple[int, int, int]) -> None:
 def test_what_rounding_drops_is_kept() -> None:
     x, w = (ties(a) for a in draw((65, 130, 33))[:2])
     check_rest(x, w, *KERNELS.forward_saving(x, w, 28.0), 28.0)
+
+
+@pytest.mark.parametrize("features", [130, 259])
+def test_slopes_do_not_multiply_what_rounding_drops(features: int) -> None:
+    check_exact_powers(KERNELS, *exact_powers((40, 70, features)), 64.0)
 
 
 @pytest.mark.parametrize("p", FINITE)

@@ -84,6 +84,11 @@ def test_what_rounding_drops_is_kept(kernels: Cuda) -> None:
     listed.check_rest(kernels, *listed.spiked((33, 70, 259), CPU)[:2], 28.0)
 
 
+@pytest.mark.parametrize("features", [130, 259])
+def test_slopes_do_not_multiply_what_rounding_drops(kernels: Cuda, features: int) -> None:
+    dense.check_exact_powers(kernels, *dense.exact_powers((40, 70, features), CPU), 64.0)
+
+
 @pytest.mark.parametrize("p", [8.0, 28.0, 30.5, 200.5])
 def test_pairs_out_of_range_are_computed_exactly(kernels: Cuda, p: float) -> None:
     x, w, grad = dense.out_of_range((22, 35, 50), CPU)
@@ -205,6 +210,12 @@ def test_matrix_products(kernels: Cuda, p: float, shape: Shape) -> None:
 @pytest.mark.usefixtures("_products")
 def test_features_narrow_on_one_side(kernels: Cuda) -> None:
     by_products.check(kernels, *by_products.narrow((64, 40, 104), CPU), 8.0)
+
+
+@pytest.mark.usefixtures("_products")
+@pytest.mark.parametrize("p", [8.0, 10.0])
+def test_slopes_of_rather_close_pairs(kernels: Cuda, p: float) -> None:
+    by_products.check(kernels, *by_products.rather_close((64, 40, 104), CPU), p)
 
 
 @pytest.mark.usefixtures("_products")

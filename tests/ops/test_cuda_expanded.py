@@ -206,6 +206,26 @@ def test_a_small_pair_among_large_ones(p: float) -> None:
     check(KERNELS, *small_pair((64, 96, 784)), p)
 
 
+def rather_close(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
+    """Twelve pairs whose sums go 70 to 5,000 times (p = 8) into what the expansion adds up, and whose slopes count.
+
+    Where their slopes are no longer expanded lies between: at 2 * MOST_SLOPE_LOSS.
+    """
+    x, w, grad = trained(shape, device)
+    w.clamp_(min=-4)
+    for place, ratio in enumerate(torch.linspace(1.7, 2.9, 12).tolist()):
+        w[3 * place], grad[place, 3 * place] = (
+            x[place] * (ratio - 1) / (ratio + 1),
+            64.0,
+        )  # (|x| + |w|) / |x - w| = ratio
+    return x, w, grad
+
+
+@pytest.mark.parametrize("p", [8.0, 10.0])
+def test_slopes_of_rather_close_pairs(p: float) -> None:
+    check(KERNELS, *rather_close((64, 96, 784)), p)
+
+
 def narrow(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
     """Features that are wide in x and narrow in w, and the other way round."""
     x, w, grad = trained(shape, device)
