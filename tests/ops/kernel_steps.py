@@ -27,6 +27,11 @@ def replayed_step(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -
     return captured
 
 
+def unaligned(a: Tensor) -> Tensor:
+    """A copy from which four numbers cannot be read at once."""
+    return torch.empty(a.numel() + 1)[1:].view_as(a).copy_(a)
+
+
 # Dense kernels with p by multiplication, by special functions and at infinity; the same with lists; matrix products.
 SHAPES = [(3, 5, 7), (40, 10, 70), (20, 140, 68), (33, 34, 259)]
 PATHS = [*((shape, p) for p in (28.0, 200.5, math.inf) for shape in SHAPES), ((64, 264, 8), 8.0)]
@@ -42,6 +47,8 @@ def every_path(kernels: Cuda) -> list[Tensor]:
             w[:, 3] -= 9  # it decides: lists are short
             w[1], w[2], w[-1] = x[0], x[2] * (1 + 1e-4), x[2] * (1 - 1e-4)
             results += [kernels.forward(x, w, p), *step(kernels, x, w, grad, p)]
+            if features % 4 == 0:
+                results += step(kernels, unaligned(x), unaligned(w), unaligned(grad), p)
             if math.isinf(p):
                 results += [*kernels.bounds(x - 0.1, x, w), *kernels.bounds_saving(x - 0.1, x, w)]
     return results

@@ -219,6 +219,21 @@ def test_slopes_of_rather_close_pairs(kernels: Cuda, p: float) -> None:
 
 
 @pytest.mark.usefixtures("_products")
+@pytest.mark.parametrize(("p", "level"), [(8.0, 1.8), (10.0, 2.6)])
+def test_sums_little_above_the_least(kernels: Cuda, p: float, level: float) -> None:
+    by_products.check(kernels, *by_products.even((64, 40, 104), level, CPU), p)
+
+
+@pytest.mark.parametrize("p", [8.0, 10.0])
+def test_what_a_pair_may_lose_at_worst(p: float) -> None:
+    """The tolerances follow the constants of the expansion: with larger ones, worse kernels would pass."""
+    share = by_products.share(expanded.MOST_TERMS, p)
+    assert share * 2 * expanded.most_loss(p) / p <= 2.5e-4  # of a distance
+    assert share * (2 * expanded.MOST_SLOPE_LOSS) ** (1 - 1 / p) <= 1e-2  # of a slope
+    assert 2.0**-36 / expanded.LEAST_SUM <= 2.0**-20  # of a sum, for each feature
+
+
+@pytest.mark.usefixtures("_products")
 def test_layers_that_cancel_open_the_dense_kernels(kernels: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     by_products.check_cancelling_layer(kernels, *by_products.close((64, 40, 104), CPU), 8.0, monkeypatch)
 

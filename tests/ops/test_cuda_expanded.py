@@ -157,11 +157,13 @@ def test_layers_that_cancel_open_the_dense_kernels(p: float, monkeypatch: pytest
 
 def check_cancelling_pairs(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor) -> None:
     w[7], w[9], w[11], w[-1] = x[3], x[4] + 1e-3 * x[5], x[6] + 0.1 * x[7], x[6] - 0.1 * x[7]
+    w[13], grad[8, 13] = x[8] + 1e-6 * x[9], 64.0  # so close that the power of y leaves the float range
     check(kernels, x, w, grad, 8.0)
     y = kernels.forward(x, w, 8.0)
     exact = REFERENCE.forward(x.double(), w.double(), 8.0)
     assert y[3, 7] == 0
-    assert (y - exact).abs()[4, 9] <= 2.0**-20 * exact[4, 9]
+    for pair in ((4, 9), (8, 13)):
+        assert (y - exact).abs()[pair] <= 2.0**-20 * exact[pair]
 
 
 def test_single_pairs_that_cancel_are_summed_again() -> None:
@@ -224,6 +226,21 @@ def rather_close(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Ten
 @pytest.mark.parametrize("p", [8.0, 10.0])
 def test_slopes_of_rather_close_pairs(p: float) -> None:
     check(KERNELS, *rather_close((64, 96, 784)), p)
+
+
+def even(shape: tuple[int, int, int], level: float, device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
+    """Features that are all alike: what they lose at the end of float16's range adds up. One weight sets the scale."""
+    n, out, features = shape
+    torch.manual_seed(0)
+    x = (torch.rand(n, 1) + 0.5).mul(0.04 * level).repeat(1, features)
+    w = (torch.rand(out, 1) + 1.5).mul(-0.04 * level).repeat(1, features)
+    w[5, 7] = 1.001  # powers of the largest number lie as far below 1 as they can
+    return x.to(device), w.to(device), torch.randn(n, out).to(device)
+
+
+@pytest.mark.parametrize(("p", "level"), [(8.0, 1.8), (10.0, 2.6)])
+def test_sums_little_above_the_least(p: float, level: float) -> None:
+    check(KERNELS, *even((64, 96, 104), level), p)
 
 
 def narrow(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:

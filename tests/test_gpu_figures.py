@@ -1,0 +1,132 @@
+"""What README and notes say of the GPU kernels' speed is what the records hold, and what follows from them."""
+
+import itertools
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README, NOTES = (
+    " ".join((ROOT / page).read_text(encoding="utf-8").split()) for page in ("README.md", "docs/gpu-kernels.md")
+)
+OURS, EAGER, AUTHORS = "linfnet", "linfnet, eager", "authors"
+# Steps of an epoch: 50,000 images in batches of 512.
+STEPS = math.ceil(50_000 / 512)
+
+
+def newest_rows() -> dict[tuple[str, float], dict[str, float | str]]:
+    """The last row for each kind of kernels and p."""
+    lines = (ROOT / "records" / "train_step.jsonl").read_text().splitlines()
+    return {(row["kernels"], float(row["p"])): row for row in map(json.loads, lines)}
+
+
+ROWS = newest_rows()
+
+
+def ms(kernels: str, p: float) -> float:
+    return float(ROWS[kernels, p]["step_ms"])
+
+
+def table() -> dict[str, list[str]]:
+    """The notes' table of training steps, by the first cell of each row."""
+    text = (ROOT / "docs" / "gpu-kernels.md").read_text(encoding="utf-8").split("Training steps against")[1]
+    rows = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)[0].splitlines()
+    return {first: rest for first, *rest in ([cell.strip() for cell in row.strip("|").split("|")] for row in rows)}
+
+
+POWERS = [float(p) for p in table()["p"]]
+
+
+def is_rounded(shown: str, value: float) -> bool:
+    """Whether a figure is a value with fewer digits; halves go either way."""
+    digits = len(shown.partition(".")[2])
+    return abs(float(shown) - value) <= 0.5 * 10**-digits + 1e-9
+
+
+def test_the_table_of_steps_is_that_of_the_records() -> None:
+    shown = table()
+    assert {8, 12, 28, 64, 112, 224, 512, math.inf} <= set(POWERS)
+    for name, kernels in (("ours", OURS), ("ours without graphs", EAGER), ("the authors'", AUTHORS)):
+        assert all(is_rounded(figure, ms(kernels, p)) for figure, p in zip(shown[name], POWERS, strict=True)), name
+    for ratio, p in zip(shown["ratio"], POWERS, strict=True):
+        assert is_rounded(ratio, ms(AUTHORS, p) / ms(OURS, p)), p
+
+
+@pytest.mark.parametrize("p", POWERS)
+def test_ours_and_theirs_are_of_one_run(p: float) -> None:
+    ours, eager, theirs = (ROWS[kernels, p] for kernels in (OURS, EAGER, AUTHORS))
+    for key in ("date", "gpu", "driver", "torch", "commit", "state"):
+        assert ours[key] == eager[key] == theirs[key]
+    assert ours["gpu"] == "NVIDIA H200"
+    assert (ours["state"] == "initial") == (p <= 12 or math.isinf(p))
+
+
+@pytest.mark.parametrize(
+    ("powers", "least"),
+    [((8,), 1.7), ((12, 28), 2.3), ((64, 112), 2.5), ((224, 512), 3.5), ((math.inf,), 2.0)],
+    ids=str,
+)
+def test_ours_are_as_many_times_as_fast_as_was_asked(powers: tuple[float, ...], least: float) -> None:
+    assert all(ms(AUTHORS, p) / ms(OURS, p) >= least for p in powers)
+
+
+def minutes(kernels: str) -> float:
+    """The 1300-epoch recipe: p rises exponentially from 8 to 1000, steps between the powers interpolated over log p."""
+    finite = [p for p in POWERS if p < math.inf]
+    mean = 0.0
+    for p, q in itertools.pairwise([*finite, 1000.0]):
+        last = ms(kernels, q) if q in finite else ms(kernels, p)
+        mean += (ms(kernels, p) + last) / 2 * math.log(q / p, 125)
+    return (100 * ms(kernels, 8) + 1150 * mean + 50 * ms(kernels, math.inf)) * STEPS / 60_000
+
+
+def test_the_recipe_takes_as_long_as_projected() -> None:
+    ours, told = minutes(OURS), re.findall(r"interpolated over log p: (\d+) minutes", NOTES)
+    assert told == [f"{ours:.0f}"]
+    assert ours <= 70
+    elsewhere = (100 * ms(AUTHORS, 8) + 1150 * 90 + 50 * ms(AUTHORS, math.inf)) * STEPS / 60_000
+    assert f"p = 8 alone and take 90 ms elsewhere: {elsewhere:.0f})" in NOTES
+    epoch = json.loads((ROOT / "records" / "cifar10-8-800-epochs.json").read_text())["seconds_per_epoch"]
+    start, rise, infinite = (epoch[phase] for phase in ("p_start", "rise", "infinite"))
+    assert f"{start:.1f} s an epoch at p = 8, {rise:.1f} on the rise of p, {infinite:.1f} at infinity" in NOTES
+    assert f"makes {(100 * start + 1150 * rise + 50 * infinite) / 60:.0f} minutes for 100, 1150 and 50" in NOTES
+
+
+def test_forward_and_memory_are_those_of_the_records() -> None:
+    forward = float(ROWS[OURS, math.inf]["forward_ms"])
+    assert forward <= 6.5
+    assert f"{forward:.1f} ({ROWS[OURS, math.inf]['commit']})" in NOTES
+    gib = {p: float(ROWS[OURS, p]["peak_gib"]) for p in POWERS}
+    large = max(gib[p] for p in POWERS if 64 <= p < math.inf)
+    assert gib[math.inf] <= 4
+    assert large <= 16
+    assert f"Memory: {gib[math.inf]:.1f} GiB at infinity, {large:.1f} at large p, {gib[8]:.1f} at p = 8" in NOTES
+
+
+def test_the_first_call_is_that_of_the_record() -> None:
+    record = json.loads((ROOT / "records" / "gpu-first-call.json").read_text())
+    first, following = (record[f"{name}_process_seconds"].values() for name in ("first", "next"))
+    assert sum(first) < 20
+    assert f"compiles in {min(first):.1f} to {max(first):.1f} s per p" in NOTES
+    assert f"needs {min(following):.3f} to {max(following):.2f} s" in NOTES
+
+
+def test_the_readme_has_the_same_steps() -> None:
+    whole = README.split("a training step of the paper's CIFAR-10 net on an H200: ")[1].split(" ([train_step")[0]
+    initial, trained = whole.removeprefix("at initial weights ").split("; on states of a real run ")
+    told, of_authors = initial.split(", where the authors' take ")
+    first = re.fullmatch(r"(\d+) ms at p = 8, (\d+) at 12, ([\d.]+) at ∞", told)
+    assert first
+    for figure, of_author, p in zip(first.groups(), re.findall(r"\d+", of_authors), (8, 12, math.inf), strict=True):
+        assert is_rounded(figure, ms(OURS, p)), p
+        assert is_rounded(of_author, ms(AUTHORS, p)), p
+    told, of_authors = trained.split(", where the authors' take ")
+    lists = re.findall(r"(\d+) at (\d+(?:(?:, | and )\d+\b(?! at))*)", told)
+    found = {float(p): figure for figure, powers in lists for p in re.findall(r"\d+", powers)}
+    assert set(found) == {p for p in POWERS if 12 < p < math.inf}
+    for p, figure in found.items():
+        assert is_rounded(figure, ms(OURS, p)), p
+        assert is_rounded(of_authors, ms(AUTHORS, p)), p
