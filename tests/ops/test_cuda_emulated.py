@@ -78,6 +78,11 @@ def test_distances_and_gradients(kernels: Cuda, p: float, shape: Shape) -> None:
     dense.check_against_reference(kernels, *dense.draw(shape, CPU), p)
 
 
+def test_long_sums_are_summed_in_runs(kernels: Cuda) -> None:
+    """Else their error would grow with their length, which powers hide."""
+    dense.check_against_reference(kernels, *dense.draw((3, 5, 12_000), CPU), 1.0)
+
+
 def test_what_rounding_drops_is_kept(kernels: Cuda) -> None:
     x, w = (dense.ties(a) for a in dense.draw((65, 70, 44), CPU)[:2])
     dense.check_rest(x, w, *kernels.forward_saving(x, w, 28.0), 28.0)

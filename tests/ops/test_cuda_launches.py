@@ -152,11 +152,14 @@ def test_nothing_is_launched_for_nothing(p: float, shape: tuple[int, int, int]) 
     assert all(not tensor.any() for tensor in (y, *grads))
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (512, 10, 5120), (512, 5120, 3072), (100_000, 64, 27), (7, 9000, 33)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (512, 10, 5120), (512, 5120, 3072), (100_000, 64, 27), (7, 9000, 33), (512, 5120, 5_000_000)]
+)
 def test_plans_cover_everything_once(shape: tuple[int, int, int]) -> None:
     n, out, features = shape
     there = forward_plan(n, out, features, 132)
     assert there.span % 32 == 0
+    assert there.span // 32 <= 2**16
     assert (there.parts - 1) * there.span < features <= there.parts * there.span
     back = backward_plan(n, out, features, 132)
     assert back.row_span % 8 == 0
@@ -173,6 +176,11 @@ def test_kernels_of_the_next_p_are_made_ahead(p: float, following: float) -> Non
             forward_kernel(q if q <= 64 else None),
             *(pruned.kernels(q, 512) if q >= pruned.SMALLEST_P else ()),
         } <= made
+
+
+def test_a_huge_p_has_the_kernels_of_every_large_one() -> None:
+    assert set(kernels_ahead(2.0**60, 512, MUCH)) == set(kernels_ahead(200.0, 512, MUCH))
+    assert set(kernels_ahead(129.0, 512, MUCH)) <= set(kernels_ahead(128.0, 512, MUCH))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def kernels_ahead(p: float, n: int, shared: int) -> list[Kernel]:
     if math.isinf(p):
         return [*pruned.kernels(p, n), maximum_kernel(True)]
     following = p + 1
-    if p == snapped_p(p):
+    if p == snapped_p(p) and p <= pruned.LARGEST_PAIRED:  # beyond, all p have the same kernels
         following = next(float(q) for q in count(int(p) + 1) if q == snapped_p(q))
     kernels: list[Kernel] = []
     for q in (p, following):

@@ -8,6 +8,8 @@ from torch import Tensor
 
 TILE = 64
 RUN = 32
+# Runs that a block may take: the kernels count them with 16 bits.
+MOST_RUNS = 1 << 16
 BLOCK_OUTS = 128
 BLOCK_FEATURES = 64
 ROW_UNIT = 64
@@ -44,6 +46,7 @@ def forward_plan(n: int, out: int, features: int, multiprocessors: int) -> Forwa
     rows, columns = math.ceil(n / TILE), math.ceil(out / TILE)
     wanted = max(1, 3 * multiprocessors // (rows * columns)) if rows * columns < multiprocessors else 1
     runs = math.ceil(features / RUN)
+    wanted = max(wanted, math.ceil(runs / MOST_RUNS))
     span = math.ceil(runs / min(wanted, runs)) * RUN
     parts = math.ceil(features / span)
     return Forward((rows, columns, parts), parts, span)

@@ -26,7 +26,7 @@ bounds(const float* __restrict__ lower, const float* __restrict__ upper, const f
     for (int j = 0; j < 4; ++j) {
       gap[i][j] = reach[i][j] = 0.0f;
 #if INDEX
-      near_at[i * 4 + j][threadIdx.x] = far_at[i * 4 + j][threadIdx.x] = first >> 5;
+      near_at[i * 4 + j][threadIdx.x] = far_at[i * 4 + j][threadIdx.x] = 0;
 #endif
     }
 
@@ -66,8 +66,8 @@ bounds(const float* __restrict__ lower, const float* __restrict__ upper, const f
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
 #if INDEX
-          if (__float_as_uint(g[a][j]) > __float_as_uint(gap[i + a][j])) near_at[(i + a) * 4 + j][threadIdx.x] = k >> 5;
-          if (__float_as_uint(r[a][j]) > __float_as_uint(reach[i + a][j])) far_at[(i + a) * 4 + j][threadIdx.x] = k >> 5;
+          if (__float_as_uint(g[a][j]) > __float_as_uint(gap[i + a][j])) near_at[(i + a) * 4 + j][threadIdx.x] = (k - first) >> 5;
+          if (__float_as_uint(r[a][j]) > __float_as_uint(reach[i + a][j])) far_at[(i + a) * 4 + j][threadIdx.x] = (k - first) >> 5;
 #endif
           gap[i + a][j] = larger(gap[i + a][j], g[a][j]);
           reach[i + a][j] = larger(reach[i + a][j], r[a][j]);
@@ -85,8 +85,8 @@ bounds(const float* __restrict__ lower, const float* __restrict__ upper, const f
       smallest[at] = gap[i][j];
       largest[at] = reach[i][j];
 #if INDEX
-      near_run[at] = (unsigned short)near_at[i * 4 + j][threadIdx.x];
-      far_run[at] = (unsigned short)far_at[i * 4 + j][threadIdx.x];
+      near_run[at] = (first >> 5) + near_at[i * 4 + j][threadIdx.x];
+      far_run[at] = (first >> 5) + far_at[i * 4 + j][threadIdx.x];
 #endif
     }
 }

@@ -30,7 +30,8 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
   // It computes rows 4 apart and columns 8 apart.
   int row = (warp >> 1) * 32 + (lane >> 3), column = (warp & 1) * (TILE / 2) + (lane & 7);
 
-  // The maxima as the run before left them wait in shared memory: registers are short.
+  // The maxima as the run before left them wait in shared memory: registers are short. Runs are counted from the first
+  // of this part, which has at most 2^16.
 #if RUNS
   __shared__ unsigned short where[PAIRS][128];
   __shared__ float4 earlier[PAIRS / 4][128];
@@ -40,7 +41,7 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
   for (int q = 0; q < PAIRS; ++q) {
     part[q] = 0.0f;
 #if RUNS
-    where[q][threadIdx.x] = first / RUN;
+    where[q][threadIdx.x] = 0;
     if (q % 4 == 0) earlier[q / 4][threadIdx.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #endif
   }
@@ -90,7 +91,7 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
 #if RUNS
     // A run ends: it is noted where it raised the maximum.
     if ((next - first) % RUN == 0 || next >= stop) {
-      u16 now = k / RUN;
+      u16 now = (k - first) / RUN;
       settle(now);
 #pragma unroll
       for (int q = 0; q < PAIRS; q += 4) {
@@ -116,7 +117,7 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
       i64 at = ((i64)blockIdx.z * n + b) * out + o;
       result[at] = part[i * ACROSS + j];
 #if RUNS
-      run[at] = where[i * ACROSS + j][threadIdx.x];
+      run[at] = first / RUN + where[i * ACROSS + j][threadIdx.x];
 #endif
     }
 }
