@@ -9,7 +9,6 @@ import ctypes
 import hashlib
 import importlib.util
 import os
-import tempfile
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from linfnet.errors import LinfnetError
+from linfnet.files import replacing
 
 KERNELS = Path(__file__).parent / "kernels"
 
@@ -128,14 +128,15 @@ def binary(source: str, name: str, architecture: str) -> bytes:
     key = hashlib.sha256(f"{source}\0{architecture}\0{nvrtc_version()}".encode()).hexdigest()[:32]
     path = cache_folder() / f"{Path(name).stem}-{architecture}-{key}.cubin"
     with contextlib.suppress(OSError):
-        return path.read_bytes()
+        kept = path.read_bytes()
+        if kept.startswith(b"\x7fELF"):  # a machine that crashed may have left an empty file
+            return kept
     code = _compile(source, name, architecture)
     # A cache that cannot be written costs time at the next start, nothing else.
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(code)
-        Path(file.name).replace(path)
+        with replacing(path) as place:
+            place.write_bytes(code)
     return code
 
 
