@@ -183,20 +183,35 @@ def test_a_huge_p_has_the_kernels_of_every_large_one() -> None:
     assert set(kernels_ahead(129.0, 512, MUCH)) <= set(kernels_ahead(128.0, 512, MUCH))
 
 
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that torch sees and that nobody has asked for yet."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA T4")
+    monkeypatch.setattr(implementation, "_trouble", cache(implementation._trouble.__wrapped__))
+    monkeypatch.setattr(implementation, "_warn_once", cache(implementation._warn_once.__wrapped__))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_an_old_gpu_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.warns(UserWarning, match="instead: NVIDIA T4 is of architecture sm_75; wanted sm_80 or later$"):
+        assert implementations.choose("cuda", torch.float32) == "reference"
+
+
+@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
     "error", [NoKernelsError("NVRTC cannot compile scale.cu"), LinfnetError("CUDA: loading failed")]
 )
 def test_a_gpu_that_cannot_be_served_is_told_once(error: LinfnetError, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: dense.Dense, probe: torch.Tensor) -> torch.Tensor:
-        raise error
+        raise type(error)(f"{error}\nand a page of what the compiler says")
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch, "ones", lambda size, device: torch.zeros(size))
     monkeypatch.setattr(dense.Dense, "largest", fail)
-    monkeypatch.setattr(implementation, "_trouble", cache(implementation._trouble.__wrapped__))
-    monkeypatch.setattr(implementation, "_warn_once", cache(implementation._warn_once.__wrapped__))
-    with pytest.warns(UserWarning, match=f"the slow reference serves instead: {error}") as told:
+    with pytest.warns(UserWarning, match=f"the slow reference serves instead: {error}$") as told:
         chosen = [implementations.choose("cuda", torch.float32) for _ in range(3)]
     assert chosen == ["reference"] * 3
     assert len(told) == 1

@@ -40,15 +40,18 @@ def kernels_ahead(p: float, n: int, shared: int) -> list[Kernel]:
 
 @cache
 def _trouble() -> str | None:
-    """Why the kernels cannot run here, or None; compiles a first kernel."""
+    """Why the kernels cannot run here, in a line, or None; compiles a first kernel."""
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
     try:
         device = torch.device("cuda", torch.cuda.current_device())
+        major, minor = torch.cuda.get_device_capability(device)
+        if major < 8:  # no asynchronous copies
+            return f"{torch.cuda.get_device_name(device)} is of architecture sm_{major}{minor}; wanted sm_80 or later"
         probe = torch.ones(1, device=device)
         Dense(Launcher()).largest(probe)
     except (LinfnetError, OSError) as error:  # no compiler for this GPU, or a driver that does not take what it made
-        return str(error)
+        return str(error).splitlines()[0]
     return None
 
 
@@ -60,7 +63,7 @@ def _warn_once(trouble: str) -> None:
 def status() -> str:
     """One line about the CUDA kernels on this machine."""
     if trouble := _trouble():
-        return f"cuda kernels: not available ({trouble.splitlines()[0]})"
+        return f"cuda kernels: not available ({trouble})"
     major, minor = loader.nvrtc_version()
     return f"cuda kernels: {torch.cuda.get_device_name()}, NVRTC {major}.{minor}, cache {loader.cache_folder()}"
 
