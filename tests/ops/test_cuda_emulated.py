@@ -162,6 +162,17 @@ def test_lists(kernels: Cuda, p: float, shape: Shape) -> None:
     listed.check(kernels, *listed.spiked(shape, CPU), p, flag=0)
 
 
+@pytest.mark.parametrize("p", [28.0, 100.0, 200.5])
+def test_many_small_terms_count(kernels: Cuda, p: float) -> None:
+    """One weight of each output decides; sixty others add about 2^-20 of its term each, too much to be left out."""
+    n, out, features = 33, 40, 259
+    torch.manual_seed(0)
+    x, w, grad = 0.02 * torch.randn(n, features), torch.randn(out, features), torch.randn(n, out)
+    w[:, :61] = -8 * 2 ** (-20 / p)
+    w[:, 0] = -8
+    listed.check(kernels, x, w, grad, p, flag=0)
+
+
 @pytest.mark.parametrize("p", [28.0, 200.5])
 def test_rows_far_out_on_either_side(kernels: Cuda, p: float) -> None:
     listed.check(kernels, *listed.far_out((33, 40, 259), CPU), p, flag=0)
