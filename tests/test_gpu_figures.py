@@ -18,9 +18,13 @@ STEPS = math.ceil(50_000 / 512)
 
 
 def newest_rows() -> dict[tuple[str, float], dict[str, float | str]]:
-    """The last row for each kind of kernels and p."""
-    lines = (ROOT / "records" / "train_step.jsonl").read_text().splitlines()
-    return {(row["kernels"], float(row["p"])): row for row in map(json.loads, lines)}
+    """For each p, those of the last commit at which all three were measured."""
+    rows = map(json.loads, (ROOT / "records" / "train_step.jsonl").read_text().splitlines())
+    measured: dict[tuple[str, float], dict[str, dict[str, float | str]]] = {}
+    for row in rows:
+        measured.setdefault((row["commit"], float(row["p"])), {})[row["kernels"]] = row
+    complete = {p: kinds for (_, p), kinds in measured.items() if {OURS, EAGER, AUTHORS} <= set(kinds)}
+    return {(kernels, p): row for p, kinds in complete.items() for kernels, row in kinds.items()}
 
 
 ROWS = newest_rows()
