@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from linfnet.errors import LinfnetError
 from linfnet.ops import implementations
-from linfnet.ops.cuda import dense, expanded, implementation, pruned
+from linfnet.ops.cuda import dense, expanded, implementation, lists, pruned
 from linfnet.ops.cuda.dense import backward_kernel, backward_memory, backward_rows, forward_kernel
 from linfnet.ops.cuda.implementation import Cuda, kernels_ahead
 from linfnet.ops.cuda.infinite import bounds_kernel, maximum_kernel
@@ -75,6 +75,17 @@ def test_launches_fit_the_kernels(p: float, shape: tuple[int, int, int]) -> None
     assert (listed <= used) == pruned.serves(n, out, features, p)
     assert kernels.bounds(x, x, w)[0].shape == (n, out)
     assert kernels.bounds_saving(x, x, w)[3].shape == (n, out)
+
+
+@pytest.mark.parametrize("p", [28.0, 100.0, 1000.0])
+def test_the_backward_takes_the_lists_of_the_forward(p: float) -> None:
+    x, w, grad = torch.randn(70, 515), torch.randn(100, 515), torch.randn(70, 100)
+    recorder = Recorder()
+    kernels = Cuda(recorder)
+    y, saved = kernels.forward_saving(x, w, p)
+    kernels.backward(grad, x, w, y, saved, p, True, True)
+    made = ("turn", "ranges", "output_lists", "decide", "feature_lists")
+    assert [recorder.functions.count(name) for name in made] == [1, 1, 1, 1, 1]
 
 
 def test_launches_of_the_expansion_fit_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +245,7 @@ def test_sources_compile(architecture: str, tmp_path: Path) -> None:
         bounds_kernel(True),
         *(Kernel(file, "") for file in ("finish.cu", "gradients.cu", "scale.cu", "sparse.cu")),
         *(expanded.kernel(function, 8) for function in ("powers", "add_close")),
-        pruned.list_kernel("turn"),
+        lists.list_kernel("turn"),
         *(pruned.maximum_kernel(index, 2) for index in (False, True)),
         *(pruned.forward_kernel(p, 2) for p in (28.0, 128.0, 30.5)),
         *(pruned.backward_kernel(p, 4, "listed_grad_w") for p in (28.0, 128.0, 30.5)),

@@ -13,6 +13,7 @@ from linfnet.ops import Reference
 from linfnet.ops.cuda import pruned
 from linfnet.ops.cuda.implementation import Cuda
 from linfnet.ops.cuda.infinite import decoded_index
+from linfnet.ops.cuda.lists import rows_for
 from linfnet.ops.cuda.loader import Launcher
 
 pytestmark = [
@@ -87,7 +88,7 @@ def check_rest(kernels: Cuda, x: Tensor, w: Tensor, p: float) -> None:
     """The same as of the dense kernels, kept turned."""
     x, w = dense.ties(x), dense.ties(w)
     y, saved = kernels.forward_saving(x, w, p)
-    (n, out), padded = y.shape, pruned.rows_for(len(x)).padded
+    (n, out), padded = y.shape, rows_for(len(x)).padded
     rest = pruned.kept_of(saved, out * padded).view(out, padded)[:, :n].t()
     dense.check_rest(x, w, y, rest, p)
 

@@ -16,8 +16,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from linfnet.ops.cuda.lists import list_kernel
 from linfnet.ops.cuda.loader import Kernel, Launcher, Long
-from linfnet.ops.cuda.pruned import list_kernel
 
 # Beyond these a chain of multiplications costs less: the products grow with p, and so does what cancels.
 POWERS = (8.0, 10.0)

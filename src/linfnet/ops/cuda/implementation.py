@@ -114,7 +114,7 @@ class Cuda:
 
     def saved_like(self, x: Tensor, w: Tensor, p: float) -> Tensor:
         if _is_pruned(x, w, p) and not math.isinf(p):
-            return x.new_empty(pruned.saved_size(x.shape[0], w.shape[0], p), dtype=torch.int32)
+            return x.new_empty(pruned.saved_size(x.shape[0], w.shape[0], w.shape[1], p), dtype=torch.int32)
         if expanded.serves(x, w, p):
             return x.new_empty(expanded.saved_size(x.shape[0], w.shape[0]), dtype=torch.int32)
         # At infinity the winning coordinate and its sign; else what y lost when it was rounded.

@@ -1,19 +1,16 @@
-"""Larger p: only the features of a neuron that can count for some row of the batch. No word to the host.
+"""Larger p: distances and gradients from the features that can count alone (see lists.py). No word to the host.
 
-A term counts if (|d| / max |d|)^p >= 2^-30 p: each other one changes the distance by less than 2^-30 of it, and a
-gradient by less than p 2^-30 of what it weighs; rounding |d| / y to float32 changes that by p 2^-25. Which features
-these can be follows from the range of each feature in the batch, in one pass over the weights. If they are too many, a
-flag on the device opens the dense kernels for the whole layer; else those return at once.
+If they are too many, a flag on the device opens the dense kernels for the whole layer; else those return at once.
 """
 
 import math
-from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from linfnet.ops.chains import LARGEST_CHAINED, SMALLEST_LISTED, power_source
+from linfnet.ops.cuda.lists import Lists, blocks, list_kernel, rows_for
 from linfnet.ops.cuda.loader import Kernel, Launcher
 
 SMALLEST_P = float(SMALLEST_LISTED)
@@ -28,12 +25,6 @@ DISTANCE_QUADS, GRAD_W_QUADS, GRAD_X_QUADS = 2, 4, 2
 MOST_WEIGHTS = 1 << 28
 # From this share of listed pairs on the dense kernels are faster: products, special functions, the maximum alone.
 MOST_SHARE, MOST_SHARE_GENERAL, MOST_SHARE_INFINITE = 0.34, 0.5, 0.15
-
-
-@cache
-def list_kernel(function: str) -> Kernel:
-    """What is made around the listed kernels, whatever p is."""
-    return Kernel("pruned_lists.cu", function, (("QUADS", 1),))
 
 
 @cache
@@ -73,35 +64,6 @@ def serves(n: int, out: int, features: int, p: float) -> bool:
     return p >= SMALLEST_P and n >= 32 and out >= 32 and 256 <= features <= MOST_WEIGHTS // out
 
 
-def cut(p: float) -> float:
-    """The part of the largest |d| below which a term does not count; at infinity only the largest does.
-
-    >>> [round(cut(p), 3) for p in (24.0, 64.0, 512.0, math.inf)]
-    [0.48, 0.771, 0.972, 1.0]
-    """
-    if math.isinf(p):
-        return 1.0
-    return 2.0 ** ((math.log2(p) - 30) / p)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of a turned matrix, filled up to whole groups, and how many quads a lane owns at most."""
-
-    padded: int
-    quads: int
-
-
-def rows_for(n: int) -> Rows:
-    """Groups of 128, 256 or 512 rows.
-
-    >>> [rows_for(n).padded for n in (100, 129, 512, 513)]
-    [128, 256, 512, 1024]
-    """
-    quads = 1 if n <= 128 else 2 if n <= 256 else 4
-    return Rows(-(-n // (128 * quads)) * 128 * quads, quads)
-
-
 def kernels(p: float, n: int) -> tuple[Kernel, ...]:
     """What a training step of n rows compiles for p."""
     quads = rows_for(n).quads
@@ -112,9 +74,18 @@ def kernels(p: float, n: int) -> tuple[Kernel, ...]:
     return (forward_kernel(p, min(quads, DISTANCE_QUADS)), grad_w, grad_x)
 
 
-def saved_size(n: int, out: int, p: float) -> int:
-    """How many numbers a layer keeps: the flag, then one or two for each pair."""
+def saved_size(n: int, out: int, features: int, p: float) -> int:
+    """How many numbers a layer keeps: the flag, then one or two for each pair, then the lists."""
+    return _lists_start(n, out, p) + Lists.size(n, out, features)
+
+
+def _lists_start(n: int, out: int, p: float) -> int:
     return 64 + out * rows_for(n).padded * (1 + is_general(p))
+
+
+def lists_of(saved: Tensor, n: int, out: int, features: int, p: float) -> Lists:
+    """The lists that were kept."""
+    return Lists.within(saved[_lists_start(n, out, p) :], n, out, features)
 
 
 def flag_of(saved: Tensor) -> Tensor:
@@ -127,46 +98,12 @@ def kept_of(saved: Tensor, size: int, place: int = 0) -> Tensor:
     return saved[64 + place * size :][:size].view(torch.float32)
 
 
-def _blocks(rows: int, columns: int) -> tuple[int, int, int]:
-    return (-(-columns // 32), -(-rows // 32), 1)
-
-
-class _Lists:
-    """What forward and backward both make: x turned, the ranges of its features, the lists of the outputs."""
-
-    def __init__(self, launcher: Launcher, x: Tensor, w: Tensor, p: float, flag: Tensor, *, decide: bool) -> None:
-        """With `decide` the flag is set if there are too many entries; else nothing is made if it is set already."""
-        (n, features), out = x.shape, w.shape[0]
-        self.rows = rows_for(n)
-        padded = self.rows.padded
-        self.turned, self.range = x.new_empty(features, padded), x.new_empty(features, 2)
-        self.bars, self.scales = x.new_empty(2, out).unbind()
-        self.entries = x.new_empty(out * features * 2, dtype=torch.int32)
-        self.counts = x.new_empty(out, dtype=torch.int32)
-        total = torch.zeros(1, dtype=torch.int32, device=x.device)
-        known = None if decide else flag
-        launcher.launch(
-            list_kernel("turn"), x.device, _blocks(padded, features), 256, x, self.turned, n, features, padded, known
-        )
-        launcher.launch(
-            list_kernel("ranges"), x.device, (-(-features // 8), 1, 1), 256,
-            self.turned, self.range, features, padded, known,
-        )  # fmt: skip
-        # Powers of the largest reach stay below 2^100.
-        lift = min(30, math.floor(100 / p))
-        made = (self.bars, self.scales, self.entries, self.counts, total, features, cut(p), lift, known)
-        launcher.launch(list_kernel("output_lists"), x.device, (out, 1, 1), 256, w, self.range, *made)
-        if decide:
-            share = MOST_SHARE_INFINITE if math.isinf(p) else MOST_SHARE_GENERAL if is_general(p) else MOST_SHARE
-            most = int(out * features * share)
-            launcher.launch(list_kernel("decide"), x.device, (1, 1, 1), 32, total, most, flag)
-
-
 def forward(launcher: Launcher, x: Tensor, w: Tensor, p: float, saved: Tensor | None) -> tuple[Tensor, Tensor]:
     """(y, flag): distances, valid unless the flag is set; what the backward needs is kept in `saved`, if given."""
     n, (out, features) = x.shape[0], w.shape
     flag = torch.empty(1, dtype=torch.int32, device=x.device) if saved is None else flag_of(saved)
-    lists = _Lists(launcher, x, w, p, flag, decide=True)
+    lists = Lists.new(x, w) if saved is None else lists_of(saved, n, out, features, p)
+    lists.make(launcher, x, w, p, MOST_SHARE_GENERAL if is_general(p) else MOST_SHARE, flag)
     padded, quads = lists.rows.padded, min(lists.rows.quads, DISTANCE_QUADS)
     size = out * padded
     first = None if saved is None else kept_of(saved, size)
@@ -177,7 +114,7 @@ def forward(launcher: Launcher, x: Tensor, w: Tensor, p: float, saved: Tensor | 
         lists.turned, lists.entries, lists.counts, lists.scales, turned_y, first, second, features, padded, p, flag,
     )  # fmt: skip
     launcher.launch(
-        list_kernel("turn_back"), x.device, _blocks(padded, out), 256, turned_y, y, None, n, out, padded, flag
+        list_kernel("turn_back"), x.device, blocks(padded, out), 256, turned_y, y, None, n, out, padded, flag
     )
     return y, flag
 
@@ -186,7 +123,8 @@ def maximum(launcher: Launcher, x: Tensor, w: Tensor, *, index: bool) -> tuple[T
     """(y, which feature attains it, flag) at infinity; valid unless the flag is set."""
     n, (out, features) = x.shape[0], w.shape
     flag = torch.empty(1, dtype=torch.int32, device=x.device)
-    lists = _Lists(launcher, x, w, math.inf, flag, decide=True)
+    lists = Lists.new(x, w)
+    lists.make(launcher, x, w, math.inf, MOST_SHARE_INFINITE, flag)
     padded, quads = lists.rows.padded, min(lists.rows.quads, DISTANCE_QUADS)
     turned = [x.new_empty(out, padded) for _ in range(1 + index)]
     results = [x.new_empty(n, out) for _ in range(1 + index)]
@@ -197,7 +135,7 @@ def maximum(launcher: Launcher, x: Tensor, w: Tensor, *, index: bool) -> tuple[T
     )  # fmt: skip
     for source, result in zip(turned, results, strict=True):
         launcher.launch(
-            list_kernel("turn_back"), x.device, _blocks(padded, out), 256, source, result, None, n, out, padded, flag
+            list_kernel("turn_back"), x.device, blocks(padded, out), 256, source, result, None, n, out, padded, flag
         )
     return results[0], results[1].view(torch.int32) if index else None, flag
 
@@ -216,14 +154,14 @@ def backward(
     """Gradients of x and w (`of` says which), valid unless the flag is set; `largest`: bits of max y and max |grad|."""
     n, (out, features) = x.shape[0], w.shape
     flag = flag_of(saved)
-    lists = _Lists(launcher, x, w, p, flag, decide=False)
+    lists = lists_of(saved, n, out, features, p)
     padded, size = lists.rows.padded, out * lists.rows.padded
     first = kept_of(saved, size)
     second = kept_of(saved, size, 1) if is_general(p) else None
     coefficients = x.new_empty(size)
     spoiled = torch.zeros(n + out, dtype=torch.int32, device=x.device)
     launcher.launch(
-        list_kernel("turned_coefficients"), x.device, _blocks(padded, out), 256,
+        list_kernel("turned_coefficients"), x.device, blocks(padded, out), 256,
         grad, y, lists.scales, first, second, largest, coefficients, spoiled, n, out, padded, p - 1, flag,
     )  # fmt: skip
     results = [x.new_empty(0), w.new_empty(0)]
@@ -240,7 +178,9 @@ def backward(
         entries = x.new_empty(out * features * 2, dtype=torch.int32)
         counts = x.new_empty(features, dtype=torch.int32)
         grid = (-(-features // 256), -(-out // 32), 1)
-        launcher.launch(list_kernel("mark"), x.device, grid, 256, w, lists.range, lists.bars, bits, out, features, flag)
+        launcher.launch(
+            list_kernel("mark"), x.device, grid, 256, w, lists.ranges, lists.bars, bits, out, features, flag
+        )
         launcher.launch(
             list_kernel("feature_lists"), x.device, (-(-features // 8), 1, 1), 256,
             w, bits, entries, counts, out, features, flag,
@@ -251,7 +191,7 @@ def backward(
             lists.turned, entries, counts, lists.scales, coefficients, first, largest, turned, out, padded, p - 1, flag,
         )  # fmt: skip
         launcher.launch(
-            list_kernel("turn_back"), x.device, _blocks(padded, features), 256,
+            list_kernel("turn_back"), x.device, blocks(padded, features), 256,
             turned, results[0], spoiled, n, features, padded, flag,
         )  # fmt: skip
     return results[0], results[1]

@@ -3,8 +3,7 @@
 
 // [rows][columns] -> [columns][padded]; beyond the last row the last again.
 extern "C" __global__ void __launch_bounds__(256)
-turn(const float* __restrict__ from, float* __restrict__ to, int rows, int columns, int padded, const int* __restrict__ flag) {
-  if (flag && *flag) return;
+turn(const float* __restrict__ from, float* __restrict__ to, int rows, int columns, int padded) {
   __shared__ float tile[32][33];
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, left = blockIdx.x * 32, top = blockIdx.y * 32;
   for (int r = warp; r < 32; r += 8)
@@ -32,9 +31,7 @@ turn_back(const float* __restrict__ from, float* __restrict__ to, const int* __r
 
 // Smallest and largest value of each feature in the batch, NaN if there is one; a warp per feature.
 extern "C" __global__ void __launch_bounds__(256)
-ranges(const float* __restrict__ turned, float2* __restrict__ range, int features, int padded,
-       const int* __restrict__ flag) {
-  if (flag && *flag) return;
+ranges(const float* __restrict__ turned, float2* __restrict__ range, int features, int padded) {
   int feature = blockIdx.x * 8 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
   if (feature >= features) return;
   float low = -INFINITE, high = -INFINITE;  // the largest of -x is minus the smallest x
@@ -58,8 +55,7 @@ static __device__ __forceinline__ float reach_of(float w, float2 range) {
 extern "C" __global__ void __launch_bounds__(256)
 output_lists(const float* __restrict__ w, const float2* __restrict__ range, float* __restrict__ bars,
              float* __restrict__ scales, int2* __restrict__ entries, int* __restrict__ counts, u32* __restrict__ total,
-             int features, float cut, int lift, const int* __restrict__ flag) {
-  if (flag && *flag) return;
+             int features, float cut, int lift) {
   __shared__ float gaps[8], reaches[8];
   __shared__ int found[8];
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
