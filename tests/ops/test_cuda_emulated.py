@@ -156,7 +156,9 @@ def test_unaligned_rows(kernels: Cuda, p: float) -> None:
 
 # 520 rows are several groups, of other sizes.
 @pytest.mark.parametrize(
-    ("p", "shape"), [*((p, (33, 70, 259)) for p in (28.0, 100.0, 200.5)), (100.0, (520, 32, 256))], ids=str
+    ("p", "shape"),
+    [*((p, (33, 70, 259)) for p in (28.0, 100.0, 112.5, 128.5, 200.5)), (100.0, (520, 32, 256))],
+    ids=str,
 )
 def test_lists(kernels: Cuda, p: float, shape: Shape) -> None:
     listed.check(kernels, *listed.spiked(shape, CPU), p, flag=0)

@@ -168,7 +168,7 @@ class Cuda:
         flag, rest = pruned.flag_of(saved), pruned.kept_of(saved, y.numel())
         behind = self._dense(flag)
         # Where slopes are at most 1 the lists need no unit: the largest are found if the dense kernels serve.
-        largest = (behind if pruned.powers(p) == pruned.SPECIAL else self._dense()).largest(y, grad)
+        largest = (behind if pruned.is_special(p) else self._dense()).largest(y, grad)
         results = pruned.backward(self._launcher, grad, x, w, y, saved, largest, p, (need_x, need_w))
         return behind.backward(grad, x, w, y, rest, p, need_x, need_w, into=results, tops=largest)
 

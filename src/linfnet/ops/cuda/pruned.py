@@ -16,7 +16,7 @@ from linfnet.ops.cuda.loader import Kernel, Launcher
 SMALLEST_P = float(SMALLEST_LISTED)
 # Whole powers are products, with one power of two per output up to LARGEST_CHAINED, per pair up to here: 2^(+-64) then.
 LARGEST_PAIRED = 128
-PER_OUTPUT, PER_PAIR, SPECIAL = range(3)
+PER_OUTPUT, PER_PAIR, SPECIAL, SPECIAL_LARGE = range(4)
 # Rows at a time where nothing is kept for a backward: the ranges of few rows are narrower than those of many.
 MOST_ROWS = 1024
 # Quads of rows that a lane owns at most.
@@ -30,14 +30,14 @@ MOST_SHARE, MOST_SHARE_GENERAL, MOST_SHARE_INFINITE = 0.34, 0.5, 0.15
 @cache
 def forward_kernel(p: float, quads: int) -> Kernel:
     """Distances from the lists; p by multiplication where it is a small whole number."""
-    source = "" if powers(p) == SPECIAL else power_source("power", int(p), signed=False)
+    source = "" if is_special(p) else power_source("power", int(p), signed=False)
     return Kernel("pruned_forward.cu", "listed_distance", (("POWERS", powers(p)), ("QUADS", quads)), source)
 
 
 @cache
 def backward_kernel(p: float, quads: int, function: str) -> Kernel:
     """Gradients from the lists."""
-    source = "" if powers(p) == SPECIAL else power_source("slope", int(p) - 1, signed=True)
+    source = "" if is_special(p) else power_source("slope", int(p) - 1, signed=True)
     return Kernel("pruned_backward.cu", function, (("POWERS", powers(p)), ("QUADS", quads)), source)
 
 
@@ -49,9 +49,16 @@ def maximum_kernel(index: bool, quads: int) -> Kernel:
 
 def powers(p: float) -> int:
     """How the listed kernels take powers: products for whole p while these stay in the float range."""
-    if p != math.floor(p) or p > LARGEST_PAIRED:
+    if p > LARGEST_PAIRED:
+        return SPECIAL_LARGE
+    if p != math.floor(p):
         return SPECIAL
     return PER_OUTPUT if p <= LARGEST_CHAINED else PER_PAIR
+
+
+def is_special(p: float) -> bool:
+    """Whether powers are taken by special functions, of what lies between 0 and 1."""
+    return powers(p) in (SPECIAL, SPECIAL_LARGE)
 
 
 def is_general(p: float) -> bool:

@@ -41,12 +41,20 @@ static __device__ __forceinline__ float over_warps(const float (&left)[WARPS][GR
   return (left[0][row] + left[1][row]) + (left[2][row] + left[3][row]);
 }
 
-// log2 (a / m) for 0 <= a <= m, from the exact difference: the error stays relative to the logarithm while a > m / 2.
-static __device__ __forceinline__ float log2_ratio(float a, float m) {
+// (a / m)^p for 0 <= a <= m, by the logarithm, from the exact difference: its error stays relative to it while a > m / 2.
+// `factor` is power_factor(p). POWERS 3 is for p above 128, where only a > 0.88 m counts: two terms of the series leave less
+// than 2^-29 of m^p, and what is smaller still comes out below the cut.
+static __device__ __forceinline__ float power_of_ratio(float a, float m, float factor) {
   float z = __fdividef(m - a, m + a), q = z * z;
+#if POWERS == 3
+  float series = fmaf(q, 1.0f / 3, 1.0f);
+#else
   float series = fmaf(q, fmaf(q, fmaf(q, fmaf(q, fmaf(q, 1.0f / 11, 1.0f / 9), 1.0f / 7), 1.0f / 5), 1.0f / 3), 1.0f);
-  return -2.885390082f * (z * series);
+#endif
+  return exp2_fast(factor * (z * series));
 }
+
+static __device__ __forceinline__ float power_factor(float p) { return -2.885390082f * p; }
 
 // The power of two s with 2^-0.5 <= s top < 2^0.5; 0 where top is infinite: finite differences have no slope there.
 static __device__ __forceinline__ float pair_scale(float top) {

@@ -1,7 +1,7 @@
 // Gradients from the listed features: grad_w[o, i] = -sum_b c[b, o] slope, grad_x[b, i] = sum_o c[b, o] slope, where
 //   POWERS 0: slope = slope(s (x - w)), c = g (s y)^(1 - p), s one power of two per output;
 //   POWERS 1: the same with one power of two per pair;
-//   POWERS 2: slope = (|x - w| / maximum)^(p - 1), signed, c = g S^((1 - p)/p).
+//   POWERS 2 and 3: slope = (|x - w| / maximum)^(p - 1), signed, c = g S^((1 - p)/p).
 // g is in its own unit. `kept`: the power of two, or the maximum, of each pair.
 #include "pruned.cuh"
 #include "power"
@@ -11,7 +11,7 @@
 #elif POWERS == 1
 #define SLOPE(x, w, scale, own) slope(((x) - (w)) * (own), 0.0f)
 #else
-#define SLOPE(x, w, scale, own) copysignf(exp2_fast(exponent * log2_ratio(fabsf((x) - (w)), own)), (x) - (w))
+#define SLOPE(x, w, scale, own) copysignf(power_of_ratio(fabsf((x) - (w)), own, power_factor(exponent)), (x) - (w))
 #endif
 
 // A block per output; its four warps share the list. `result` starts as zero.

@@ -1,9 +1,9 @@
 // Distances from the listed features: a block per output and group of rows, its four warps share the list.
 //   POWERS 0: sum of power(s (x - w)), s one power of two per output; a pair out of range sets the flag.
 //   POWERS 1: the pair's maximum first, then the same with one power of two per pair.
-//   POWERS 2: the pair's maximum first, then the sum of (|x - w| / maximum)^p by special functions.
-// Kept for the backward, turned: 0: what y lost when it was rounded; 1: s and S^((1 - p)/p), S the sum; 2: the maximum and
-// S^((1 - p)/p).
+//   POWERS 2 and 3: the pair's maximum first, then the sum of (|x - w| / maximum)^p by special functions.
+// Kept for the backward, turned: 0: what y lost when it was rounded; 1: s and S^((1 - p)/p), S the sum; 2 and 3: the maximum
+// and S^((1 - p)/p).
 #include "pruned.cuh"
 #include "power"
 
@@ -53,9 +53,9 @@ listed_distance(const float* __restrict__ turned, const int2* __restrict__ entri
       Entry e = entry_of(entries, k);
       float x[OWN];
       own_rows(x, turned + (i64)e.at * padded);
-#if POWERS == 2
+#if POWERS >= 2
 #pragma unroll
-      for (int r = 0; r < OWN; ++r) part[r] += exp2_fast(p * log2_ratio(fabsf(x[r] - e.w), top[r]));
+      for (int r = 0; r < OWN; ++r) part[r] += power_of_ratio(fabsf(x[r] - e.w), top[r], power_factor(p));
 #elif POWERS == 1
 #pragma unroll
       for (int r = 0; r < OWN; ++r) part[r] += power((x[r] - e.w) * top[r], 0.0f);
@@ -85,13 +85,13 @@ listed_distance(const float* __restrict__ turned, const int2* __restrict__ entri
     }
     y[at] = distance;
     if (first_kept) first_kept[at] = scale, second_kept[at] = factor;
-#elif POWERS == 2
+#elif POWERS >= 2
     float most = tops[row], distance = most, factor = 1.0f;
     if (most > 0.0f && most < INFINITE) {
       float l = log2f(s);
       distance = most * exp2f(l / p);
       factor = exp2f(l / p - l);
-      if (most > 0x1p125f) *(volatile int*)flag = 1;  // the quick division of log2_ratio ends at 2^126
+      if (most > 0x1p125f) *(volatile int*)flag = 1;  // the quick division of power_of_ratio ends at 2^126
     } else if (most != most) {
       factor = most;
     }
