@@ -17,6 +17,7 @@ from linfnet.losses import Hinge, Mixture, Moment, Objective
 from linfnet.nn import LinfNet
 from linfnet.ops.cuda import expanded
 from linfnet.recipes import load_recipe
+from linfnet.systems import Seen, SeenSystem
 from linfnet.train import RunFolder, Trainer, graphs
 from linfnet.train.graphs import Captured, Eager, Passes
 from linfnet.train.steps import build_optimizer
@@ -138,11 +139,15 @@ def test_a_failing_capture_is_told_once_and_training_goes_on(monkeypatch: pytest
     assert ways(passes, [(8.0, 8, True), (9.0, 8, True), (9.0, 8, True)], []) == ["e"] * 3
 
 
+@pytest.mark.parametrize("system", ["linf", "hybrid"])
 def test_the_trainer_gives_the_same_bits_with_graphs(
-    new_trainer: Callable[..., Trainer], watcher, fakes: list[Fake]
+    new_trainer: Callable[..., Trainer], watcher, fakes: list[Fake], system: str
 ) -> None:
-    plain, replayed = new_trainer("plain", *FEW_P), new_trainer("replayed", *FEW_P)
-    replayed.passes = Passes(replayed.net, replayed.batch, graphs=True)
+    settings = (*FEW_P, f"system.name={system}")
+    plain, replayed = new_trainer("plain", *settings), new_trainer("replayed", *settings)
+    assert isinstance(replayed.system, SeenSystem)
+    assert replayed.system.replayable
+    replayed.passes = Passes(Seen(replayed.system, replayed.net), replayed.batch, graphs=True)
     plain.run(watcher)
     assert fakes == []  # on a CPU the recipe's graphs = true means nothing
     replayed.run(watcher)
@@ -284,9 +289,13 @@ class TestOnTheGpu:
         of_one = held[1] - held[0]
         assert held[-1] - held[1] < of_one
 
-    def test_the_trainer_gives_the_same_bits(self, tmp_path: Path, watcher, captures: list[Captured]) -> None:
+    @pytest.mark.parametrize("system", ["linf", "hybrid"])
+    def test_the_trainer_gives_the_same_bits(
+        self, tmp_path: Path, watcher, captures: list[Captured], system: str
+    ) -> None:
         def run(name: str, *changes: str) -> dict[str, Tensor]:
-            folder = RunFolder.new(tmp_path / name, load_recipe("digits", (*FEW_P, "width=64", *changes)))
+            settings = (*FEW_P, "width=64", f"system.name={system}", *changes)
+            folder = RunFolder.new(tmp_path / name, load_recipe("digits", settings))
             trainer = Trainer(folder, load("digits", "train"), load("digits", "test"), torch.device("cuda"))
             folder.create()
             trainer.run(watcher)

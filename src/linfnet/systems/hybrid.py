@@ -17,7 +17,7 @@ from linfnet.nn import LpDistance
 from linfnet.nn.classifier import Classifier
 from linfnet.nn.intervals import least_margin, linear_bounds, worst_margins
 from linfnet.recipes import Recipe
-from linfnet.systems.system import OBJECTIVE, System
+from linfnet.systems.system import OBJECTIVE, SeenSystem
 
 
 class ScaledLinear(nn.Module):
@@ -112,7 +112,7 @@ class HybridNet(Classifier):
 
 
 @dataclass(frozen=True)
-class Hybrid(System):
+class Hybrid(SeenSystem):
     """Cross-entropy on the worst-case margins over features within eps_train, mixed with that on the logits.
 
     The features move by at most eps at p = inf; training takes that for granted at finite p. eps_train grows from 0
@@ -121,6 +121,7 @@ class Hybrid(System):
 
     net_type: ClassVar[type[Classifier]] = HybridNet
     unused: ClassVar[tuple[str, ...]] = OBJECTIVE
+    replayable: ClassVar[bool] = True
 
     hidden: int = 512  # width of the perceptron
     eps_train: Fraction = Fraction(88, 2550)
@@ -145,15 +146,18 @@ class Hybrid(System):
             p=recipe.schedule.p_start,
         )
 
-    def loss(
-        self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, epoch: float
+    def seen(self, net: Classifier, pixels: Tensor) -> Tensor:
+        """The features [B, width]: one pass through the distance layers gives both terms."""
+        assert isinstance(net, HybridNet)
+        return net.features(pixels)
+
+    def loss_of_seen(
+        self, recipe: Recipe, net: Classifier, seen: Tensor, labels: Tensor, epoch: float
     ) -> tuple[Tensor, Tensor]:
-        """One pass through the distance layers gives both terms."""
         assert isinstance(net, HybridNet)
         radius = float(self.eps_train) / net.std * recipe.schedule.phases().start_progress(epoch)
-        features = net.features(pixels)
-        logits = net.head(features)
-        margins = net.head_margins(features - radius, features + radius, labels)
+        logits = net.head(seen)
+        margins = net.head_margins(seen - radius, seen + radius, labels)
         worst = F.cross_entropy(-margins, labels)
         return self.worst_share * worst + (1 - self.worst_share) * F.cross_entropy(logits, labels), logits
 

@@ -18,6 +18,7 @@ class Linf(LogitSystem):
     """No keys of its own: [model] says how deep and how wide."""
 
     net_type: ClassVar[type[Classifier]] = LinfNet
+    replayable: ClassVar[bool] = True
 
     def build(self, recipe: Recipe, info: SetInfo) -> LinfNet:
         """`model.depth` distance layers, the hidden ones `model.width` wide, at the recipe's first p."""

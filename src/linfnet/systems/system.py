@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from linfnet.data import SetInfo
 from linfnet.nn.classifier import Classifier
@@ -45,16 +45,54 @@ class System(ABC):
         """
 
 
-class LogitSystem(System):
-    """A system whose loss sees the images through the net's logits alone: these may be computed apart from it."""
+class SeenSystem(System):
+    """A system whose loss sees the images through one tensor alone: that may be computed apart from it."""
+
+    replayable: ClassVar[bool] = False
+    """Whether the way to that tensor depends on p and on tensors alone, so that a CUDA graph may stand for it."""
+
+    @abstractmethod
+    def seen(self, net: Classifier, pixels: Tensor) -> Tensor:
+        """What the loss sees of images [B, C, H, W]: [B, ...]."""
+
+    @abstractmethod
+    def loss_of_seen(
+        self, recipe: Recipe, net: Classifier, seen: Tensor, labels: Tensor, epoch: float
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of a batch by what was seen of it, and the net's logits [B, K]; the rest as in `loss`."""
+
+    def loss(
+        self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, epoch: float
+    ) -> tuple[Tensor, Tensor]:
+        """What is seen and the loss by it."""
+        return self.loss_of_seen(recipe, net, self.seen(net, pixels), labels, epoch)
+
+
+class LogitSystem(SeenSystem):
+    """A system whose loss sees the net's logits alone."""
 
     @abstractmethod
     def loss_of_logits(self, recipe: Recipe, net: Classifier, logits: Tensor, labels: Tensor, epoch: float) -> Tensor:
         """The loss of a batch by the logits [B, K] that the net gave; the rest as in `loss`."""
 
-    def loss(
-        self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, epoch: float
+    def seen(self, net: Classifier, pixels: Tensor) -> Tensor:
+        """The logits [B, K]."""
+        logits: Tensor = net(pixels)
+        return logits
+
+    def loss_of_seen(
+        self, recipe: Recipe, net: Classifier, seen: Tensor, labels: Tensor, epoch: float
     ) -> tuple[Tensor, Tensor]:
-        """The net's logits and the loss by them."""
-        logits = net(pixels)
-        return self.loss_of_logits(recipe, net, logits, labels, epoch), logits
+        """The loss by the logits, and these."""
+        return self.loss_of_logits(recipe, net, seen, labels, epoch), seen
+
+
+class Seen(nn.Module):
+    """The way from images to what a loss sees of them, as a module."""
+
+    def __init__(self, system: SeenSystem, net: Classifier) -> None:
+        super().__init__()
+        self.system, self.net = system, net
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.system.seen(self.net, pixels)

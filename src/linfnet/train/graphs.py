@@ -25,11 +25,11 @@ class Way(Protocol):
     """One way to run the passes."""
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """The logits [B, K] of a batch [B, C, H, W]."""
+        """What comes out of a batch [B, C, H, W]: logits [B, K], or what else an objective sees."""
         ...
 
     def backward(self, gradient: Tensor) -> None:
-        """From the gradient of the logits [B, K], those of all parameters that took part, as their `.grad`."""
+        """From the gradient of what came out, those of all parameters that took part, as their `.grad`."""
         ...
 
 
@@ -38,17 +38,17 @@ class Eager:
 
     def __init__(self, net: nn.Module) -> None:
         self._net = net
-        self._logits: Tensor | None = None
+        self._output: Tensor | None = None
 
     def forward(self, pixels: Tensor) -> Tensor:
-        logits: Tensor = self._net(pixels)
-        self._logits = logits
-        return logits
+        output: Tensor = self._net(pixels)
+        self._output = output
+        return output
 
     def backward(self, gradient: Tensor) -> None:
-        assert self._logits is not None
-        self._logits.backward(gradient)
-        self._logits = None
+        assert self._output is not None
+        self._output.backward(gradient)
+        self._output = None
 
 
 class Captured:
@@ -66,17 +66,17 @@ class Captured:
         leaves = {name: each.detach().requires_grad_() for name, each in parameters.items()}
         with _without_collection():
             with _capture(self._forward, pool, stream):
-                logits: Tensor = functional_call(net, leaves, (self._pixels,))
-            self._logits, self._gradient = logits.detach(), torch.empty_like(logits)
+                output: Tensor = functional_call(net, leaves, (self._pixels,))
+            self._output, self._gradient = output.detach(), torch.empty_like(output)
             with _capture(self.graph, pool, stream):
-                found = torch.autograd.grad(logits, list(leaves.values()), self._gradient, allow_unused=True)
-        # None for a parameter of the objective's, the temperature: it has no part in the logits.
+                found = torch.autograd.grad(output, list(leaves.values()), self._gradient, allow_unused=True)
+        # None for a parameter of the objective's, such as the temperature: it has no part in the output.
         self._gradients: list[tuple[nn.Parameter, Tensor | None]] = list(zip(parameters.values(), found, strict=True))
 
     def forward(self, pixels: Tensor) -> Tensor:
         self._pixels.copy_(pixels)
         self._forward.replay()
-        return self._logits
+        return self._output
 
     def backward(self, gradient: Tensor) -> None:
         self._gradient.copy_(gradient)
@@ -102,14 +102,14 @@ class Passes:
         self._way: Way = self._eager
 
     def forward(self, pixels: Tensor, p: float, lasts: Callable[[], bool]) -> Tensor:
-        """Logits [B, K] at the net's p, a leaf for an objective; `lasts` tells whether p stays for STEPS_THAT_PAY."""
+        """The output at the net's p, a leaf for an objective; `lasts` tells whether p stays for STEPS_THAT_PAY."""
         self._way = self._choose(pixels, p, lasts)
         return self._way.forward(pixels).detach().requires_grad_()
 
-    def backward(self, logits: Tensor) -> None:
-        """Go on from the gradient of the logits to those of the parameters; these must have none before."""
-        assert logits.grad is not None
-        self._way.backward(logits.grad)
+    def backward(self, output: Tensor) -> None:
+        """Go on from the gradient of the output to those of the parameters it came by; these must have none before."""
+        assert output.grad is not None
+        self._way.backward(output.grad)
 
     def _choose(self, pixels: Tensor, p: float, lasts: Callable[[], bool]) -> Way:
         if not self._graphs or len(pixels) != self._batch:

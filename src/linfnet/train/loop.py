@@ -15,7 +15,7 @@ from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import LinfNet, count_parameters, means_at_infinity, reestimate_means, share_means
 from linfnet.ranks import ALONE, GradientSum, Ranks
 from linfnet.recipes import recipe_to_toml
-from linfnet.systems import LogitSystem, system_of
+from linfnet.systems import Seen, SeenSystem, system_of
 from linfnet.train.checkpoint import Progress, load_newest_on_all, save_checkpoint
 from linfnet.train.decay import decay_weights
 from linfnet.train.folder import RunFolder
@@ -94,10 +94,10 @@ class Trainer:
             )
         self.ranks = ranks
         self.gradients = GradientSum(ranks, self.net.parameters())
-        # A graph freezes what a forward pass does: those of the paper's nets depend on p and on tensors, nothing else.
-        graphs = self.recipe.run.graphs and device.type == "cuda" and ranks.size == 1 and isinstance(self.net, LinfNet)
-        apart = isinstance(self.system, LogitSystem)
-        self.passes = Passes(self.net, max(sizes), graphs=graphs) if apart else None
+        self.passes: Passes | None = None
+        if isinstance(self.system, SeenSystem):
+            graphs = self.recipe.run.graphs and device.type == "cuda" and ranks.size == 1 and self.system.replayable
+            self.passes = Passes(Seen(self.system, self.net), max(sizes), graphs=graphs)
         share_means(self.net, ranks)
         ranks.spread_(self.net.state_dict().values())
         self.progress = Progress()
@@ -181,17 +181,18 @@ class Trainer:
         self.optimizer.param_groups[0]["lr"] = values.lr
         self.optimizer.param_groups[1]["lr"] = values.lr * self.recipe.optimizer.scale_lr_factor
         epoch = self.progress.step / self.steps_per_epoch
-        if self.passes and isinstance(self.system, LogitSystem):
-            logits = self.passes.forward(pixels, values.p, self._p_lasts)
-            loss = self.system.loss_of_logits(self.recipe, self.net, logits, labels, epoch)
+        seen: Tensor | None = None
+        if self.passes and isinstance(self.system, SeenSystem):
+            seen = self.passes.forward(pixels, values.p, self._p_lasts)
+            loss, logits = self.system.loss_of_seen(self.recipe, self.net, seen, labels, epoch)
         else:
             loss, logits = self.system.loss(self.recipe, self.net, pixels, labels, epoch)
         if self.ranks.size > 1:
             loss = loss * (len(labels) / self.sizes[row].item())  # the batch's mean is the sum over all processes
         self.optimizer.zero_grad()
         loss.backward()
-        if self.passes:
-            self.passes.backward(logits)
+        if self.passes and seen is not None:
+            self.passes.backward(seen)
         self.gradients.wait()
         decay_weights(self.net, values.lr * self.recipe.optimizer.weight_decay)
         self.optimizer.step()
