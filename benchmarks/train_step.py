@@ -47,8 +47,10 @@ def cdist(x: Tensor, w: Tensor, p: float) -> Tensor:
 def peer(folder: Path) -> Distance:
     """The authors' operation, from their own built checkout."""
     sys.path.insert(0, str(folder))
-    from core.norm_dist import norm_dist  # pyright: ignore[reportMissingImports]
-
+    try:
+        from core.norm_dist import norm_dist  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        sys.exit(f"--peer {folder} is no built checkout of the authors' repository: {error}")
     return lambda x, w, p: norm_dist(x.unsqueeze(-1), w, p, 1, tag=0).squeeze(-1)
 
 
@@ -182,6 +184,8 @@ def main() -> None:
     parser.add_argument("--cdist", action="store_true", help="also time torch.cdist (seconds per step)")
     parser.add_argument("--record", type=Path, metavar="FILE", help="append the figures to it, a line of JSON each")
     options = parser.parse_args()
+    if options.repeats < 1:
+        parser.error(f"--repeats is {options.repeats}; wanted a number of at least 1")
     if not torch.cuda.is_available():
         parser.error("torch sees no CUDA device")
     for name in ("peer", "states"):
