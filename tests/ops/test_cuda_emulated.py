@@ -190,6 +190,10 @@ def test_distances_near_the_largest_float(kernels: Cuda, p: float) -> None:
     listed.check(kernels, *listed.largest((33, 40, 259), CPU), p, flag=int(p > 128))
 
 
+def test_the_largest_distances_are_for_the_dense_kernels(kernels: Cuda) -> None:
+    listed.check(kernels, *listed.beyond((33, 40, 259), CPU), 128.0, flag=1)
+
+
 def test_a_pair_out_of_range_opens_the_dense_kernels(kernels: Cuda) -> None:
     x, w, grad = listed.spiked((33, 40, 259), CPU)
     w[5] = x[6] + 1e-6

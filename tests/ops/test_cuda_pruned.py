@@ -111,6 +111,8 @@ def check_nan_and_infinity(kernels: Cuda, draw: Callable[[], tuple[Tensor, Tenso
     assert torch.isfinite(y[6:]).all()
     assert grad_x[2].isnan().all()
     assert grad_x[5, 7].isnan()
+    if pruned.powers(p) == pruned.PER_PAIR:  # beside an infinite difference finite ones have no slope
+        assert (grad_x[5].nan_to_num() == 0).all()
     assert torch.isfinite(grad_x[6:]).all()
     assert grad_w.isnan().all()
     x, w, grad = draw()
@@ -203,6 +205,17 @@ def largest(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, 
 @pytest.mark.parametrize("p", [28.0, 100.0, 200.0])
 def test_distances_near_the_largest_float(p: float) -> None:
     check(KERNELS, *largest((64, 70, 512)), p, flag=int(p > 128))
+
+
+def beyond(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
+    """Distances for which no power of two is small enough."""
+    x, w, grad = spiked(shape, device)
+    factor = 0.9 * torch.finfo(torch.float32).max / (x.abs().max() + w.abs().max())
+    return x * factor, w * factor, grad
+
+
+def test_the_largest_distances_are_for_the_dense_kernels() -> None:
+    check(KERNELS, *beyond((64, 70, 512)), 128.0, flag=1)
 
 
 def test_a_pair_out_of_range_opens_the_dense_kernels() -> None:

@@ -42,14 +42,12 @@ listed_maximum(const float* __restrict__ turned, const int2* __restrict__ entrie
   }
   __syncthreads();
   for (int row = threadIdx.x; row < GROUP; row += 128) {
-    // Parts without entries come out as zero; the first entry of all lies in the first part that has any.
-    int first = 0;
-    while (first < WARPS - 1 && part_start(count, first + 1) == 0) ++first;
-    u32 most = sizes[first][row];
+    // Parts without entries come out as zero. A row at distance zero has all features listed: no part is empty then.
+    u32 most = sizes[0][row];
 #if INDEX
-    int place = places[first][row];
+    int place = places[0][row];
 #endif
-    for (int v = first + 1; v < WARPS; ++v)
+    for (int v = 1; v < WARPS; ++v)
       if (sizes[v][row] > most) {
         most = sizes[v][row];
 #if INDEX
