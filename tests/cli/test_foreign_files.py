@@ -1,0 +1,273 @@
+"""Damaged, foreign and unwritable files give one clear line and exit code 2, and stay as they are."""
+
+import json
+import os
+import random
+import resource
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from linfnet.cli.main import main
+from linfnet.train import RunFolder
+
+
+def test_damaged_checkpoints(place: Path, refused: Callable[..., str]):
+    checkpoints = sorted((place / "stopped" / "checkpoints").iterdir())
+    for path in checkpoints:
+        path.write_bytes(path.read_bytes()[:500])
+    assert "is truncated or not a safetensors file" in refused("train", "--resume", "stopped")
+    for path in checkpoints:
+        shutil.copy(place / "run" / "model.safetensors", path)
+    assert "is not a checkpoint of this library" in refused("train", "--resume", "stopped")
+    assert not RunFolder.open(place / "stopped").held
+
+
+def test_a_checkpoint_for_other_images(place: Path, refused: Callable[..., str]):
+    recipe = place / "stopped" / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("width = 8", "width = 9"))
+    assert "belongs to another net" in refused("train", "--resume", "stopped")
+    config = place / "run" / "config.json"
+    settings = json.loads(config.read_text())
+    config.write_text(json.dumps({**settings, "image_shape": [1, 9, 9]}))
+    assert "other images" in refused("evaluate", "run")
+
+
+def test_a_net_for_other_images_than_the_data(place: Path, refused: Callable[..., str]):
+    images, labels = np.zeros((2, 28, 28), np.uint8), np.zeros(2, np.uint8)
+    folder = place / "cache" / "mnist"
+    folder.mkdir()
+    for stem, array in (("images-idx3", images), ("labels-idx1", labels)):
+        header = bytes([0, 0, 8, array.ndim]) + b"".join(int(s).to_bytes(4, "big") for s in array.shape)
+        for split in ("train", "t10k"):
+            (folder / f"{split}-{stem}-ubyte").write_bytes(header + array.tobytes())
+    assert "mnist" in refused("train", "mnist-0.1")  # present, but not the real content
+    assert "mnist" in refused("evaluate", "run", "--data", "mnist")
+
+
+def test_missing_and_foreign_weights(place: Path, refused: Callable[..., str]):
+    weights = place / "run" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-10])
+    assert "truncated" in refused("evaluate", "run")
+    weights.write_bytes(b"<html>")
+    assert "truncated or not a safetensors file" in refused("predict", "run", "x.npy")
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.full((8, 8), 1.5, np.float32), "wanted [0, 1]"),
+        (np.full((8, 8), 1 + 1e-12), "wanted [0, 1]"),
+        (np.full((8, 8), np.inf, np.float32), "wanted [0, 1]"),
+        (np.zeros((8, 8), bool), "holds bool"),
+        (np.zeros((8, 8), complex), "holds complex128"),
+        (np.float32(0.5), "has shape (1,)"),
+        (np.full((8, 8), -0.1, np.float32), "wanted [0, 1]"),
+        (np.full((8, 8), np.nan, np.float32), "wanted [0, 1]"),
+        (np.zeros((9, 9), np.float32), "has shape (1, 9, 9); the net wants (1, 8, 8)"),
+        (np.zeros((8, 8), np.int64), "holds int64"),
+        (np.array([{}], dtype=object), "is not a NumPy array"),
+    ],
+)
+def test_images_that_do_not_fit(place: Path, refused: Callable[..., str], array: np.ndarray, message: str):
+    np.save(place / "image.npy", array, allow_pickle=True)
+    assert message in refused("predict", "run", "image.npy")
+    assert message.split(" (")[0] in refused("certify", "run", "--data", "image.npy")
+
+
+@pytest.mark.parametrize("shape", ["(10**13, 8, 8)", "(10000000000000, 8, 8)", "(9" + "0" * 30 + ", 8)", "(3, (", "7"])
+def test_an_array_whose_header_lies(place: Path, refused: Callable[..., str], shape: str):
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    lie = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(64)
+    (place / "image.npy").write_bytes(lie)
+    assert "is not a NumPy array" in refused("predict", "run", "image.npy")
+    assert "is not a NumPy array" in refused("certify", "run", "--data", "image.npy")
+
+
+def test_the_ending_of_an_array_may_be_in_capitals(place: Path):
+    np.save(place / "image.npy", np.zeros((8, 8), np.float32))
+    (place / "image.npy").rename(place / "IMAGE.NPY")
+    assert main(["predict", "run", "IMAGE.NPY"]) == 0
+    assert main(["certify", "run", "--data", "IMAGE.NPY"]) == 0
+
+
+def test_an_archive_is_no_image(place: Path, refused: Callable[..., str]):
+    with (place / "image.npy").open("wb") as file:
+        np.savez(file, a=np.zeros((8, 8)))
+    assert "is not a NumPy array" in refused("predict", "run", "image.npy")
+
+
+def test_damaged_folders(place: Path, refused: Callable[..., str]):
+    results, config = place / "run" / "results.json", place / "run" / "config.json"
+    kept = results.read_text()
+    for text in ("[1]", "{"):
+        results.write_text(text)
+        assert "results.json" in refused("evaluate", "run", "--limit", "5", "--steps", "1")
+    results.write_text(kept)
+    settings = json.loads(config.read_text())
+    np.save(place / "image.npy", np.zeros((8, 8), np.float32))
+    for change in (
+        {"hidden": [16.0]},
+        {"hidden": [10**30]},
+        {"hidden": "x"},
+        {"negate_logits": "no"},
+        {"class_names": 7},
+    ):
+        config.write_text(json.dumps({**settings, **change}))
+        assert "error: " in refused("predict", "run", "image.npy")
+    config.write_text("[" * 100_000)
+    assert "config.json" in refused("predict", "run", "image.npy")
+    (place / "stopped" / "recipe.toml").write_bytes(b"\xff\xfe")
+    assert "recipe.toml cannot be read" in refused("train", "--resume", "stopped")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "room", "told"),
+    [
+        (["evaluate", "run", "--limit", "5", "--steps", "1"], 0, "run/results.json: File too large"),
+        (["plot", "run"], 0, "run/curves.png: "),
+        (["plot", "run", "--out", "curves.svg"], 5000, "curves.svg: File too large"),
+        (["report", "run"], 5000, "run/report.html: File too large"),
+        (["record", "run", "--out", "kept.json"], 0, "kept.events.jsonl.gz: File too large"),
+        (["record", "run", "--out", "kept.json"], 1500, "kept.json: File too large"),
+        (["plot", "run", "--out", "absent/x.png"], None, "absent/x.png: No such file or directory"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_a_full_disk_is_told_with_the_file(
+    arguments: list[str], room: int | None, told: str, refused: Callable[..., str]
+):
+    """A limit on the size of files fails as a full disk does, and needs no rights."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before[0] if room is None else room, before[1]))
+        assert refused(*arguments).startswith(f"error: {told}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    "command", [["report", "run"], ["compare", "run"], ["record", "run", "--out", "x.json"], ["evaluate", "run"]]
+)
+def test_results_that_were_edited(command: list[str], place: Path, refused: Callable[..., str]):
+    file = place / "run" / "results.json"
+    results = json.loads(file.read_text())
+    file.write_text(json.dumps({**results, "train": {**results["train"], "seconds": "long"}}))
+    assert "run/results.json: 'seconds' of 'train' is 'long'; wanted a number" in refused(*command)
+    file.write_text(json.dumps({**results, "digits-test eps=0.1": {"clean": 98.5}}))
+    assert "'clean' of 'digits-test eps=0.1' is 98.5; wanted a share from 0 to 1" in refused(*command)
+
+
+def test_records_that_were_edited(place: Path, refused: Callable[..., str]):
+    (place / "run" / "results.json").write_text("{}")
+    assert "has no 'train' with 'seconds'" in refused("record", "run", "--out", "x.json")
+    for record in ({"recipe": 7, "events": "x"}, {"recipe": "", "events": ["x"]}, ["recipe", "events"]):
+        (place / "record.json").write_text(json.dumps(record))
+        assert "record.json is not the record of a run" in refused("plot", "record.json")
+
+
+def test_odd_events_do_not_stop_a_resume(place: Path):
+    (place / "stopped" / "events.jsonl").write_bytes(b'123\n{"step": "a"}\n\xff\n{"event": "epoch", "step": 1}\n{"half')
+    assert main(["train", "--resume", "stopped"]) == 0
+
+
+def test_paths_with_brackets_are_told_as_they_are(place: Path, capsys: pytest.CaptureFixture[str]):
+    tiny = ["--set", "limit=100", "width=8", "depth=2", "epochs=[1, 1, 1]", "test_every=0"]
+    assert main(["train", "digits", "--out", "x[bold]y", *tiny]) == 0
+    assert "run folder: x[bold]y" in capsys.readouterr().out
+
+
+def test_a_picture_that_is_none(place: Path, refused: Callable[..., str]):
+    (place / "image.png").write_bytes(b"not a picture")
+    assert "image.png cannot be read" in refused("predict", "run", "image.png")
+
+
+def test_a_picture_of_another_mode_or_size(place: Path, refused: Callable[..., str]):
+    Image.new("RGB", (8, 8)).save(place / "colour.png")
+    assert "colour.png has mode RGB; the net wants L" in refused("predict", "run", "colour.png")
+    Image.new("L", (9, 8)).save(place / "wide.png")
+    assert "has shape (1, 8, 9); the net wants (1, 8, 8)" in refused("predict", "run", "wide.png")
+    np.save(place / "stack.npy", np.zeros((3, 1, 9, 9), np.float32))
+    assert "the net wants images of shape (1, 8, 8)" in refused("certify", "run", "--data", "stack.npy")
+    np.save(place / "none.npy", np.zeros((0, 8, 8), np.float32))
+    assert "the net wants images of shape (1, 8, 8)" in refused("certify", "run", "--data", "none.npy")
+
+
+def test_pictures_are_never_converted_in_silence(place: Path, refused: Callable[..., str]):
+    grey = Image.new("L", (8, 8), 99)
+    for mode in ("RGBA", "LA", "P", "1", "I;16", "CMYK"):
+        name = "picture.jpg" if mode == "CMYK" else "picture.png"
+        (Image.new("I;16", (8, 8)) if mode == "I;16" else grey.convert(mode)).save(place / name)
+        assert f"{name} has mode {mode}; the net wants L" in refused("predict", "run", name)
+    for name in ("frames.png", "frames.tiff"):
+        grey.save(place / name, save_all=True, append_images=[Image.new("L", (8, 8), 7)])
+        assert "has 2 frames; wanted one" in refused("predict", "run", name)
+    Image.new("1", (14_000, 14_000)).save(place / "bomb.png")
+    assert "bomb.png cannot be read" in refused("predict", "run", "bomb.png")
+    whole = (place / "frames.png").read_bytes()
+    for cut in (0, 10, 40, len(whole) // 2):
+        (place / "cut.png").write_bytes(whole[:cut])
+        assert "cut.png" in refused("predict", "run", "cut.png")
+
+
+def test_odd_names_and_folders(place: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]):
+    Image.new("RGB", (8, 8)).save(place / "two\nlines.png")
+    assert "two lines.png has mode RGB" in refused("predict", "run", "two\nlines.png")
+    name = os.fsdecode(b"caf\xe9.png")  # not UTF-8
+    Image.new("L", (8, 8)).save(place / name)
+    assert main(["predict", "run", name]) == 0
+    (place / "folder.png").mkdir()
+    assert "folder.png does not exist" in refused("predict", "run", "folder.png")
+    (place / "loop.png").symlink_to("loop.png")
+    assert "loop.png does not exist" in refused("predict", "run", "loop.png")
+
+
+def test_a_folder_that_may_not_be_read(place: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch):
+    def forbidden(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", forbidden)
+    assert "cache: Permission denied" in refused("certify", "run", "--data", "cache")
+
+
+def test_weights_of_another_type_are_another_net(place: Path, refused: Callable[..., str]):
+    np.save(place / "image.npy", np.zeros((8, 8), np.float32))
+    weights = place / "run" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole.replace(b'"F32"', b'"I32"', 1))
+    assert "holds torch.int32, the net wants torch.float32" in refused("predict", "run", "image.npy")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_damaged_bytes_are_one_line_or_a_net(
+    name: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """60 damaged files of each kind; those in the weights' own bytes are skipped, any bits being some net."""
+    np.save(place / "image.npy", np.zeros((8, 8), np.float32))
+    path, draw = place / "run" / name, random.Random(0)
+    whole = path.read_bytes()
+    end = len(whole) if name == "config.json" else 8 + int.from_bytes(whole[:8], "little")
+    refusals = 0
+    for _ in range(60):
+        data, at = bytearray(whole), draw.randrange(end)
+        kind = draw.choice(("flip", "cut", "insert", "repeat"))
+        if kind == "flip":
+            data[at] ^= 1 << draw.randrange(8)
+        elif kind == "cut":
+            data = data[:at]
+        else:
+            data[at:at] = (
+                draw.choice((b"9", b"-", b'"', b"{", b"NaN", b"1e999")) if kind == "insert" else data[: at + 1]
+            )
+        path.write_bytes(data)
+        capsys.readouterr()
+        code = main(["predict", "run", "image.npy"])
+        lines = capsys.readouterr().err.splitlines()
+        assert (code, len(lines)) in ((0, 0), (2, 1)), (kind, at, lines)
+        refusals += code == 2
+    assert refusals > 40
