@@ -10,7 +10,7 @@ from linfnet import load
 from linfnet.losses import Moment, Objective
 from linfnet.nn import LinfNet
 from linfnet.recipes import load_recipe
-from linfnet.systems import LogitSystem, system_of
+from linfnet.systems import SeenSystem, system_of
 
 DIGITS = load("digits", "train").first(20)
 
@@ -46,13 +46,13 @@ def test_logits_may_be_computed_apart():
     """What a trainer does that runs the net by itself: the objective on logits alone, then backward through the net."""
     recipe = load_recipe("digits", ["width=8"])
     system = system_of(recipe)
-    assert isinstance(system, LogitSystem)
+    assert isinstance(system, SeenSystem)
     net = system.build(recipe, DIGITS.info)
     loss, logits = system.loss(recipe, net, DIGITS.pixels(), DIGITS.labels, 1.0)
     expected = torch.autograd.grad(loss, list(net.parameters()))
-    found = net(DIGITS.pixels())
+    found = system.seen(net, DIGITS.pixels())
     leaf = found.detach().requires_grad_()
-    apart = system.loss_of_logits(recipe, net, leaf, DIGITS.labels, 1.0)
+    apart, _ = system.loss_of_seen(recipe, net, leaf, DIGITS.labels, 1.0)
     apart.backward()
     found.backward(leaf.grad)
     assert torch.equal(loss, apart)

@@ -1,6 +1,5 @@
 """`linfnet certify`: what is proven about each image of a data set, a folder or an array."""
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from linfnet.nn import Classifier
 from linfnet.nn.hub import class_names, find_model, packaged_hint
 from linfnet.perturbation import format_epsilon, parse_epsilon
 from linfnet.systems import load_model
-from linfnet.train import RunFolder
+from linfnet.train import RunFolder, go_on
 
 BATCH = 500
 # So many images are shown one by one; more are summed up.
@@ -54,7 +53,7 @@ def run_of(model: Path) -> RunFolder | None:
         return None
     run = RunFolder.open(model)
     if not run.finished:
-        raise LinfnetError(f"{model} has not finished; go on with: linfnet train --resume {shlex.quote(str(model))}")
+        raise LinfnetError(f"{model} has not finished; {go_on(model)}")
     return run
 
 

@@ -1,7 +1,6 @@
 """`linfnet evaluate`: clean, PGD and certified accuracy of a run or a model folder."""
 
 import os
-import shlex
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Literal
 import tyro
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from linfnet.cli.certify import run_of
 from linfnet.cli.console import console, heard, results_table
 from linfnet.cli.train import pick_device
 from linfnet.data import ImageSet, load
@@ -17,13 +17,11 @@ from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.evaluation import Evaluation, result_key, write_broken, write_samples
 from linfnet.export import write_card
 from linfnet.nn import Classifier
-from linfnet.nn.hub import packaged_hint
 from linfnet.perturbation import format_epsilon, parse_epsilon
 from linfnet.ranks import ALONE, Ranks, joined, launched, own_device
-from linfnet.recipes import Recipe
 from linfnet.shards import evaluate_together, own_images
 from linfnet.systems import load_model
-from linfnet.train import RunFolder, add_results, read_results
+from linfnet.train import add_results, read_results
 
 
 def evaluate_with_progress(
@@ -103,7 +101,8 @@ class Evaluate:
             if value is not None and value < 1:
                 raise ArgumentError(f"{name} is {value}; wanted a whole number of at least 1")
         device = pick_device(own_device(self.device) if launched() else self.device)
-        recipe = self._recipe()
+        run = run_of(self.model)
+        recipe = run.recipe if run else None
         name = self.data or (recipe.data.name if recipe else None)
         epsilons = asked or (recipe.evaluation.eps if recipe else ())
         if name is None or not epsilons:
@@ -122,14 +121,3 @@ class Evaluate:
             console.print(results_table(title, [(self.model.name, evaluation)]))
             console.print(f"results: {self.model / 'results.json'}")
         return 0
-
-    def _recipe(self) -> Recipe | None:
-        if not self.model.is_dir():
-            raise LinfnetError(f"{self.model} is not a folder{packaged_hint(self.model)}")
-        if not (self.model / "recipe.toml").is_file():
-            return None
-        folder = RunFolder.open(self.model)
-        if not folder.finished:
-            again = shlex.quote(str(self.model))
-            raise LinfnetError(f"{self.model} has not finished; go on with: linfnet train --resume {again}")
-        return folder.recipe

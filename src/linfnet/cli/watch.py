@@ -1,6 +1,5 @@
 """`linfnet watch`: the curves of a run in the terminal, while it trains."""
 
-import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from linfnet.cli.console import console
 from linfnet.errors import ArgumentError
 from linfnet.report import read_training
 from linfnet.report.terminal import frame
-from linfnet.train import RunFolder
+from linfnet.train import RunFolder, go_on
 
 
 def watch_frame(run: Path) -> tuple[Group, str]:
@@ -53,5 +52,5 @@ class Watch:
             if not console.is_terminal:
                 console.print()  # the last frame was left without an end of line
         if state == "stopped":
-            console.print(f"go on with: linfnet train --resume {shlex.quote(str(self.run_folder))}")
+            console.print(go_on(self.run_folder))
         return 0

@@ -6,7 +6,6 @@ from linfnet.systems.find import load_model as load_model
 from linfnet.systems.find import looks_at as looks_at
 from linfnet.systems.find import system_names as system_names
 from linfnet.systems.find import system_of as system_of
-from linfnet.systems.system import LogitSystem as LogitSystem
 from linfnet.systems.system import Seen as Seen
 from linfnet.systems.system import SeenSystem as SeenSystem
 from linfnet.systems.system import System as System

@@ -10,11 +10,11 @@ from linfnet.losses import Moment
 from linfnet.nn import LinfNet
 from linfnet.nn.classifier import Classifier
 from linfnet.recipes import Recipe
-from linfnet.systems.system import LogitSystem
+from linfnet.systems.system import SeenSystem
 
 
 @dataclass(frozen=True)
-class Linf(LogitSystem):
+class Linf(SeenSystem):
     """No keys of its own: [model] says how deep and how wide."""
 
     net_type: ClassVar[type[Classifier]] = LinfNet
@@ -31,12 +31,14 @@ class Linf(LogitSystem):
             p=recipe.schedule.p_start,
         )
 
-    def loss_of_logits(self, recipe: Recipe, net: Classifier, logits: Tensor, labels: Tensor, epoch: float) -> Tensor:
+    def loss_of_seen(
+        self, recipe: Recipe, net: Classifier, seen: Tensor, labels: Tensor, epoch: float
+    ) -> tuple[Tensor, Tensor]:
         """The objective of [loss], at this moment of the schedule."""
         assert isinstance(net, LinfNet)
         phases = recipe.schedule.phases()
         progress = (phases.start_progress(epoch), phases.relaxation_progress(epoch))
-        return recipe.loss(logits, labels, Moment(*progress, net.scale, net.lipschitz))
+        return recipe.loss(seen, labels, Moment(*progress, net.scale, net.lipschitz)), seen
 
 
 SYSTEM = Linf

@@ -46,14 +46,15 @@ class System(ABC):
 
 
 class SeenSystem(System):
-    """A system whose loss sees the images through one tensor alone: that may be computed apart from it."""
+    """A system whose loss sees the images through one tensor alone, the logits or another: it may be computed apart."""
 
     replayable: ClassVar[bool] = False
     """Whether the way to that tensor depends on p and on tensors alone, so that a CUDA graph may stand for it."""
 
-    @abstractmethod
     def seen(self, net: Classifier, pixels: Tensor) -> Tensor:
-        """What the loss sees of images [B, C, H, W]: [B, ...]."""
+        """What the loss sees of images [B, C, H, W]: [B, ...]; by default the net's logits."""
+        logits: Tensor = net(pixels)
+        return logits
 
     @abstractmethod
     def loss_of_seen(
@@ -66,25 +67,6 @@ class SeenSystem(System):
     ) -> tuple[Tensor, Tensor]:
         """What is seen and the loss by it."""
         return self.loss_of_seen(recipe, net, self.seen(net, pixels), labels, epoch)
-
-
-class LogitSystem(SeenSystem):
-    """A system whose loss sees the net's logits alone."""
-
-    @abstractmethod
-    def loss_of_logits(self, recipe: Recipe, net: Classifier, logits: Tensor, labels: Tensor, epoch: float) -> Tensor:
-        """The loss of a batch by the logits [B, K] that the net gave; the rest as in `loss`."""
-
-    def seen(self, net: Classifier, pixels: Tensor) -> Tensor:
-        """The logits [B, K]."""
-        logits: Tensor = net(pixels)
-        return logits
-
-    def loss_of_seen(
-        self, recipe: Recipe, net: Classifier, seen: Tensor, labels: Tensor, epoch: float
-    ) -> tuple[Tensor, Tensor]:
-        """The loss by the logits, and these."""
-        return self.loss_of_logits(recipe, net, seen, labels, epoch), seen
 
 
 class Seen(nn.Module):

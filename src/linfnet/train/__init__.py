@@ -4,6 +4,7 @@ from linfnet.train.events import parse_events as parse_events
 from linfnet.train.folder import RunFolder as RunFolder
 from linfnet.train.folder import UnwritableError as UnwritableError
 from linfnet.train.folder import environment as environment
+from linfnet.train.folder import go_on as go_on
 from linfnet.train.loop import StoppedError as StoppedError
 from linfnet.train.loop import Trainer as Trainer
 from linfnet.train.loop import Watcher as Watcher

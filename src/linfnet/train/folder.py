@@ -138,8 +138,7 @@ class RunFolder:
             kept = f"its last checkpoint, {steps[-1]}, is kept" if steps else "it has no checkpoint yet"
             where = f"{error.filename}: " if error.filename else ""
             raise UnwritableError(
-                f"the run is stopped: {where}{error.strerror or error}; {kept}; "
-                f"when that is mended, go on with: linfnet train --resume {shlex.quote(str(self.path))}"
+                f"the run is stopped: {where}{error.strerror or error}; {kept}; when that is mended, {go_on(self.path)}"
             ) from None
 
     def log(self, event: str, **values: Any) -> None:
@@ -172,6 +171,15 @@ class RunFolder:
             began = read_table(self.path / "env.json")
         now = environment().items()
         return {key: value for key, value in now if key != "command" and value != began.get(key)}
+
+
+def go_on(path: Path) -> str:
+    """What to tell of a run that has not finished.
+
+    >>> go_on(Path("runs/my run"))
+    "go on with: linfnet train --resume 'runs/my run'"
+    """
+    return f"go on with: linfnet train --resume {shlex.quote(str(path))}"
 
 
 def _hardly_begun(path: Path) -> bool:

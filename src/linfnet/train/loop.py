@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import shlex
 import time
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -18,7 +17,7 @@ from linfnet.recipes import recipe_to_toml
 from linfnet.systems import Seen, SeenSystem, system_of
 from linfnet.train.checkpoint import Progress, load_newest_on_all, save_checkpoint
 from linfnet.train.decay import decay_weights
-from linfnet.train.folder import RunFolder
+from linfnet.train.folder import RunFolder, go_on
 from linfnet.train.graphs import STEPS_THAT_PAY, Passes
 from linfnet.train.results import add_results
 from linfnet.train.signals import StopRequest, stop_on_signals
@@ -247,8 +246,7 @@ class Trainer:
 
     def _stop(self) -> None:
         self._save()
-        where = shlex.quote(str(self.folder.path))
-        raise StoppedError(f"stopped at step {self.progress.step}; go on with: linfnet train --resume {where}")
+        raise StoppedError(f"stopped at step {self.progress.step}; {go_on(self.folder.path)}")
 
     def _finish(self) -> None:
         """Write the model folder and the first entry of its results."""
