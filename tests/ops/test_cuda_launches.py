@@ -179,10 +179,13 @@ def test_plans_cover_everything_once(shape: tuple[int, int, int]) -> None:
     assert (back.grid[2] - 1) * back.row_span < n <= back.grid[2] * back.row_span
 
 
-@pytest.mark.parametrize(("p", "following"), [(8.0, 10.0), (20.0, 22.0), (28.0, 30.0), (64.0, 68.0), (30.5, 31.5)])
-def test_kernels_of_the_next_p_are_made_ahead(p: float, following: float) -> None:
+@pytest.mark.parametrize(
+    ("p", "following"),
+    [(8.0, (8.25, 8.5, 8.75, 9.0)), (20.0, (20.5, 22.0)), (31.5, (32.0, 33.0)), (64.0, (66.0, 72.0)), (30.3, (31.3,))],
+)
+def test_kernels_of_the_next_p_are_made_ahead(p: float, following: tuple[float, ...]) -> None:
     made = set(kernels_ahead(p, 512, MUCH))
-    for q in (p, following):
+    for q in (p, *following):
         assert {
             forward_kernel(q if q <= 64 else None),
             *(pruned.kernels(q, 512) if q >= pruned.SMALLEST_P else ()),

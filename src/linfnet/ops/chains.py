@@ -1,7 +1,7 @@
-"""Short chains of multiplications for integer powers, and the exponents that have them.
+"""Powers by multiplications and square roots, and the exponents that p is snapped to.
 
-d^p by repeated multiplication costs as many products as an addition chain for p is long: 8 = 1 + 1, 2 + 2, 4 + 4 takes
-three. Distances need d^p, their gradients d^(p - 1): p is cheap where both chains are short.
+d^n by repeated multiplication costs as many products as an addition chain for n is long: 8 = 1 + 1, 2 + 2, 4 + 4 takes
+three. A quarter or half in the exponent is a square root or two.
 """
 
 import functools
@@ -38,57 +38,62 @@ def addition_chain(n: int) -> tuple[int, ...]:
     return _power_tree(max(128, n))[n]
 
 
-def multiplications(n: int) -> int:
-    """Products needed for d^n by its chain.
+def is_chained(p: float) -> bool:
+    """Whether products and square roots give the power: p is whole or has quarters.
 
-    >>> [multiplications(n) for n in (0, 1, 7, 8, 12, 27)]
-    [0, 0, 4, 3, 4, 6]
+    >>> is_chained(9.0), is_chained(9.25), is_chained(9.1)
+    (True, True, False)
     """
-    return len(addition_chain(n)) - 1 if n > 1 else 0
-
-
-def is_short(p: int) -> bool:
-    """Whether p and p - 1 both have short chains: together at most 2 floor(log2 p) + 4 products.
-
-    An odd p costs two more: |d|^p needs the absolute value, and the even power d^(p - 1) the sign of d. From 8 on only
-    an even p counts as short: it is a polynomial, which matrix products can evaluate.
-    """
-    if p >= 8 and p % 2:
-        return False
-    return multiplications(p) + multiplications(p - 1) + 2 * (p % 2) <= 2 * (p.bit_length() - 1) + 4
+    return 4 * p == math.floor(4 * p)
 
 
 def snapped_p(p: float) -> float:
-    """The nearest p that kernels evaluate cheaply: up to 22 one with short chains (see `is_short`); infinity stays.
+    """The nearest p with six binary digits, but none below the quarters; infinity stays.
 
-    Each p up to 128 has kernels of its own, which are compiled while those of the last one run: from 22 on the even
-    numbers, from 64 on the multiples of 4 leave time for it. Above 128 come integers of seven binary digits, 64 to an
-    octave: while p stays the same, whole steps can be replayed. Of two equally near the larger is taken, so that the
-    result never falls while p grows.
+    Quarters from 8 on, halves from 16, whole numbers from 32, even ones from 64, and so on: products and square roots
+    give their powers, and while p stays the same whole steps can be replayed. A wide
+    net's loss jumps where a small p does, hence 32 numbers to an octave and not fewer (docs/gpu-kernels.md). Of two
+    equally near the larger is taken, so that the result never falls while p grows.
 
     >>> [snapped_p(p) for p in (8.0, 11.3, 20.9, 27.6, 62.9, 201.3, 999.0, math.inf)]
-    [8.0, 12.0, 20.0, 28.0, 62.0, 202.0, 1000.0, inf]
+    [8.0, 11.25, 21.0, 27.5, 63.0, 200.0, 992.0, inf]
     """
     if math.isinf(p):
         return p
-    if p >= SMALLEST_LISTED:
-        step = 2.0 if p < 64 else 4.0 if p < 128 else 2.0 ** (math.frexp(p)[1] - 7)
-        return math.floor(p / step + 0.5) * step
-    short = (n for n in range(1, SMALLEST_LISTED + 1) if is_short(n))
-    return float(min(short, key=lambda n: (abs(n - p), -n)))
+    step = _step(p)
+    return math.floor(p / step + 0.5) * step
 
 
-def power_source(name: str, n: int, *, signed: bool, fraction: bool = False) -> str:
-    """CUDA source of a function d -> |d|^n, times the sign of d if `signed`, times |d|^fraction if asked for.
+def snapped_after(p: float) -> float:
+    """The next larger of the numbers that p is snapped to, for one of them.
 
-    >>> print(power_source("slope", 3, signed=True))
+    >>> snapped_after(8.0), snapped_after(126.0), snapped_after(128.0)
+    (8.25, 128.0, 132.0)
+    """
+    return p + _step(p)
+
+
+def _step(p: float) -> float:
+    return 2.0 ** max(math.frexp(p)[1] - 6, -2)
+
+
+def power_source(name: str, exponent: float, *, signed: bool) -> str:
+    """CUDA source of a function d -> |d|^exponent, times the sign of d if `signed`.
+
+    What is left of the exponent above its whole part is taken by square roots where it is quarters, else by special
+    functions from the argument `fraction`: one source then serves all exponents with the same whole part.
+
+    >>> print(power_source("slope", 3.25, signed=True))
     static __device__ __forceinline__ float slope(float d, float fraction) {
       float d2 = d * d;
       float d3 = d2 * d;
-      return d3;
+      float root = sqrt_fast(fabsf(d));
+      return d3 * sqrt_fast(root);
     }
     """
+    n = math.floor(exponent)
     lines = [f"static __device__ __forceinline__ float {name}(float d, float fraction) {{"]
+    base = "fabsf(d)" if n % 2 and not signed else "d"  # products take absolute values for nothing
     if n == 0:
         result = "(d > 0.0f ? 1.0f : d < 0.0f ? -1.0f : d)" if signed else "1.0f"
     else:
@@ -96,13 +101,14 @@ def power_source(name: str, n: int, *, signed: bool, fraction: bool = False) -> 
         for place, value in enumerate(chain[1:], 1):
             before = chain[:place]
             first = max(a for a in before if value - a in before)
-            terms = ["d" if a == 1 else f"d{a}" for a in (first, value - first)]
+            terms = [base if a == 1 else f"d{a}" for a in (first, value - first)]
             lines.append(f"  float d{value} = {terms[0]} * {terms[1]};")
-        result = "d" if n == 1 else f"d{n}"
+        result = base if n == 1 else f"d{n}"
         if signed and n % 2 == 0:
             result = f"copysignf({result}, d)"
-        elif not signed and n % 2:
-            result = f"fabsf({result})"
-    if fraction:
+    if exponent != n and is_chained(exponent):
+        lines.append("  float root = sqrt_fast(fabsf(d));")
+        result += {1: " * sqrt_fast(root)", 2: " * root", 3: " * (root * sqrt_fast(root))"}[int(4 * (exponent - n))]
+    elif exponent != n:
         result += " * exp2_fast(fraction * log2_fast(fabsf(d)))"
     return "\n".join([*lines, f"  return {result};", "}"])

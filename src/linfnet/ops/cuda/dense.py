@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -21,26 +21,23 @@ _REPAIR = Kernel("gradients.cu", "repair")
 ROWS = (16, 8)
 
 
-@cache
 def chained(p: float) -> bool:
-    """Whether the whole part of p is taken by multiplication, and what is left of p by special functions.
+    """Whether the whole part of p is taken by multiplication, and only what is left of p by other functions.
 
-    The error of the special functions is then multiplied by the fraction alone, not by p.
+    Their error is then multiplied by the fraction alone, not by p.
     """
     return p <= LARGEST_CHAINED
 
 
-@cache
+@lru_cache(64)  # of the last p: a schedule may bring another every step
 def forward_kernel(p: float | None) -> Kernel:
     """The sums for p by multiplication, or for any p by special functions (None)."""
     if p is None:
         return Kernel("forward.cu", "distance", (("GENERAL", 1), ("UNROLL", 2)))
-    whole = math.floor(p)
-    power = power_source("power", whole, signed=False, fraction=p != whole)
-    return Kernel("forward.cu", "distance", (("GENERAL", 0), ("UNROLL", 4)), power)
+    return Kernel("forward.cu", "distance", (("GENERAL", 0), ("UNROLL", 4)), power_source("power", p, signed=False))
 
 
-@cache
+@lru_cache(64)
 def backward_kernel(p: float | None, need_x: bool, need_w: bool, rows: int) -> Kernel:
     """The slopes for p by multiplication, or for any p by special functions (None)."""
     flags = (
@@ -52,8 +49,7 @@ def backward_kernel(p: float | None, need_x: bool, need_w: bool, rows: int) -> K
     )
     if p is None:
         return Kernel("backward.cu", "slopes", flags)
-    whole = math.floor(p - 1)
-    return Kernel("backward.cu", "slopes", flags, power_source("slope", whole, signed=True, fraction=p - 1 != whole))
+    return Kernel("backward.cu", "slopes", flags, power_source("slope", p - 1, signed=True))
 
 
 def kernels(p: float, shared: int) -> list[Kernel]:

@@ -8,34 +8,45 @@ kernels stand behind it as a gate and return at once while it is closed.
 import math
 import warnings
 from functools import cache
-from itertools import count
 
 import torch
 from torch import Tensor
 
 from linfnet.errors import LinfnetError
-from linfnet.ops.chains import snapped_p
+from linfnet.ops.chains import is_chained, snapped_after, snapped_p
 from linfnet.ops.cuda import dense, expanded, loader, pruned
 from linfnet.ops.cuda.dense import Dense
 from linfnet.ops.cuda.infinite import Infinite, maximum_kernel
 from linfnet.ops.cuda.loader import Kernel, Launcher
+
+# A snapped p stays for few steps in a short run: kernels of so many further ones are compiled meanwhile.
+SNAPPED_AHEAD = 4
 
 
 def kernels_ahead(p: float, n: int, shared: int) -> list[Kernel]:
     """What a training step of n rows compiles for p and for the next p of a rising schedule."""
     if math.isinf(p):
         return [*pruned.kernels(p, n), maximum_kernel(True)]
-    following = p + 1
-    if p == snapped_p(p) and p <= pruned.LARGEST_PAIRED:  # beyond, all p have the same kernels
-        following = next(float(q) for q in count(int(p) + 1) if q == snapped_p(q))
+    snapped = p == snapped_p(p) and p < pruned.LARGEST_PAIRED  # beyond, all p have the same kernels
+    rising = [p]
+    for _ in range(SNAPPED_AHEAD if snapped else 1):
+        rising.append(snapped_after(rising[-1]) if snapped else p + 1)
     kernels: list[Kernel] = []
-    for q in (p, following):
+    for q in rising:
         kernels += dense.kernels(q, shared)
         if q in expanded.POWERS:
             kernels += [expanded.kernel(function, int(q)) for function in ("powers", "add_close")]
         if q >= pruned.SMALLEST_P:
             kernels += pruned.kernels(q, n)
     return kernels
+
+
+def _same_kernels(p: float) -> tuple[bool, float]:
+    """The same for all p whose kernels have the same source."""
+    if math.isinf(p):
+        return True, p
+    special = p > pruned.LARGEST_PAIRED or not is_chained(p)
+    return special, math.floor(min(p, pruned.LARGEST_PAIRED + 1)) if special else p
 
 
 @cache
@@ -99,7 +110,7 @@ class Cuda:
         if 0 in (x.shape[0], *w.shape):
             return self.forward(x, w, p), self.saved_like(x, w, p).zero_()
         shared = self._launcher.shared_memory(x.device)
-        self._launcher.prepare(x.device, (p, x.shape[0]), lambda: kernels_ahead(p, x.shape[0], shared))
+        self._launcher.prepare(x.device, (_same_kernels(p), x.shape[0]), lambda: kernels_ahead(p, x.shape[0], shared))
         if math.isinf(p):
             if not _is_pruned(x, w, p):
                 return self._infinite().maximum_and_index(x, w)
