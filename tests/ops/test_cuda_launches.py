@@ -232,6 +232,29 @@ def test_a_gpu_that_cannot_be_served_is_told_once(error: LinfnetError, monkeypat
     assert implementation.status() == f"cuda kernels: not available ({error})"
 
 
+ENDS_EARLY = """
+import time, torch
+from linfnet.ops.cuda import loader
+
+loader._architecture = lambda device: "sm_90"
+loader.binary = lambda *_: time.sleep(0.5) or b""
+kernels = [loader.Kernel("scale.cu", "absolute_max", (("N", n),)) for n in range(400)]
+loader.Launcher().prepare(torch.device("cuda", 0), "key", lambda: kernels)
+"""
+
+
+def test_a_program_that_ends_does_not_wait_for_kernels_made_ahead() -> None:
+    # Eight at a time they would take 25 seconds.
+    subprocess.run([sys.executable, "-c", ENDS_EARLY], check=True, timeout=20)
+
+
+def test_p_with_the_same_kernels_are_prepared_once() -> None:
+    same = implementation._same_kernels  # pyright: ignore[reportPrivateUsage]
+    assert same(8.1) == same(8.9) != same(9.1)
+    assert same(150.0) == same(1000.3)
+    assert len({same(p) for p in (8.0, 8.25, 8.1, 9.0, 100.0, 100.5, 100.1, 128.0, 129.0, math.inf)}) == 10
+
+
 def test_importing_does_not_touch_cuda() -> None:
     code = "import torch, linfnet.ops; assert not torch.cuda.is_initialized(); print(linfnet.ops.names())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import importlib.util
 import os
+import threading
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -142,7 +143,11 @@ def binary(source: str, name: str, architecture: str) -> bytes:
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1), thread_name_prefix="linfnet-nvrtc")
+    pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1), thread_name_prefix="linfnet-nvrtc")
+    # A program that ends waits for threads before it calls what `atexit` knows: too late to drop what is queued.
+    at_end: Callable[..., None] = getattr(threading, "_register_atexit", lambda *_, **__: None)
+    at_end(pool.shutdown, wait=False, cancel_futures=True)
+    return pool
 
 
 # Machine code that was asked for ahead of its use, by source and architecture.
