@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -161,6 +162,16 @@ def test_the_commands_repeat_the_run(evaluated: Path, tmp_path: Path, capsys: py
     for key, entry in ours.items():
         figures = [{k: v for k, v in e.items() if "seconds" not in k} for e in (entry, theirs[key])]
         assert figures[0] == figures[1]
+
+
+@pytest.mark.parametrize(("asked", "option"), [(100, ["--steps", "100"]), (20, [])])
+def test_the_commands_take_the_steps_of_the_attack_not_the_recipes(evaluated: Path, asked: int, option: list[str]):
+    run = read_run(evaluated)
+    assert run.recipe is not None
+    recipe = replace(run.recipe, evaluation=replace(run.recipe.evaluation, pgd_steps=20))
+    run = replace(run, recipe=recipe, measured=tuple(replace(m, pgd_steps=asked) for m in run.measured))
+    words = commands(run)[-1].split()
+    assert words[words.index("0.25") + 1 :] == option
 
 
 @pytest.mark.parametrize("name", ["<script>alert(1)<", "<!--<script>"])

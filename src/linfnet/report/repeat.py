@@ -23,7 +23,8 @@ def commands(run: RunRecord) -> list[str]:
             line += ["--data", run.what.split("-test")[0]]
         line += ["--eps", *(format_epsilon(m.epsilon) for m in asked)]
         line += ["--limit", str(asked[0].samples)] if "-first-" in run.what else []
-        line += ["--steps", str(asked[0].pgd_steps)] if asked[0].pgd_steps != 100 else []
+        default = run.recipe.evaluation.pgd_steps if run.recipe else 100
+        line += ["--steps", str(asked[0].pgd_steps)] if asked[0].pgd_steps != default else []
         lines.append(shlex.join(line))
     return lines
 
