@@ -122,6 +122,7 @@ def test_the_authors_curve_is_compared_where_it_may_be():
     assert comparable_epochs(load_recipe("cifar10-8", ["schedule.epochs=[4, 42, 3]"])) == 0
     assert comparable_epochs(load_recipe("cifar10-8", ["lr=0.02"])) == 0
     assert comparable_epochs(load_recipe("cifar10-16")) == 0
+    assert comparable_epochs(load_recipe("cifar10-8", ["system.name=hybrid"])) == 0
     values = {"loss": 0.751, "accuracy": 0.5, "above": 0.25, "scale": 1.0}
     (row,) = beside_authors(load_recipe("cifar10-8"), [epoch(10, 1.0, **values), epoch(11, 2.0, **values)])
     assert row["loss_authors"] == 0.750

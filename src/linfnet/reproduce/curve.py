@@ -39,7 +39,7 @@ def comparable_epochs(recipe: Recipe) -> int:
     (The learning rate of a shortened run falls sooner: within ten epochs of a hundred by 2.4 %.)
     """
     full = load_recipe("cifar10-8")
-    for section in ("data", "model", "loss", "optimizer"):
+    for section in ("data", "model", "loss", "optimizer", "system_name"):
         if getattr(recipe, section) != getattr(full, section):
             return 0
     if recipe.schedule.p_start != full.schedule.p_start:
