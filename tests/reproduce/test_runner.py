@@ -154,6 +154,15 @@ def test_a_run_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch, cap
     assert "2/2 wide, seed 0: trained, evaluated" in printed
 
 
+def test_a_run_that_cannot_be_read_leaves_the_others(capsys: pytest.CaptureFixture[str]):
+    assert reproduce("--row", "narrow") == 0
+    Path("out/narrow/seed-0/env.json").write_text("{")
+    assert reproduce() == 2
+    printed = capsys.readouterr().out
+    assert "1/2 narrow, seed 0: failed: out/narrow/seed-0/env.json is not readable JSON" in printed
+    assert "2/2 wide, seed 0: trained, evaluated" in printed
+
+
 def test_a_full_disk_ends_the_study(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def full(*arguments, **options):
         raise OSError(errno.ENOSPC, "No space left on device", "somewhere")

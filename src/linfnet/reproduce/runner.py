@@ -108,7 +108,8 @@ def run_study(study: Study, options: Options, workers: Workers, note: Callable[[
         if not (run.path / "results.json").is_file():
             note(f"{place}: training in {run.path}")
         try:
-            note(f"{place}: {_finish(run, options, workers)}")
+            done = _finish(run, options, workers)
+            gathered = gather(run, options)
         except StoppedError as stopped:
             step = str(stopped).split(";")[0]
             raise StoppedError(f"{place}: {step}; the same command goes on from there") from None
@@ -118,7 +119,8 @@ def run_study(study: Study, options: Options, workers: Workers, note: Callable[[
             note(f"{place}: failed: {error}")
             failures.append(error)
             continue
-        outcome = replace(outcome, runs=(*outcome.runs, gather(run, options)))
+        note(f"{place}: {done}")
+        outcome = replace(outcome, runs=(*outcome.runs, gathered))
         outcome.write(options.out)
     if not outcome.runs:
         raise failures[0]
