@@ -158,7 +158,8 @@ def measure(
                 moved = pgd(net, pixels[right], truth[right], epsilon, steps=steps, generator=generator)
                 with torch.no_grad():
                     attacked = net(moved)
-                held = net.keeps_class(moved, truth[right])
+                # Nothing moves at 0: what is right stays so, also for a net that is judged by fresh noise.
+                held = net.keeps_class(moved, truth[right]) | (epsilon == 0)
                 survived[part] = right.masked_scatter(right, held)
                 index = right.nonzero().flatten()[~held] + part.start
                 found = Broken(index, moved[~held], _most_likely_other(attacked[~held], labels[index]))

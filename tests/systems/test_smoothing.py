@@ -1,6 +1,7 @@
 """Smoothing: the confidence bound is the textbook one, radii shrink by the root of d, attacks are judged by counts."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from statistics import NormalDist
 
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from linfnet.attack import attack_all, known_attacks
 from linfnet.data import load
+from linfnet.evaluation import evaluate
 from linfnet.recipes import load_recipe
 from linfnet.systems import system_of
 from linfnet.systems.smoothing import SmoothedNet, clopper_pearson
@@ -81,6 +84,26 @@ def test_an_attack_must_outvote_beyond_chance():
     images = torch.full((3, 1, 8, 8), 0.5)
     images[:, 0, 0, 0] = torch.tensor([0.2, 0.499, 0.8])
     assert net.keeps_class(images, torch.ones(3, dtype=torch.long)).tolist() == [False, True, True]
+
+
+class Torn(SmoothedNet):
+    """A base net that is sure of class 0 in three of ten noisy copies, and leans to class 1 in the others."""
+
+    def base_logits(self, noisy: Tensor) -> Tensor:
+        pixel = noisy.flatten(1)[:, 0]
+        first = torch.where(pixel > 0.524 * self.sigma, 0.99, 0.45) + 0 * pixel
+        return torch.stack([first, 1 - first], 1).log()
+
+
+def test_what_is_right_stays_so_at_an_epsilon_of_zero():
+    net = Torn((1, 8, 8), 2, "small", 0.3, 200, 0.001, 64).eval()
+    images = load("digits", "test").first(4)
+    images = replace(images, images=torch.zeros_like(images.images), labels=torch.zeros_like(images.labels))
+    assert not net.keeps_class(images.pixels(), images.labels).any()
+    found = evaluate(net, images, (Fraction(0),), steps=1)
+    assert found.clean == found.at[0].summary()["pgd"] == found.at[0].summary()["certified_smoothing"] == 1
+    (attacked,) = attack_all(net, images.pixels(), images.labels, [Fraction(0)], known_attacks(steps=1, queries=1))
+    assert attacked.robust == 1
 
 
 def test_the_vote_is_a_function_of_the_image_alone():
