@@ -52,6 +52,7 @@ from linfnet.train import RunFolder
         (["evaluate", "run", "--limit", "0"], "--limit is 0"),
         (["evaluate", "run", "--steps", "0"], "--steps is 0"),
         (["evaluate", "absent"], "absent is not a folder"),
+        (["export", "mnist-small", "--card"], "mnist-small is not a folder of yours"),
         (["evaluate", "cache"], "has no recipe.toml: give --data and --eps"),
         (["evaluate", "stopped"], "has not finished"),
         (["evaluate", "run", "--data", "cifar10"], "linfnet data fetch cifar10"),
@@ -86,8 +87,15 @@ from linfnet.train import RunFolder
         (["export", "absent", "--onnx", "x.onnx"], "absent is not a folder"),
         (["predict", "run", "absent.png"], "absent.png does not exist"),
         *(
-            ([*command, "mnist-small"], "linfnet certify, attack, predict and serve take it")
-            for command in (["report"], ["compare"], ["evaluate"], ["plot"], ["record", "--out", "x.json"])
+            ([*command, "mnist-small"], "linfnet certify, attack, predict, export and serve take it")
+            for command in (
+                ["report"],
+                ["compare"],
+                ["evaluate"],
+                ["lipschitz"],
+                ["plot"],
+                ["record", "--out", "x.json"],
+            )
         ),
         (["plot", "absent.json"], "absent.json is neither a run folder nor a record"),
         (["predict", "run/checkpoints", "absent.png"], "does not exist"),

@@ -17,7 +17,7 @@ def test_the_card_takes_up_later_results(tmp_path: Path):
 
 
 def test_only_the_model_is_uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    LinfNet((1, 2, 2), 3, (4,)).save(tmp_path)
+    LinfNet((1, 2, 2), 3, (4,)).save(tmp_path, results={"clean": 0.875})
     calls = []
 
     class Api:
@@ -37,5 +37,9 @@ def test_only_the_model_is_uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert push_to_hub(tmp_path, "me/net") == "https://hub/me/net"
     assert calls[0] == ("me/net", {"private": True, "exist_ok": True})
     assert calls[1]["allow_patterns"] == ["model.safetensors", "config.json", "README.md"]
+    assert "| clean | 0.875 |" in (tmp_path / "README.md").read_text()  # what it was saved with is not lost
+    (tmp_path / "results.json").write_text(json.dumps({"mnist-test eps=0.1": {"certified_interval": 0.75}}))
+    push_to_hub(tmp_path, "me/net")
+    assert "| mnist-test eps=0.1 certified_interval | 0.75 |" in (tmp_path / "README.md").read_text()
     with pytest.raises(LinfnetError, match="bad/name cannot be uploaded: not allowed"):
         push_to_hub(tmp_path, "bad/name")

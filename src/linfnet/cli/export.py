@@ -50,6 +50,8 @@ class Export:
         if self.onnx is None and self.vnnlib is None and self.hub is None and not self.card:
             raise ArgumentError("nothing to export: give --onnx, --vnnlib, --card or --hub")
         model = find_model(self.model)
+        if self.card and model != self.model:  # of the package, or in the hub's cache
+            raise ArgumentError(f"--card writes into the folder of a model; {self.model} is not a folder of yours")
         run = run_of(model)
         net = load_model(model)
         if self.onnx is not None:

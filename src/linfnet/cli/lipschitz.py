@@ -17,6 +17,7 @@ from linfnet.data import ImageSet
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import write_json
 from linfnet.nn import LinfNet
+from linfnet.nn.hub import packaged_hint
 from linfnet.ops import check_p
 from linfnet.perturbation import parse_epsilon
 from linfnet.theory import Estimate, lipschitz_estimate
@@ -110,7 +111,7 @@ class Lipschitz:
             if value is not None and value < 1:
                 raise ArgumentError(f"{name} is {value}; wanted a whole number of at least 1")
         if not self.model.is_dir():
-            raise LinfnetError(f"{self.model} is not a folder")
+            raise LinfnetError(f"{self.model} is not a folder{packaged_hint(self.model)}")
         name = self.data
         if name is None and (self.model / "recipe.toml").is_file():
             name = RunFolder.open(self.model).recipe.data.name

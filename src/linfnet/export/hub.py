@@ -28,7 +28,9 @@ def push_to_hub(folder: Path, name: str, *, private: bool = True) -> str:
         huggingface_hub: Any = importlib.import_module("huggingface_hub")
     except ImportError:
         raise LinfnetError("the hub needs huggingface_hub: pip install 'linfnet[hub]'") from None
-    write_card(folder)
+    # Without results.json a card may hold what the net was saved with, and that would be lost.
+    if (folder / "results.json").is_file() or not (folder / "README.md").is_file():
+        write_card(folder)
     api: Any = huggingface_hub.HfApi()
     try:
         address = api.create_repo(name, private=private, exist_ok=True)

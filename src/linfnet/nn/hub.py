@@ -44,7 +44,8 @@ def packaged_hint(path: Path) -> str:
     """
     if str(path) not in pretrained_names():
         return ""
-    return "; the net of that name in the package has no run: linfnet certify, attack, predict and serve take it"
+    takers = "linfnet certify, attack, predict, export and serve"
+    return f"; the net of that name in the package has no run: {takers} take it"
 
 
 def class_names(model: Path, classes: int) -> list[str]:
