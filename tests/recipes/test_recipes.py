@@ -10,6 +10,7 @@ import pytest
 from linfnet.errors import LinfnetError
 from linfnet.losses import Hinge, Mixture
 from linfnet.recipes import Recipe, load_recipe, recipe_from_toml, recipe_names, recipe_to_toml
+from linfnet.recipes.recipe import Reported
 from linfnet.systems import system_of
 
 PUBLISHED = {
@@ -185,3 +186,19 @@ def test_wrong_files_are_told(tmp_path: Path):
         load_recipe(file)
     file.write_text("[model]\nwidth = 32\n")
     assert load_recipe(file).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        ("evaluation.eps=0.1", False),
+        ("data.name=fashion-mnist", False),
+        ("system.name=hybrid", False),
+        ("data.name=mnist", True),
+        ('evaluation.eps=["0.3", "0.1"]', True),
+        ("width=64", True),
+    ],
+)
+def test_what_was_reported_is_not_of_other_images_another_epsilon_or_another_system(change: str, kept: bool):
+    reported = load_recipe("mnist-0.3", [change]).reported
+    assert reported == (load_recipe("mnist-0.3").reported if kept else Reported())

@@ -26,6 +26,7 @@ from linfnet.report.figures import certified_curve, histogram
 from linfnet.report.gallery import gallery
 from linfnet.report.png import encode_png
 from linfnet.report.repeat import commands
+from linfnet.report.table import published
 from linfnet.report.training import training_panels
 
 
@@ -162,6 +163,16 @@ def test_the_commands_repeat_the_run(evaluated: Path, tmp_path: Path, capsys: py
     for key, entry in ours.items():
         figures = [{k: v for k, v in e.items() if "seconds" not in k} for e in (entry, theirs[key])]
         assert figures[0] == figures[1]
+
+
+def test_no_log_of_the_authors_stands_beside_other_images(evaluated: Path):
+    run = read_run(evaluated)
+    recipe = load_recipe("mnist-0.3")
+    assert [row.source for row in published(replace(run, recipe=recipe))] == [
+        "the paper (450 epochs)",
+        "the authors' log",
+    ]
+    assert published(replace(run, recipe=load_recipe("mnist-0.3", ["data.name=digits"]))) == []
 
 
 @pytest.mark.parametrize(("asked", "option"), [(100, ["--steps", "100"]), (20, [])])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin, get_
 from linfnet.errors import ArgumentError, LinfnetError, nearest
 from linfnet.losses import Mixture, Objective, find_objective
 from linfnet.perturbation import format_epsilon, parse_rational
-from linfnet.recipes.recipe import Recipe
+from linfnet.recipes.recipe import Data, Evaluation, Recipe
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -72,7 +72,10 @@ def recipe_from_toml(text: str, where: str, name: str, changes: Iterable[str] = 
             flat["loss.name"] = _parse_change(change, known)[1]
             known = _types(find_objective(flat["loss.name"]))
             flat = {key: value for key, value in flat.items() if key in known or key.startswith(SYSTEM)}
-    flat |= dict(_parse_change(change, known) for change in changes)
+    changed = dict(_parse_change(change, known) for change in changes)
+    if _subject(flat | changed, known) != _subject(flat, known):
+        flat = {key: value for key, value in flat.items() if not key.startswith("reported.")}
+    flat |= changed
     # A system's own keys get their types from the system, which is not known here.
     system = {key.removeprefix(SYSTEM): value for key, value in flat.items() if key.startswith(SYSTEM)}
     return _build({key: _coerce(key, value, known[key]) for key, value in flat.items() if key in known}, system)
@@ -138,6 +141,12 @@ def _parse_change(change: str, known: Mapping[str, Any]) -> tuple[str, Any]:
         return key, tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         return key, text
+
+
+def _subject(flat: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What reported figures are of: the data set, the system and the first epsilon. Of others they say nothing."""
+    eps = _coerce("evaluation.eps", flat.get("evaluation.eps", list(Evaluation.eps)), known["evaluation.eps"])
+    return flat.get("data.name", Data.name), flat.get(f"{SYSTEM}name", "linf"), eps[:1]
 
 
 def _coerce(key: str, value: Any, kind: Any) -> Any:

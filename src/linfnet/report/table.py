@@ -30,12 +30,12 @@ def published(run: RunRecord) -> list[Published]:
     if run.recipe is None or run.epsilon is None:
         return []
     epsilon, reported = format_epsilon(run.epsilon), run.recipe.reported
-    rows: list[Published] = []
-    if reported.source and reported.certified:
-        cost = f" ({reported.cost})" if reported.cost else ""
-        rows.append(Published(reported.source + cost, epsilon, reported.clean, reported.pgd, reported.certified))
+    if not (reported.source and reported.certified):
+        return []
+    cost = f" ({reported.cost})" if reported.cost else ""
+    row = Published(reported.source + cost, epsilon, reported.clean, reported.pgd, reported.certified)
     logs = [cell.log for cell in STUDIES["table1"].cells if cell.label == run.recipe.name]
-    return rows + [Published("the authors' log", epsilon, log.clean, log.pgd, log.certified) for log in logs]
+    return [row] + [Published("the authors' log", epsilon, log.clean, log.pgd, log.certified) for log in logs]
 
 
 def scrolling(label: str, rows: str) -> str:
