@@ -90,17 +90,22 @@ def results() -> str:
 
 def accuracies(record: Any) -> Iterator[tuple[str, dict[str, float]]]:
     """(eps, shares) for each evaluation that a record holds."""
+    from linfnet.perturbation import parse_epsilon
+    from linfnet.recipes import load_recipe
+
     if not isinstance(record, dict):
         return
     published = tomllib.loads(record["recipe"]) if isinstance(record.get("recipe"), str) else {}
-    targets = published.get("evaluation", {}).get("eps", [])
+    # What was published is of the epsilon that the recipe was written for, not of one it was changed to.
+    reported = published.get("reported", {})
+    targets = load_recipe(published["name"]).evaluation.eps[:1] if reported.get("source") == "the paper" else ()
     for key, row in (record.get("results") or {}).items():
         found = re.fullmatch(r"(\S+) eps=(\S+)", key)
         proven = (
             [share for name, share in row.items() if name.startswith("certified_")] if isinstance(row, dict) else []
         )
         if found and proven:
-            paper = published.get("reported", {}).get("certified") if found[2] in targets else None
+            paper = reported["certified"] if parse_epsilon(found[2]) in targets else None
             shares = {"clean": row["clean"], "pgd": row.get("pgd"), "certified": max(proven)}
             yield found[2], {**shares, "paper": None if paper is None else paper / 100}
     for epsilon, row in (record.get("certified") or {}).items() if isinstance(record.get("certified"), dict) else ():
