@@ -9,7 +9,7 @@ import math
 
 # Beyond this dense kernels take special functions; the lists go on with products.
 LARGEST_CHAINED = 64
-# From here on kernels take the features that can count alone: a product more or less no longer shows.
+# From here on kernels take the features that can count alone.
 SMALLEST_LISTED = 22
 
 
@@ -51,9 +51,9 @@ def snapped_p(p: float) -> float:
     """The nearest p with six binary digits, but none below the quarters; infinity stays.
 
     Quarters from 8 on, halves from 16, whole numbers from 32, even ones from 64, and so on: products and square roots
-    give their powers, and while p stays the same whole steps can be replayed. A wide
-    net's loss jumps where a small p does, hence 32 numbers to an octave and not fewer (docs/gpu-kernels.md). Of two
-    equally near the larger is taken, so that the result never falls while p grows.
+    give their powers, and while p stays the same whole steps can be replayed. A wide net's loss jumps where a small p
+    does, hence 32 numbers to an octave and not fewer (docs/gpu-kernels.md). Of two equally near the larger is taken, so
+    that the result never falls while p grows.
 
     >>> [snapped_p(p) for p in (8.0, 11.3, 20.9, 27.6, 62.9, 201.3, 999.0, math.inf)]
     [8.0, 11.25, 21.0, 27.5, 63.0, 200.0, 992.0, inf]

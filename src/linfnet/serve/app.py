@@ -1,4 +1,4 @@
-"""The routes: a page, and the JSON API that docs/serve.md and /api/openapi.json describe."""
+"""The routes: a page, and the JSON API that docs/howto/serve.md and /api/openapi.json describe."""
 
 import asyncio
 import threading
