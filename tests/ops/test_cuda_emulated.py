@@ -230,6 +230,12 @@ def test_matrix_products(kernels: Cuda, p: float, shape: Shape) -> None:
 
 
 @pytest.mark.usefixtures("_products")
+@pytest.mark.parametrize("p", [8.0, 10.0])
+def test_small_gradients_are_as_right_as_large_ones(kernels: Cuda, p: float) -> None:
+    by_products.check_small_gradients(kernels, *by_products.trained((64, 40, 104), CPU), p)
+
+
+@pytest.mark.usefixtures("_products")
 def test_features_narrow_on_one_side(kernels: Cuda) -> None:
     by_products.check(kernels, *by_products.narrow((64, 40, 104), CPU), 8.0)
 

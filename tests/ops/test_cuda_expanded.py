@@ -132,6 +132,26 @@ def check(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float, flag: int
     assert torch.equal(kernels.forward(x, w, p), y)
 
 
+def check_small_gradients(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> None:
+    """Adam divides every gradient by its own size: the smallest must be as right as the largest."""
+    (_, *found), flag = run(kernels, x, w, grad, p)
+    assert flag == 0
+    y, saved = REFERENCE.forward_saving(x.double(), w.double(), p)
+    exact = REFERENCE.backward(grad.double(), x.double(), w.double(), y, saved, p, True, True)
+    for one, other in zip(found, exact, strict=True):
+        error, size = (one.double() - other).abs() / other.abs(), other.abs() / other.abs().max()
+        for least in (1e-2, 1e-4, 1e-6, 1e-8, 1e-10):
+            band = error[(size >= least) & (size < 100 * least)]
+            assert band.median() < 1e-5
+            assert (band > 1e-3).double().mean() < 0.01
+        assert torch.equal(one.sign()[size >= 1e-10].double(), other.sign()[size >= 1e-10])
+
+
+@pytest.mark.parametrize("p", [8.0, 10.0])
+def test_small_gradients_are_as_right_as_large_ones(p: float) -> None:
+    check_small_gradients(KERNELS, *trained((200, 96, 784)), p)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("p", [8.0, 10.0, 14.0])
 def test_distances_and_gradients(p: float, shape: tuple[int, int, int]) -> None:
