@@ -200,3 +200,16 @@ class TestSuite:
                 parse_exponents(text)
         with pytest.raises(ArgumentError, match="steps=0"):
             known_attacks(steps=0)
+
+
+def test_nothing_is_attacked_at_zero():
+    """There is nothing to move, and some attacks of others take no such epsilon."""
+
+    def refuse(*_: object) -> torch.Tensor:
+        raise AssertionError("attacked at 0")
+
+    net = LinfNet((1, 2, 2), 3, (4,)).eval()
+    images = torch.rand(5, 1, 2, 2)
+    (found,) = attack_all(net, images, net(images).argmax(1), [Fraction(0)], {"any": refuse})
+    assert found.after == {"any": 1.0}
+    assert torch.equal(found.images, images)

@@ -112,12 +112,12 @@ def attack_all(
                 left = survived.nonzero().flatten()
                 tell(name, epsilon, len(left))
                 generator = torch.Generator(images.device).manual_seed(seed)
-                for part in left.split(BATCH) if len(left) else ():
+                # Nothing moves at 0, and fresh noise, by which some nets are judged, is no attack.
+                for part in left.split(BATCH) if len(left) and epsilon else ():
                     with torch.enable_grad():
                         found = attack(net, images[part], labels[part], epsilon, generator).detach()
                     check_inside(found, images[part], epsilon, name)
-                    # Nothing moves at 0, and fresh noise, by which some nets are judged, is no attack.
-                    lost = ~net.keeps_class(found, labels[part]) & (epsilon > 0)
+                    lost = ~net.keeps_class(found, labels[part])
                     moved[part[lost]], survived[part[lost]] = found[lost], False
                 after[name] = survived.double().mean().item()
             results.append(Attacked(epsilon, clean, survived.clone(), after, moved.clone()))
