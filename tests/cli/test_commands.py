@@ -3,6 +3,7 @@
 import csv
 import json
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +64,15 @@ def test_a_second_evaluation_keeps_the_first(run: Path):
     after = json.loads((run / "results.json").read_text())
     assert before.items() <= after.items()
     assert after.keys() - before.keys() == {"digits-train-first-31-pgd-3 eps=0.1"}
+
+
+def test_samples_of_many_epsilons_have_files_with_names_that_fit(run: Path, tmp_path: Path):
+    folder = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("samples-*"))
+    for last in ("0.061", "0.062"):
+        epsilons = [f"0.{k:03d}" for k in range(1, 61)]
+        assert main(["evaluate", str(folder), "--limit", "5", "--steps", "1", "--eps", *epsilons, last]) == 0
+    assert len(list(folder.glob("samples-digits-test-first-5-pgd-1-eps-0.001_*.csv"))) == 2
+    assert len(list(folder.glob("samples-digits-test-first-5-pgd-1-eps-0.001_*.broken.safetensors"))) == 2
 
 
 def test_predict(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

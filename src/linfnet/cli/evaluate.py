@@ -1,5 +1,6 @@
 """`linfnet evaluate`: clean, PGD and certified accuracy of a run or a model folder."""
 
+import hashlib
 import os
 from dataclasses import dataclass
 from fractions import Fraction
@@ -22,6 +23,9 @@ from linfnet.ranks import ALONE, Ranks, joined, launched, own_device
 from linfnet.shards import evaluate_together, own_images
 from linfnet.systems import load_model
 from linfnet.train import add_results, read_results
+
+# Letters that epsilons may take in the name of a file: file systems have room for 255 in all.
+LONGEST = 100
 
 
 def evaluate_with_progress(
@@ -68,6 +72,9 @@ def store_evaluation(
     if samples and evaluation.at:
         name = result_key(what, evaluation.at[0].epsilon, limit=limit, steps=evaluation.steps).split(" eps=")[0]
         epsilons = "_".join(format_epsilon(at.epsilon).replace("/", "-") for at in evaluation.at)
+        if len(epsilons) > LONGEST:
+            first, digest = epsilons[:LONGEST].rpartition("_")[0], hashlib.sha256(epsilons.encode()).hexdigest()[:8]
+            epsilons = f"{first}_and-more-{digest}"
         stem = f"samples-{name}-eps-{epsilons}"
         write_samples(evaluation, folder / f"{stem}.csv")
         write_broken(evaluation, folder / f"{stem}.broken.safetensors")
