@@ -166,7 +166,8 @@ def test_results_that_were_edited(command: list[str], place: Path, refused: Call
 def test_records_that_were_edited(place: Path, refused: Callable[..., str]):
     (place / "run" / "results.json").write_text("{}")
     assert "has no 'train' with 'seconds'" in refused("record", "run", "--out", "x.json")
-    for record in ({"recipe": 7, "events": "x"}, {"recipe": "", "events": ["x"]}, ["recipe", "events"]):
+    unnamed = [{"recipe": "", "events": name} for name in ("", ".", "elsewhere/log.gz")]
+    for record in ({"recipe": 7, "events": "x"}, {"recipe": "", "events": ["x"]}, ["recipe", "events"], *unnamed):
         (place / "record.json").write_text(json.dumps(record))
         assert "record.json is not the record of a run" in refused("plot", "record.json")
 

@@ -52,6 +52,8 @@ from linfnet.train import RunFolder
         (["evaluate", "run", "--limit", "0"], "--limit is 0"),
         (["evaluate", "run", "--steps", "0"], "--steps is 0"),
         (["evaluate", "absent"], "absent is not a folder"),
+        (["attack", "run", "--seed", "9" * 30], "--seed is too large"),
+        (["lipschitz", "run", "--seed", "-1"], "--seed is -1; wanted a number of at least 0"),
         (["export", "mnist-small", "--card"], "mnist-small is not a folder of yours"),
         (["evaluate", "cache"], "has no recipe.toml: give --data and --eps"),
         (["evaluate", "stopped"], "has not finished"),

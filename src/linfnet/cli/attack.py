@@ -18,7 +18,7 @@ from linfnet.certify import Certification, certify_images
 from linfnet.cli.certify import BATCH, Subject, find_subject, run_of
 from linfnet.cli.console import console, percent
 from linfnet.cli.train import pick_device
-from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.files import replacing
 from linfnet.nn import Classifier
 from linfnet.nn.hub import find_model
@@ -60,6 +60,7 @@ class Attack:
     def run(self) -> int:
         """Print the table; a certified sample that was broken is an error that names it."""
         asked = tuple(parse_epsilon(text, "--eps") for group in self.eps for text in group)
+        at_least("--seed", self.seed, 0)
         chosen = self._attacks()
         device = pick_device(self.device)
         model = find_model(self.model)

@@ -14,7 +14,7 @@ from linfnet.cli.evaluate import load_for
 from linfnet.cli.theory import draw_into, with_progress
 from linfnet.cli.train import pick_device
 from linfnet.data import ImageSet
-from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.files import write_json
 from linfnet.nn import LinfNet
 from linfnet.nn.hub import packaged_hint
@@ -55,6 +55,7 @@ class Lipschitz:
     def run(self) -> int:
         """Print both bounds; write them and the quantile plot into the folder."""
         p, epsilon = self._p(), parse_epsilon(self.eps, "--eps")
+        at_least("--seed", self.seed, 0)
         device = pick_device(self.device)
         net, images = self._load(device)
         pixels = images.pixels()

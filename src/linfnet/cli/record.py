@@ -72,5 +72,7 @@ class Plot:
         record = read_json(self.source)
         if not isinstance(record, dict) or not all(isinstance(record.get(key), str) for key in ("recipe", "events")):
             raise LinfnetError(f"{self.source} is not the record of a run: it has no recipe or no events")
+        if not record["events"] or Path(record["events"]).name != record["events"]:
+            raise LinfnetError(f"{self.source} is not the record of a run: its events are in no file beside it")
         recipe = recipe_from_toml(record["recipe"], str(self.source), self.source.stem)
         return recipe, self.source.with_name(record["events"]), self.source.with_suffix(".png")
