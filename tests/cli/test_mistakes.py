@@ -33,6 +33,18 @@ from linfnet.train import RunFolder
         (["train", "mnist-0.3-hybrid", "--set", "loss.name=hinge"], "but the system 'hybrid' does not look at it"),
         (["train", "mnist-0.3-ibp", "--set", "width=64"], "model.width is 64, but the system 'ibp' does not"),
         (["train", "mnist-0.3-ibp", "--set", "p_end=99"], "schedule.p_end is 99.0, but the system 'ibp' does not"),
+        (
+            [
+                "train",
+                "cifar10-smoothing",
+                "--set",
+                "data.name=digits",
+                "system.architecture=small",
+                "limit=33",
+                "batch=32",
+            ],
+            "optimizer.batch is 32: it leaves a last batch of 1 images, too few for batch norm",
+        ),
         (["train", "digits", "--device", "meta"], "device is 'meta'"),
         (["train", "digits", "--device", "cuda:77"], "no such GPU"),
         (["trian"], "trian"),

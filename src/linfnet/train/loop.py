@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from linfnet.data import EpochPlan, ImageSet, augment, plan_epoch, to_pixels
 from linfnet.errors import ArgumentError, LinfnetError
@@ -86,10 +86,12 @@ class Trainer:
         self.record = torch.zeros(self.steps_per_epoch, RECORD_COLUMNS, device=device)
         sizes = [min(self.batch, len(self.images) - start) for start in range(0, len(self.images), self.batch)]
         self.sizes = torch.tensor(sizes, dtype=torch.float64)
-        if min(sizes) < ranks.size:
+        # The variance of a single image is none.
+        least = 2 if any(isinstance(each, nn.BatchNorm1d | nn.BatchNorm2d) for each in self.net.modules()) else 1
+        if min(sizes) < least * ranks.size:
             raise ArgumentError(
                 f"optimizer.batch is {self.batch}: it leaves a last batch of {min(sizes)} images, "
-                f"too few for {ranks.size} processes"
+                f"too few for {f'{ranks.size} processes' if ranks.size > 1 else 'batch norm'}"
             )
         self.ranks = ranks
         self.gradients = GradientSum(ranks, self.net.parameters())
