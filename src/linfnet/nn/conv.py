@@ -83,7 +83,7 @@ class LpDistanceConv2d(DistanceModule):
         rows, columns = ((s + 2 * self.padding - self.kernel_size) // self.stride + 1 for s in x.shape[2:])
         return torch.cat(distances, -1).transpose(1, 2).unflatten(2, (rows, columns))
 
-    def _bias_like(self, distance: Tensor, bias: Tensor) -> Tensor:
+    def _bias_like(self, bias: Tensor) -> Tensor:
         return bias.view(-1, 1, 1)
 
     def extra_repr(self) -> str:

@@ -35,9 +35,9 @@ class DistanceModule(nn.Module):
     def _finish(self, distance: Tensor) -> Tensor:
         if self.shift is not None:
             distance = self.shift(distance)
-        return distance if self.bias is None else distance + self._bias_like(distance, self.bias)
+        return distance if self.bias is None else distance + self._bias_like(self.bias)
 
-    def _bias_like(self, distance: Tensor, bias: Tensor) -> Tensor:
+    def _bias_like(self, bias: Tensor) -> Tensor:
         return bias
 
     def _finish_bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
