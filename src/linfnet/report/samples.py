@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +25,6 @@ class Samples:
     real_radii: NDArray[np.float64] | None
     """margin / 2 in pixel units, negative where wrong."""
     interval_radii: NDArray[np.float64] | None = None
-    survived: dict[str, NDArray[np.bool_]] = field(default_factory=dict[str, NDArray[np.bool_]])
-    """By the name of epsilon: right, and still so after the attack."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -46,14 +44,14 @@ class BrokenSamples:
 
 
 def read_samples(files: Sequence[Path]) -> Samples | None:
-    """The samples of several evaluations of one set, the newest file's radii with the attacks of all; None for none."""
-    together: Samples | None = None
+    """The samples of several evaluations of one set, as the newest file has them; None for none."""
+    newest: Samples | None = None
     for file in sorted(files, key=lambda file: file.stat().st_mtime):
         found = _read_table(file)
-        if together is not None and not together.same_images(found):
+        if newest is not None and not newest.same_images(found):
             raise LinfnetError(f"{file} tells of other samples than {files[0]}: evaluate again, or remove one of them")
-        together = replace(found, survived={**(together.survived if together else {}), **found.survived})
-    return together
+        newest = found
+    return newest
 
 
 def _read_table(file: Path) -> Samples:
@@ -69,7 +67,6 @@ def _read_table(file: Path) -> Samples:
         def classes(name: str) -> NDArray[np.int64]:
             return np.array(columns[name], dtype=np.int64)
 
-        attacked = {name.split("@")[1]: numbers(name) > 0 for name in header if name.startswith("pgd") and "@" in name}
         return Samples(
             labels=classes("label"),
             predictions=classes("prediction"),
@@ -77,7 +74,6 @@ def _read_table(file: Path) -> Samples:
             radii=numbers("margin_radius") if "margin_radius" in columns else None,
             real_radii=numbers("real_margin_radius") if "margin_radius" in columns else None,
             interval_radii=numbers("interval_radius") if "interval_radius" in columns else None,
-            survived=attacked,
         )
     except (OSError, UnicodeDecodeError, ValueError, KeyError, csv.Error) as error:
         raise LinfnetError(f"{file} is not a table of samples ({type(error).__name__}: {error})") from None
