@@ -155,12 +155,34 @@ def test_a_run_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_a_run_that_cannot_be_read_leaves_the_others(capsys: pytest.CaptureFixture[str]):
+    assert reproduce() == 0
+    run = Path("out/narrow/seed-0")
+    environment, results = ((run / name).read_text() for name in ("env.json", "results.json"))
+    trained = {**json.loads(results), "train": {"seconds": 1.0}}
+    for file, text, complaint in (
+        ("env.json", "{", "env.json is not readable JSON"),
+        ("env.json", "[]", "env.json holds no table"),
+        ("results.json", json.dumps(trained), "results.json lacks 'epochs'"),
+    ):
+        (run / "env.json").write_text(environment)
+        (run / file).write_text(text)
+        capsys.readouterr()
+        assert reproduce() == 2
+        printed = capsys.readouterr().out
+        assert f"1/2 narrow, seed 0: failed: {run}/{complaint}" in printed
+        assert "2/2 wide, seed 0: kept" in printed
+
+
+def test_a_run_without_its_commit_or_figures_of_training_images_is_kept(capsys: pytest.CaptureFixture[str]):
     assert reproduce("--row", "narrow") == 0
-    Path("out/narrow/seed-0/env.json").write_text("{")
-    assert reproduce() == 2
-    printed = capsys.readouterr().out
-    assert "1/2 narrow, seed 0: failed: out/narrow/seed-0/env.json is not readable JSON" in printed
-    assert "2/2 wide, seed 0: trained, evaluated" in printed
+    run = Path("out/narrow/seed-0")
+    results = json.loads((run / "results.json").read_text())
+    results["train"]["training_images"] = {}
+    (run / "results.json").write_text(json.dumps(results))
+    (run / "env.json").write_text("{}")
+    assert reproduce("--row", "narrow") == 0
+    (found,) = json.loads(Path("out/outcome.json").read_text())["cells"][0]["runs"]
+    assert [found[key] for key in ("commit", "certified_train", "above_theta")] == [None, None, None]
 
 
 def test_a_full_disk_ends_the_study(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -8,7 +8,7 @@ from typing import Protocol
 from linfnet.data import load
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.evaluation import result_key
-from linfnet.files import read_json
+from linfnet.files import read_table
 from linfnet.perturbation import format_epsilon
 from linfnet.recipes import Recipe
 from linfnet.reproduce.outcome import Outcome, RunOutcome
@@ -160,18 +160,21 @@ def _key(run: PlannedRun, options: Options) -> str:
 
 def gather(run: PlannedRun, options: Options) -> RunOutcome:
     """The figures of a finished run, from its folder."""
-    results, environment = read_results(run.path), read_json(run.path / "env.json")
-    measured, trained = results[_key(run, options)], results["train"]
-    seen = trained.get("training_images")
-    return RunOutcome(
-        label=run.cell.label,
-        seed=run.recipe.run.seed,
-        **{name: measured[name] for name in ("clean", "pgd", "certified_margin", "certified_interval")},
-        certified_train=seen and seen["certified"][format_epsilon(run.recipe.evaluation.eps[0])],
-        above_theta=seen and seen["above"],
-        seconds=trained["seconds"],
-        epochs=trained["epochs"],
-        hardware=hardware_of(environment, trained, RunFolder.open(run.path).events()),
-        commit=environment["commit"],
-        folder=str(run.path),
-    )
+    results, environment = read_results(run.path), read_table(run.path / "env.json")
+    try:
+        measured, trained = results[_key(run, options)], results["train"]
+        seen = trained.get("training_images")
+        return RunOutcome(
+            label=run.cell.label,
+            seed=run.recipe.run.seed,
+            **{name: measured[name] for name in ("clean", "pgd", "certified_margin", "certified_interval")},
+            certified_train=seen["certified"][format_epsilon(run.recipe.evaluation.eps[0])] if seen else None,
+            above_theta=seen["above"] if seen else None,
+            seconds=trained["seconds"],
+            epochs=trained["epochs"],
+            hardware=hardware_of(environment, trained, RunFolder.open(run.path).events()),
+            commit=environment.get("commit"),
+            folder=str(run.path),
+        )
+    except KeyError as error:
+        raise LinfnetError(f"{run.path / 'results.json'} lacks {error}") from None
