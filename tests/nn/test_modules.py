@@ -124,6 +124,8 @@ def test_convolution_identity_init_and_wrong_arguments():
     torch.testing.assert_close((layer(x) - 10)[:, :2], x, atol=1e-5, rtol=0)
     with pytest.raises(ArgumentError, match="groups is 3"):
         LpDistanceConv2d(4, 6, 3, groups=3)
+    with pytest.raises(ArgumentError, match="groups=0 must be at least 1"):
+        LpDistanceConv2d(4, 6, 3, groups=0)
     with pytest.raises(ArgumentError, match="wanted \\[B, 2, H, W\\]"):
         layer(torch.rand(1, 3, 5, 5))
 

@@ -42,10 +42,10 @@ class LpDistanceConv2d(DistanceModule):
         mean_shift: bool = False,
         identity_init: bool = False,
     ) -> None:
-        if in_channels % groups or out_channels % groups:
-            raise ArgumentError(f"groups is {groups}; wanted a divisor of {in_channels} and {out_channels} channels")
         if min(kernel_size, stride, groups) < 1 or padding < 0:
             raise ArgumentError(f"{kernel_size=}, {stride=}, {groups=} must be at least 1 and {padding=} at least 0")
+        if in_channels % groups or out_channels % groups:
+            raise ArgumentError(f"groups is {groups}; wanted a divisor of {in_channels} and {out_channels} channels")
         fan_in = in_channels // groups * kernel_size**2
         super().__init__(fan_in, out_channels, 1, p, bias, mean_shift)
         self.in_channels, self.out_channels = in_channels, out_channels
