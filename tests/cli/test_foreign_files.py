@@ -172,6 +172,39 @@ def test_records_that_were_edited(place: Path, refused: Callable[..., str]):
         assert "record.json is not the record of a run" in refused("plot", "record.json")
 
 
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("config.json", {"hidden": "abc"}),
+        ("config.json", {"class_names": 5}),
+        ("results.json", {"train": {"certified": {"0.1": 0.5}}}),
+    ],
+    ids=str,
+)
+def test_odd_values_do_not_stop_a_report(place: Path, file: str, changes: dict[str, object]):
+    assert main(["evaluate", "run", "--limit", "20", "--steps", "1"]) == 0
+    if file == "results.json":  # without an evaluation the report takes what training measured
+        (place / "run" / file).write_text("{}")
+    values = json.loads((place / "run" / file).read_text())
+    (place / "run" / file).write_text(json.dumps({**values, **changes}))
+    assert main(["report", "run"]) == 0
+
+
+def test_odd_class_names_do_not_stop_an_evaluation(place: Path):
+    config = place / "run" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "class_names": 5}))
+    assert main(["evaluate", "run", "--limit", "5", "--steps", "1"]) == 0
+    assert "numbered 0 to 9" in (place / "run" / "README.md").read_text()
+
+
+def test_an_epoch_before_the_first_is_none(place: Path):
+    events = place / "run" / "events.jsonl"
+    last = [json.loads(line) for line in events.read_text().splitlines() if '"event": "epoch"' in line][-1]
+    with events.open("a") as file:
+        file.write(json.dumps({**last, "epoch": 0}) + "\n")
+    assert main(["watch", "run", "--once"]) == 0
+
+
 def test_odd_events_do_not_stop_a_resume(place: Path):
     (place / "stopped" / "events.jsonl").write_bytes(b'123\n{"step": "a"}\n\xff\n{"event": "epoch", "step": 1}\n{"half')
     assert main(["train", "--resume", "stopped"]) == 0

@@ -1,7 +1,7 @@
 """The model card: what a model is, what it was measured to do, and how to load it, in the hub's layout."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 CARD = """\
 ---
@@ -47,7 +47,8 @@ def model_card(
         results: what was measured, by a name for each: numbers, or mappings of numbers.
         title: the heading.
     """
-    names: list[str] = list(config.get("class_names") or ())
+    given: Any = config.get("class_names")
+    names = [str(name) for name in cast(list[Any], given)] if isinstance(given, list) else []
     channels, rows, columns = config["image_shape"]
     return CARD.format(
         title=title,

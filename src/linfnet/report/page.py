@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 
 from linfnet.data import set_info
 from linfnet.perturbation import format_epsilon
@@ -124,7 +124,8 @@ def _lead(runs: Sequence[RunRecord]) -> str:
     facts = [f"Run <code>{escape(run.name)}</code>"]
     if run.recipe is not None:
         facts.append(f"recipe <code>{escape(run.recipe.name)}</code>")
-    hidden: list[int] = run.config.get("hidden") or []
+    given: Any = run.config.get("hidden")
+    hidden = [size for size in cast(list[Any], given) if isinstance(size, int)] if isinstance(given, list) else []
     if hidden:
         same = len(set(hidden)) == 1
         width = f"width {hidden[0]:,}" if same else "widths " + ", ".join(f"{size:,}" for size in hidden)

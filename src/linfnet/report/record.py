@@ -5,7 +5,7 @@ import shlex
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from linfnet.data import ImageSet, known_sets, load
 from linfnet.errors import LinfnetError
@@ -89,8 +89,9 @@ class RunRecord:
 
     def class_name(self, index: int) -> str:
         """A class in words."""
-        names: list[str] = self.config.get("class_names") or []
-        return names[index] if index < len(names) else str(index)
+        given: Any = self.config.get("class_names")
+        names = cast(list[Any], given) if isinstance(given, list) else []
+        return str(names[index] if index < len(names) else index)
 
 
 def read_training(path: Path) -> RunRecord:

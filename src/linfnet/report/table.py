@@ -62,11 +62,11 @@ def _headline_of_training(run: RunRecord, known: Published | None) -> str:
     train = run.results.get("train")
     if not isinstance(train, dict) or run.epsilon is None:
         return ""
-    certified = train.get("certified", {}).get(format_epsilon(run.epsilon))
-    if not isinstance(certified, float):
+    clean, certified = train.get("clean"), train.get("certified", {}).get(format_epsilon(run.epsilon))
+    if not (isinstance(clean, int | float) and isinstance(certified, int | float)):
         return ""
     figures = [
-        ("clean", float(train["clean"]), known.clean if known else None),
+        ("clean", clean, known.clean if known else None),
         ("certified (real arithmetic)", certified, known.certified if known else None),
     ]
     return _figures(figures, known, f"as training measured it, ε = {format_epsilon(run.epsilon)}")

@@ -31,8 +31,8 @@ def _whole(event: dict[str, Any]) -> bool:
     if not (isinstance(event.get("event"), str) and count(event.get("step", 0))):
         return False
     if event["event"] == "epoch":
-        numbers = all(finite(event.get(key)) for key in _EPOCH)
-        return numbers and count(event.get("epoch")) and (event.get("p") == "inf" or finite(event.get("p")))
+        numbers = all(finite(event.get(key)) for key in _EPOCH) and count(event.get("epoch"))
+        return numbers and event["epoch"] > 0 and (event.get("p") == "inf" or finite(event.get("p")))
     if event["event"] == "test":
         certified: Any = event.get("certified")
         shares = table(certified) and all(map(finite, certified.values()))
