@@ -182,8 +182,9 @@ def test_made_pages_say_what_their_sources_say():
     shares = (row["clean"], row["pgd"], max(row["certified_margin"], row["certified_interval"]))
     assert f"| 0.1 | {' | '.join(f'{100 * share:.2f}' for share in shares)} |" in results.split("## demo\n")[1]
     # What the paper has is of its own epsilon and nets: not of 0.1 in a recipe for 0.3, nor of other sources.
-    papers = dict(re.findall(r"^## ([\w.-]+)\n(?:.*\n)*?\| [\d./]+ \|.*\| (\S+) \|$", results, re.MULTILINE))
+    papers = dict(re.findall(r"^## ([\w.-]+)\n(?:.*\n)*?\| \d[^|]*\|.*\| (\S+) \|$", results, re.MULTILINE))
     assert papers["cifar10-8-hybrid-small"] == "35.42"
+    assert "\n| 8/255, first 1000 images, PGD-20 | 36.20 |" in results  # beside the row of all images
     assert papers["mnist-0.1-hybrid-small"] == papers["mnist-0.3-ibp"] == papers["cifar10-smoothing-0.25"] == "–"
     reference = pages["command_line"]()
     assert "## linfnet train\n\n```text\nusage: linfnet train" in reference

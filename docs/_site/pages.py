@@ -107,7 +107,10 @@ def accuracies(record: Any) -> Iterator[tuple[str, dict[str, float]]]:
         if found and proven:
             paper = reported["certified"] if parse_epsilon(found[2]) in targets else None
             shares = {"clean": row["clean"], "pgd": row.get("pgd"), "certified": max(proven)}
-            yield found[2], {**shares, "paper": None if paper is None else paper / 100}
+            # As `result_key` names them: not all images, other steps than 100.
+            first, steps = (re.search(rf"-{what}-(\d+)", found[1]) for what in ("first", "pgd"))
+            apart = (f", first {first[1]} images" if first else "") + (f", PGD-{steps[1]}" if steps else "")
+            yield found[2] + apart, {**shares, "paper": None if paper is None else paper / 100}
     for epsilon, row in (record.get("certified") or {}).items() if isinstance(record.get("certified"), dict) else ():
         if isinstance(row, dict) and {"margin", "interval"} <= row.keys():
             yield epsilon, {"clean": record["clean"], "certified": max(row["margin"], row["interval"])}
