@@ -265,16 +265,16 @@ def test_importing_does_not_touch_cuda() -> None:
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_sources_compile(architecture: str, tmp_path: Path) -> None:
     kernels = [
-        *(forward_kernel(p) for p in (8.0, None)),
+        *(forward_kernel(p) for p in (8.25, 8.3, None)),
         *(maximum_kernel(runs) for runs in (False, True)),
-        *(backward_kernel(p, True, True, 16) for p in (7.5, None)),
+        *(backward_kernel(p, True, True, 16) for p in (7.5, 7.3, None)),
         bounds_kernel(True),
         *(Kernel(file, "") for file in ("finish.cu", "gradients.cu", "scale.cu", "sparse.cu")),
         *(expanded.kernel(function, 8) for function in ("powers", "add_close")),
         lists.list_kernel("turn"),
         *(pruned.maximum_kernel(index, 2) for index in (False, True)),
-        *(pruned.forward_kernel(p, 2) for p in (28.0, 128.0, 30.5)),
-        *(pruned.backward_kernel(p, 4, "listed_grad_w") for p in (28.0, 128.0, 30.5)),
+        *(pruned.forward_kernel(p, 2) for p in (28.0, 128.0, 30.5, 30.3, 200.5)),
+        *(pruned.backward_kernel(p, 4, "listed_grad_w") for p in (28.0, 128.0, 30.5, 30.3, 200.5)),
     ]
     assert {kernel.file for kernel in kernels} == {file.name for file in KERNELS.glob("*.cu")}
     for place, kernel in enumerate(kernels):
