@@ -1,7 +1,9 @@
+import fcntl
 import json
 import math
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,8 @@ import torch
 
 from linfnet.errors import LinfnetError
 from linfnet.nn import LinfNet
-from linfnet.train import StoppedError, Trainer
+from linfnet.recipes import load_recipe
+from linfnet.train import RunFolder, StoppedError, Trainer
 from linfnet.train.steps import build_optimizer, step_values
 
 
@@ -202,9 +205,21 @@ def test_checkpoints_come_by_the_clock_too(new_trainer: Callable[..., Trainer], 
 
 def test_a_folder_serves_one_process(new_trainer: Callable[..., Trainer], tmp_path: Path):
     trainer = new_trainer()
-    from linfnet.train import RunFolder
-
     with pytest.raises(LinfnetError, match="in use by another process"):
         RunFolder.open(trainer.folder.path).lock()
     with pytest.raises(LinfnetError, match="already holds a run"):
         new_trainer()
+
+
+def test_somebody_who_looks_does_not_keep_a_run_from_starting(tmp_path: Path):
+    """Asking whether a run is held takes its lock for a moment."""
+    folder = RunFolder(tmp_path, load_recipe("digits"))
+    folder.lock()
+    folder.release()
+    looking = os.open(tmp_path / ".lock", os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    gone = threading.Timer(0.05, os.close, [looking])
+    gone.start()
+    folder.lock()
+    folder.release()
+    gone.join()

@@ -13,6 +13,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +27,9 @@ from linfnet.nn.hub import packaged_hint
 from linfnet.recipes import Recipe, recipe_from_toml, recipe_to_toml
 from linfnet.train.events import parse_events
 from linfnet.version import __version__
+
+# Seconds for which somebody may hold a folder who only asks whether it is held.
+MOMENT = 0.2
 
 
 class UnwritableError(LinfnetError):
@@ -83,14 +87,19 @@ class RunFolder:
     def lock(self) -> None:
         """Hold the folder until `release` or the end of this process, or fail if another one holds it."""
         handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            raise LinfnetError(f"{self.path} is in use by another process") from None
-        except OSError as error:  # of a file system that has no locks
-            os.close(handle)
-            raise UnwritableError(f"{self.path} cannot be held for this process: {error.strerror}") from None
+        patience = time.monotonic() + MOMENT
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > patience:
+                    os.close(handle)
+                    raise LinfnetError(f"{self.path} is in use by another process") from None
+                time.sleep(0.01)
+            except OSError as error:  # of a file system that has no locks
+                os.close(handle)
+                raise UnwritableError(f"{self.path} cannot be held for this process: {error.strerror}") from None
         self._lock = handle
 
     def _sweep(self) -> None:
