@@ -44,6 +44,15 @@ def replacing(path: Path) -> Generator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def make_folder(folder: Path) -> Path:
+    """The folder, made with all above it where it was not there; one sentence where it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LinfnetError(f"output folder {folder} cannot be written: {error.strerror}") from None
+    return folder
+
+
 def _named(error: OSError, path: Path) -> OSError:
     if error.errno is None:  # a library's own words
         return OSError(f"{path}: {error}")

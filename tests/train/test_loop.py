@@ -173,7 +173,7 @@ def test_a_diverging_loss_stops_the_run_and_keeps_the_last_checkpoint(new_traine
             if step == 7:
                 trainer.net.layers[0].weight.data.fill_(math.nan)
 
-    with pytest.raises(LinfnetError, match=r"the loss is nan at step 7 \(epoch 2, p = .*look at optimizer.lr"):
+    with pytest.raises(LinfnetError, match=r"the loss is nan at step 7 \(epoch 3, p = .*look at optimizer.lr"):
         trainer.run(Saboteur())
     assert [path.name for path in trainer.folder.checkpoints.iterdir()].count("step-000000006.safetensors") == 1
     assert not trainer.folder.finished

@@ -18,8 +18,8 @@ from linfnet.certify import Certification, certify_images
 from linfnet.cli.certify import BATCH, Subject, find_subject, run_of
 from linfnet.cli.console import console, percent
 from linfnet.cli.train import pick_device
-from linfnet.errors import ArgumentError, LinfnetError, at_least
-from linfnet.files import replacing
+from linfnet.errors import ArgumentError, at_least
+from linfnet.files import make_folder, replacing
 from linfnet.nn import Classifier
 from linfnet.nn.hub import find_model
 from linfnet.perturbation import format_epsilon, parse_epsilon
@@ -124,10 +124,7 @@ def _table(subject: Subject, found: Certification, results: list[Attacked]) -> T
 
 
 def _write(out: Path, subject: Subject, found: Certification, results: list[Attacked]) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LinfnetError(f"output folder {out} cannot be written: {error.strerror}") from None
+    make_folder(out)
     header = ["image", "label", *(f"survived@{format_epsilon(at.epsilon)}" for at in results)]
     columns = (at.survived.int().tolist() for at in results)
     with (

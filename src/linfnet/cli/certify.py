@@ -18,6 +18,7 @@ from linfnet.cli.predict import format_radius
 from linfnet.cli.train import pick_device
 from linfnet.data import known_sets, load
 from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.files import make_folder
 from linfnet.nn import Classifier
 from linfnet.nn.hub import class_names, find_model, packaged_hint
 from linfnet.perturbation import format_epsilon, parse_epsilon
@@ -116,10 +117,7 @@ class Certify:
         return 0
 
     def _write(self, out: Path, found: Certification, subject: Subject) -> None:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LinfnetError(f"output folder {out} cannot be written: {error.strerror}") from None
+        make_folder(out)
         write_radii(found, out / "radii.csv", subject.names)
         rows = found.curve()
         write_curve(rows, out / "curve.csv", found.certificates)

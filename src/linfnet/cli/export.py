@@ -12,6 +12,7 @@ from linfnet.cli.certify import Subject, find_subject, run_of
 from linfnet.cli.console import console
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.export import push_to_hub, verify_onnx, write_card, write_onnx, write_vnnlib
+from linfnet.files import make_folder
 from linfnet.nn import Classifier, LinfNet
 from linfnet.nn.hub import find_model
 from linfnet.perturbation import format_epsilon, parse_epsilon
@@ -73,7 +74,7 @@ class Export:
         for sample in self.samples:
             if not 0 <= sample < len(subject.pixels):
                 raise ArgumentError(f"--samples has {sample}; {subject.title} has 0 to {len(subject.pixels) - 1}")
-        _make_folder(folder)
+        make_folder(folder)
         for sample in self.samples:
             pixels = subject.pixels[sample]
             with torch.no_grad():
@@ -90,14 +91,7 @@ class Export:
             raise LinfnetError(f"--onnx writes l_inf-distance nets; the model is of system {net.system!r}")
         if path.is_dir():
             raise ArgumentError(f"--onnx is the folder {path}; wanted a file")
-        _make_folder(path.parent)
+        make_folder(path.parent)
         files = write_onnx(net, path)
         verify_onnx(net, path, torch.rand(CHECKED, *net.image_shape, generator=torch.Generator().manual_seed(0)))
         console.print(f"the same bits as the net on {CHECKED} random images: {', '.join(map(str, files))}")
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LinfnetError(f"output folder {folder} cannot be written: {error.strerror}") from None

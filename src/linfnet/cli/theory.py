@@ -18,7 +18,7 @@ from linfnet.cli.console import console, percent
 from linfnet.cli.train import new_run_path, pick_device
 from linfnet.data import ImageSet, load
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.files import write_json
+from linfnet.files import make_folder, write_json
 from linfnet.nn import LinfNet
 from linfnet.perturbation import format_epsilon
 from linfnet.theory import (
@@ -55,14 +55,6 @@ def draw_into(path: Path, draw: Callable[[Path], None]) -> None:
         console.print(f"figure: {path}")
 
 
-def _make_folder(path: Path) -> Path:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LinfnetError(f"output folder {path} cannot be written: {error.strerror}") from None
-    return path
-
-
 def _find_separation(images: ImageSet, against: ImageSet | None, count: int) -> Separation:
     total = pairs_to_compare(images.labels, None if against is None else against.labels)
     return with_progress(
@@ -94,7 +86,7 @@ class Separate:
         if self.pairs < 1:
             raise ArgumentError(f"--pairs is {self.pairs}; wanted a whole number of at least 1")
         if self.out is not None:
-            _make_folder(self.out)  # told before the search, not after it
+            make_folder(self.out)  # told before the search, not after it
         device = pick_device(self.device)
         images = load(self.data, self.split, device=device).first(self.limit)
         other = None if self.against is None or self.against == self.split else self.against
@@ -106,7 +98,7 @@ class Separate:
         self._print(found, images, against, splits, seconds)
         if self.out is not None:
             stem = f"separation-{self.data}-{splits}" + (f"-first-{self.limit}" if self.limit else "")
-            file = _make_folder(self.out) / f"{stem}.json"
+            file = make_folder(self.out) / f"{stem}.json"
             write_json(file, {**self._record(found, images, against, splits), "seconds": round(seconds, 1)})
             console.print(f"result: {file}")
             draw_into(file.with_suffix(".png"), lambda path: draw_pairs(path, found, images, against))
@@ -191,7 +183,7 @@ class Construct:
         check_separation(found, epsilon, self.layers)
         net = nearest_neighbour_net(images.pixels(), images.labels, len(images.info.classes), layers=self.layers)
         shares = with_progress("certifying", len(images), lambda advance: _certified(net, images, epsilon, advance))
-        net.save(_make_folder(out), class_names=images.info.classes)
+        net.save(make_folder(out), class_names=images.info.classes)
         result = {
             "data": self.data,
             "images": len(images),
@@ -226,7 +218,7 @@ class Construct:
         for name, share in radii.items():
             table.add_row(name, f"{share:.6f}")
         console.print(table)
-        net.save(_make_folder(out))
+        net.save(make_folder(out))
         write_json(out / "three-points.json", {"r": RADIUS, "proven_share_of_r": radii})
         draw_into(out / "three-points.png", lambda path: draw_three_points(path, nets))
         console.print(f"net: {out}")

@@ -11,7 +11,6 @@ from linfnet.train.loop import Watcher as Watcher
 from linfnet.train.results import add_results as add_results
 from linfnet.train.results import read_results as read_results
 from linfnet.train.steps import StepValues as StepValues
-from linfnet.train.steps import build_net as build_net
 from linfnet.train.steps import step_values as step_values
 from linfnet.train.testing import accuracy as accuracy
 from linfnet.train.testing import pixel_batches as pixel_batches

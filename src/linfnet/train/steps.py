@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from linfnet.data import SetInfo
 from linfnet.errors import LinfnetError
 from linfnet.losses import margin_shares
 from linfnet.nn import Classifier
 from linfnet.ops import snapped_p
 from linfnet.recipes import Recipe
 from linfnet.schedules import cosine_learning_rate, relaxation_p
-from linfnet.systems import looks_at, system_of
+from linfnet.systems import looks_at
 
 
 @dataclass(frozen=True)
@@ -37,11 +36,6 @@ def step_values(recipe: Recipe, step: int, steps_per_epoch: int) -> StepValues:
         mixing=recipe.loss.mixing(relaxed) if looks_at(recipe, "loss") else 0.0,
         lr=cosine_learning_rate(step / (phases.total * steps_per_epoch), peak=recipe.optimizer.lr, held=held),
     )
-
-
-def build_net(recipe: Recipe, info: SetInfo) -> Classifier:
-    """The net of a recipe's system with freshly drawn weights, at the recipe's first p."""
-    return system_of(recipe).build(recipe, info)
 
 
 def build_optimizer(recipe: Recipe, net: Classifier) -> torch.optim.Adam:
@@ -76,7 +70,7 @@ def check_finite(record: Tensor, first_step: int, recipe: Recipe, steps_per_epoc
     step = first_step + int(bad[0])
     values = step_values(recipe, step, steps_per_epoch)
     raise LinfnetError(
-        f"the loss is {record[int(bad[0]), 0].item()} at step {step} (epoch {step // steps_per_epoch}, "
+        f"the loss is {record[int(bad[0]), 0].item()} at step {step} (epoch {step // steps_per_epoch + 1}, "
         f"p = {values.p:g}, lr = {values.lr:g}): look at optimizer.lr, optimizer.eps and the images; "
         "nothing since the last checkpoint was kept"
     )
