@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linfnet.ops import snapped_p
-from linfnet.ops.chains import addition_chain, is_chained, power_source, snapped_after
+from linfnet.ops.chains import addition_chain, in_quarters, power_source, snapped_after
 
 # Lengths of shortest addition chains (OEIS A003313) for n = 1, 2, ...
 SHORTEST = [0, 1, 2, 2, 3, 3, 4, 3, 4, 4, 5, 4, 5, 5, 5, 4, 5, 5, 6, 5, 6, 6, 6, 5, 6, 6, 6, 6, 7, 6, 7, 5]
@@ -61,7 +61,7 @@ def test_of_two_equally_near_the_larger_is_taken() -> None:
 
 
 def test_no_p_of_a_snapped_schedule_needs_special_functions_up_to_128() -> None:
-    assert all(is_chained(snapped_p(p / 16)) for p in range(8 * 16, 128 * 16))
+    assert all(in_quarters(snapped_p(p / 16)) for p in range(8 * 16, 128 * 16))
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 7, 8, 27, 1.25, 8.5, 9.75, 12.25, 10.3])
@@ -70,7 +70,7 @@ def test_power_source_computes_the_power(n: float, signed: bool) -> None:
     if n == 0 and not signed:
         pytest.skip("no distance has p = 0")
     lines = power_source("f", n, signed=signed).splitlines()[1:-1]
-    assert any("exp2" in line for line in lines) == (not is_chained(n))
+    assert any("exp2" in line for line in lines) == (not in_quarters(n))
     for d in (-1.25, 0.0, 0.75):
         scope = {"d": d, "fraction": n - math.floor(n), "fabsf": abs, "copysignf": math.copysign, **SPECIAL}
         for line in lines[:-1]:

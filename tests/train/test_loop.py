@@ -221,5 +221,6 @@ def test_somebody_who_looks_does_not_keep_a_run_from_starting(tmp_path: Path):
     gone = threading.Timer(0.05, os.close, [looking])
     gone.start()
     folder.lock()
-    folder.release()
     gone.join()
+    assert folder.held
+    folder.release()

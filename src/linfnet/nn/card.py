@@ -31,6 +31,12 @@ logits = net(images)  # [batch, {channels}, {rows}, {columns}] in [0, 1]
 """
 
 
+def names_in(config: Mapping[str, Any]) -> list[str]:
+    """The names of the classes in a config, none where they are no list."""
+    given: Any = config.get("class_names")
+    return [str(name) for name in cast(list[Any], given)] if isinstance(given, list) else []
+
+
 def model_card(
     config: Mapping[str, Any],
     description: str,
@@ -47,8 +53,7 @@ def model_card(
         results: what was measured, by a name for each: numbers, or mappings of numbers.
         title: the heading.
     """
-    given: Any = config.get("class_names")
-    names = [str(name) for name in cast(list[Any], given)] if isinstance(given, list) else []
+    names = names_in(config)
     channels, rows, columns = config["image_shape"]
     return CARD.format(
         title=title,

@@ -38,10 +38,10 @@ def addition_chain(n: int) -> tuple[int, ...]:
     return _power_tree(max(128, n))[n]
 
 
-def is_chained(p: float) -> bool:
-    """Whether products and square roots give the power: p is whole or has quarters.
+def in_quarters(p: float) -> bool:
+    """Whether p is whole or a number of quarters: products and square roots give the power.
 
-    >>> is_chained(9.0), is_chained(9.25), is_chained(9.1)
+    >>> in_quarters(9.0), in_quarters(9.25), in_quarters(9.1)
     (True, True, False)
     """
     return 4 * p == math.floor(4 * p)
@@ -106,7 +106,7 @@ def power_source(name: str, exponent: float, *, signed: bool) -> str:
         result = base if n == 1 else f"d{n}"
         if signed and n % 2 == 0:
             result = f"copysignf({result}, d)"
-    if exponent != n and is_chained(exponent):
+    if exponent != n and in_quarters(exponent):
         lines.append("  float root = sqrt_fast(fabsf(d));")
         result += {1: " * sqrt_fast(root)", 2: " * root", 3: " * (root * sqrt_fast(root))"}[int(4 * (exponent - n))]
     elif exponent != n:

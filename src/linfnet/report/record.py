@@ -5,11 +5,12 @@ import shlex
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from linfnet.data import ImageSet, known_sets, load
 from linfnet.errors import LinfnetError
 from linfnet.files import read_table
+from linfnet.nn.card import names_in
 from linfnet.nn.hub import packaged_hint
 from linfnet.perturbation import parse_epsilon
 from linfnet.recipes import Recipe
@@ -89,9 +90,8 @@ class RunRecord:
 
     def class_name(self, index: int) -> str:
         """A class in words."""
-        given: Any = self.config.get("class_names")
-        names = cast(list[Any], given) if isinstance(given, list) else []
-        return str(names[index] if index < len(names) else index)
+        names = names_in(self.config)
+        return names[index] if index < len(names) else str(index)
 
 
 def read_training(path: Path) -> RunRecord:

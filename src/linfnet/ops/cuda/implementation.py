@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from linfnet.errors import LinfnetError
-from linfnet.ops.chains import is_chained, snapped_after, snapped_p
+from linfnet.ops.chains import in_quarters, snapped_after, snapped_p
 from linfnet.ops.cuda import dense, expanded, loader, pruned
 from linfnet.ops.cuda.dense import Dense
 from linfnet.ops.cuda.infinite import Infinite, maximum_kernel
@@ -45,7 +45,7 @@ def _same_kernels(p: float) -> tuple[bool, float]:
     """The same for all p whose kernels have the same source."""
     if math.isinf(p):
         return True, p
-    special = p > pruned.LARGEST_PAIRED or not is_chained(p)
+    special = p > pruned.LARGEST_PAIRED or not in_quarters(p)
     return special, math.floor(min(p, pruned.LARGEST_PAIRED + 1)) if special else p
 
 

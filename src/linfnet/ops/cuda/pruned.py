@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from linfnet.ops.chains import LARGEST_CHAINED, SMALLEST_LISTED, is_chained, power_source
+from linfnet.ops.chains import LARGEST_CHAINED, SMALLEST_LISTED, in_quarters, power_source
 from linfnet.ops.cuda.lists import Lists, blocks, list_kernel, rows_for
 from linfnet.ops.cuda.loader import Kernel, Launcher
 
@@ -52,7 +52,7 @@ def powers(p: float) -> int:
     """How the listed kernels take powers: by products and roots while these stay in the float range."""
     if p > LARGEST_PAIRED:
         return SPECIAL_LARGE
-    if not is_chained(p):
+    if not in_quarters(p):
         return SPECIAL
     return PER_OUTPUT if p <= LARGEST_CHAINED else PER_PAIR
 
