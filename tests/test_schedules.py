@@ -55,8 +55,9 @@ def test_snapping_takes_p_near_by_and_leaves_the_ends():
     assert step_values(snapped, 0, STEPS).p == 8.0
     assert math.isinf(step_values(snapped, 1250 * STEPS, STEPS).p)
     pairs = [[step_values(recipe, epoch * STEPS, STEPS).p for recipe in (exact, snapped)] for epoch in range(101, 1250)]
-    assert all(abs(after / before - 1) <= 1 / 64 for before, after in pairs)
-    assert len({after for _, after in pairs}) == 223  # 32 to an octave
+    assert all(after == int(after) and abs(after / before - 1) <= 1 / 8 for before, after in pairs)
+    assert all(abs(after / before - 1) <= 1 / 22 for before, after in pairs if before > 22)
+    assert len({after for _, after in pairs}) > 200
 
 
 def test_pure_functions():

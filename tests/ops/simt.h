@@ -103,7 +103,6 @@ static float larger(float a, float b) { return a != a || b != b ? NAN : a > b ||
 // Numbers below the normal range count as zero.
 static float flushed(float a) { return fabsf(a) < 0x1p-126f ? 0.0f * a : a; }
 static float log2_fast(float a) { return log2f(flushed(a)); }
-static float sqrt_fast(float a) { return sqrtf(flushed(a)); }
 static float exp2_fast(float a) { return flushed(exp2f(a)); }
 
 // In units of the last place, of which a number has 1024 to 2047 unless it is below the normal range.

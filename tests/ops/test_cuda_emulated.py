@@ -73,7 +73,7 @@ def test_the_largest_number_may_be_anywhere(emulator: Emulator, size: int) -> No
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("p", [1.0, 8.0, 8.25, 9.75, 28.0, 30.3, 30.5, 200.5])
+@pytest.mark.parametrize("p", [1.0, 8.0, 8.3, 28.0, 30.5, 200.5])
 def test_distances_and_gradients(kernels: Cuda, p: float, shape: Shape) -> None:
     dense.check_against_reference(kernels, *dense.draw(shape, CPU), p)
 
@@ -94,7 +94,7 @@ def test_slopes_do_not_multiply_what_rounding_drops(kernels: Cuda, features: int
     dense.check_exact_powers(kernels, *dense.exact_powers((40, 70, features), CPU), 64.0)
 
 
-@pytest.mark.parametrize("p", [8.0, 9.25, 28.0, 30.3, 30.5, 200.5])
+@pytest.mark.parametrize("p", [8.0, 8.3, 28.0, 30.5, 200.5])
 def test_pairs_out_of_range_are_computed_exactly(kernels: Cuda, p: float) -> None:
     x, w, grad = dense.out_of_range((22, 35, 50), CPU)
     dense.check_against_reference(kernels, x, w, grad, p)
@@ -157,7 +157,7 @@ def test_unaligned_rows(kernels: Cuda, p: float) -> None:
 # 520 rows are several groups, of other sizes.
 @pytest.mark.parametrize(
     ("p", "shape"),
-    [*((p, (33, 70, 259)) for p in (28.0, 30.3, 30.5, 100.0, 112.3, 112.5, 128.5, 200.5)), (100.0, (520, 32, 256))],
+    [*((p, (33, 70, 259)) for p in (28.0, 30.5, 100.0, 112.5, 128.5, 200.5)), (100.0, (520, 32, 256))],
     ids=str,
 )
 def test_lists(kernels: Cuda, p: float, shape: Shape) -> None:

@@ -23,7 +23,7 @@ pytestmark = [
 
 REFERENCE, KERNELS = Reference(), Cuda()
 ROUNDING = 2.0**-23
-POWERS = [pruned.SMALLEST_P, 28.0, 30.3, 30.5, 64.0, 65.0, 112.3, 112.5, 127.0, 128.0, 128.5, 224.0, 1000.0]
+POWERS = [pruned.SMALLEST_P, 28.0, 30.5, 64.0, 65.0, 112.5, 127.0, 128.0, 128.5, 224.0, 1000.0]
 Draw = Callable[[tuple[int, int, int]], tuple[Tensor, Tensor, Tensor]]
 SHAPES = [(32, 32, 256), (64, 128, 320), (33, 70, 515), (130, 197, 1100), (520, 40, 300)]
 

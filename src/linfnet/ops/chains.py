@@ -1,7 +1,7 @@
-"""Powers by multiplications and square roots, and the exponents that p is snapped to.
+"""Powers by multiplications, and the exponents that p is snapped to.
 
 d^n by repeated multiplication costs as many products as an addition chain for n is long: 8 = 1 + 1, 2 + 2, 4 + 4 takes
-three. A quarter or half in the exponent is a square root or two.
+three.
 """
 
 import functools
@@ -38,25 +38,15 @@ def addition_chain(n: int) -> tuple[int, ...]:
     return _power_tree(max(128, n))[n]
 
 
-def in_quarters(p: float) -> bool:
-    """Whether p is whole or a number of quarters: products and square roots give the power.
-
-    >>> in_quarters(9.0), in_quarters(9.25), in_quarters(9.1)
-    (True, True, False)
-    """
-    return 4 * p == math.floor(4 * p)
-
-
 def snapped_p(p: float) -> float:
-    """The nearest p with six binary digits, but none below the quarters; infinity stays.
+    """The nearest p that kernels evaluate cheaply; infinity stays.
 
-    Quarters from 8 on, halves from 16, whole numbers from 32, even ones from 64, and so on: products and square roots
-    give their powers, and while p stays the same whole steps can be replayed. A wide net's loss jumps where a small p
-    does, hence 32 numbers to an octave and not fewer (docs/gpu-kernels.md). Of two equally near the larger is taken, so
-    that the result never falls while p grows.
+    Whole numbers below 8, even ones up to 64, multiples of 4 up to 128: up to there each p has kernels of its own, by
+    multiplication, compiled while those of the last p run. Above, 64 to an octave: while p stays the same, whole
+    steps can be replayed. Of two equally near the larger is taken, so that the result never falls while p grows.
 
     >>> [snapped_p(p) for p in (8.0, 11.3, 20.9, 27.6, 62.9, 201.3, 999.0, math.inf)]
-    [8.0, 11.25, 21.0, 27.5, 63.0, 200.0, 992.0, inf]
+    [8.0, 12.0, 20.0, 28.0, 62.0, 202.0, 1000.0, inf]
     """
     if math.isinf(p):
         return p
@@ -67,28 +57,29 @@ def snapped_p(p: float) -> float:
 def snapped_after(p: float) -> float:
     """The next larger of the numbers that p is snapped to, for one of them.
 
-    >>> snapped_after(8.0), snapped_after(126.0), snapped_after(128.0)
-    (8.25, 128.0, 132.0)
+    >>> snapped_after(7.0), snapped_after(8.0), snapped_after(124.0), snapped_after(128.0)
+    (8.0, 10.0, 128.0, 130.0)
     """
     return p + _step(p)
 
 
 def _step(p: float) -> float:
-    return 2.0 ** max(math.frexp(p)[1] - 6, -2)
+    if p < LARGEST_CHAINED:
+        return 1.0 if p < 8 else 2.0
+    return 4.0 if p < 128 else 2.0 ** (math.frexp(p)[1] - 7)
 
 
 def power_source(name: str, exponent: float, *, signed: bool) -> str:
     """CUDA source of a function d -> |d|^exponent, times the sign of d if `signed`.
 
-    What is left of the exponent above its whole part is taken by square roots where it is quarters, else by special
-    functions from the argument `fraction`: one source then serves all exponents with the same whole part.
+    What is left of the exponent above its whole part is taken by special functions from the argument `fraction`: one
+    source then serves all exponents with the same whole part.
 
-    >>> print(power_source("slope", 3.25, signed=True))
+    >>> print(power_source("slope", 3.0, signed=True))
     static __device__ __forceinline__ float slope(float d, float fraction) {
       float d2 = d * d;
       float d3 = d2 * d;
-      float root = sqrt_fast(fabsf(d));
-      return d3 * sqrt_fast(root);
+      return d3;
     }
     """
     n = math.floor(exponent)
@@ -106,9 +97,6 @@ def power_source(name: str, exponent: float, *, signed: bool) -> str:
         result = base if n == 1 else f"d{n}"
         if signed and n % 2 == 0:
             result = f"copysignf({result}, d)"
-    if exponent != n and in_quarters(exponent):
-        lines.append("  float root = sqrt_fast(fabsf(d));")
-        result += {1: " * sqrt_fast(root)", 2: " * root", 3: " * (root * sqrt_fast(root))"}[int(4 * (exponent - n))]
-    elif exponent != n:
+    if exponent != n:
         result += " * exp2_fast(fraction * log2_fast(fabsf(d)))"
     return "\n".join([*lines, f"  return {result};", "}"])

@@ -44,7 +44,7 @@ class Schedule:
     epochs: tuple[int, int, int] = (100, 1150, 50)
     p_start: float = 8.0
     p_end: float = 1000.0
-    # Round p to 32 numbers an octave, which GPU kernels raise to by multiplications and square roots.
+    # Round p to even numbers, which GPU kernels raise to by multiplications alone.
     snap_p: bool = False
     # Keep the learning rate at its peak through the first phase, as in 2021; else one cosine spans all phases.
     hold_lr: bool = False

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from linfnet.errors import LinfnetError
-from linfnet.ops.chains import in_quarters, snapped_after, snapped_p
+from linfnet.ops.chains import snapped_after, snapped_p
 from linfnet.ops.cuda import dense, expanded, loader, pruned
 from linfnet.ops.cuda.dense import Dense
 from linfnet.ops.cuda.infinite import Infinite, maximum_kernel
 from linfnet.ops.cuda.loader import Kernel, Launcher
 
 # A snapped p stays for few steps in a short run: kernels of so many further ones are compiled meanwhile.
-SNAPPED_AHEAD = 4
+SNAPPED_AHEAD = 2
 
 
 def kernels_ahead(p: float, n: int, shared: int) -> list[Kernel]:
@@ -45,7 +45,7 @@ def _same_kernels(p: float) -> tuple[bool, float]:
     """The same for all p whose kernels have the same source."""
     if math.isinf(p):
         return True, p
-    special = p > pruned.LARGEST_PAIRED or not in_quarters(p)
+    special = p > pruned.LARGEST_PAIRED or p != math.floor(p)
     return special, math.floor(min(p, pruned.LARGEST_PAIRED + 1)) if special else p
 
 

@@ -9,13 +9,12 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from linfnet.ops.chains import LARGEST_CHAINED, SMALLEST_LISTED, in_quarters, power_source
+from linfnet.ops.chains import LARGEST_CHAINED, SMALLEST_LISTED, power_source
 from linfnet.ops.cuda.lists import Lists, blocks, list_kernel, rows_for
 from linfnet.ops.cuda.loader import Kernel, Launcher
 
 SMALLEST_P = float(SMALLEST_LISTED)
-# Powers are products (and roots: quarters), with one power of two per output up to LARGEST_CHAINED, per pair up to
-# here: 2^(+-64) then.
+# Whole powers are products, with one power of two per output up to LARGEST_CHAINED, per pair up to here: 2^(+-64) then.
 LARGEST_PAIRED = 128
 PER_OUTPUT, PER_PAIR, SPECIAL, SPECIAL_LARGE = range(4)
 # Rows at a time where nothing is kept for a backward: the ranges of few rows are narrower than those of many.
@@ -30,7 +29,7 @@ MOST_SHARE, MOST_SHARE_GENERAL, MOST_SHARE_INFINITE = 0.34, 0.5, 0.15
 
 @lru_cache(64)  # of the last p: a schedule may bring another every step
 def forward_kernel(p: float, quads: int) -> Kernel:
-    """Distances from the lists; powers by multiplication up to `LARGEST_PAIRED`."""
+    """Distances from the lists; whole powers by multiplication up to `LARGEST_PAIRED`."""
     source = "" if is_special(p) else power_source("power", p, signed=False)
     return Kernel("pruned_forward.cu", "listed_distance", (("POWERS", powers(p)), ("QUADS", quads)), source)
 
@@ -49,10 +48,10 @@ def maximum_kernel(index: bool, quads: int) -> Kernel:
 
 
 def powers(p: float) -> int:
-    """How the listed kernels take powers: by products and roots while these stay in the float range."""
+    """How the listed kernels take powers: products for whole p while these stay in the float range."""
     if p > LARGEST_PAIRED:
         return SPECIAL_LARGE
-    if not in_quarters(p):
+    if p != math.floor(p):
         return SPECIAL
     return PER_OUTPUT if p <= LARGEST_CHAINED else PER_PAIR
 

@@ -24,12 +24,6 @@ static __device__ __forceinline__ float exp2_fast(float a) {
   return r;
 }
 
-static __device__ __forceinline__ float sqrt_fast(float a) {
-  float r;
-  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(a));
-  return r;
-}
-
 // A float16, as its bits.
 static __device__ __forceinline__ u16 to_half(float a) {
   u16 h;
