@@ -66,6 +66,25 @@ def test_a_study_is_run_once_and_kept(capsys: pytest.CaptureFixture[str]):
     assert all(float(row["certified_margin"]) <= float(row["pgd"]) <= float(row["clean"]) for row in rows)
 
 
+def rows_of_outcome() -> list[tuple[str, int]]:
+    cells = json.loads(Path("out/outcome.json").read_text())["cells"]
+    return [(cell["label"], len(cell["runs"])) for cell in cells]
+
+
+def test_finished_rows_stay_when_others_are_asked_for(capsys: pytest.CaptureFixture[str]):
+    assert reproduce("--row", "wide", "--seeds", "2") == 0
+    capsys.readouterr()
+    assert reproduce("--row", "narrow") == 0
+    assert "wide" in capsys.readouterr().out
+    assert rows_of_outcome() == [("narrow", 1), ("wide", 2)]
+    # A run of other settings, and one that was not evaluated likewise, are not this table's.
+    Path("out/wide/seed-0/recipe.toml").write_text("nonsense")
+    assert reproduce("--row", "narrow") == 0
+    assert rows_of_outcome() == [("narrow", 1), ("wide", 1)]
+    assert reproduce("--row", "narrow", "--steps", "2") == 0
+    assert rows_of_outcome() == [("narrow", 1)]
+
+
 def test_an_interrupted_run_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     from linfnet.train import Trainer
 

@@ -113,7 +113,7 @@ class Reproduce:
     study: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="STUDY")] = None
     """Which table; without it, all are listed."""
     row: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
-    """Only these rows."""
+    """Run only these rows; what is finished of others is shown as well."""
     small: bool = False
     """The trend on a CPU in minutes: narrow nets, few images, short schedules. Not the paper's nets."""
     scale: float | None = None
@@ -155,7 +155,8 @@ class Reproduce:
             console.print(f"figure: {picture}")
         except LinfnetError as error:
             console.print(f"no figure: {error}")
-        return 0 if len(outcome.runs) == self.seeds * len(outcome.cells) else 2
+        asked = study.rows(options.rows)
+        return 0 if sum(len(outcome.of(cell)) for cell in asked) == self.seeds * len(asked) else 2
 
     def _options(self, study: Study) -> Options:
         """What was asked for, on top of what `--small` stands for."""

@@ -1,5 +1,6 @@
 """Runs a study: each cell and seed in a folder of its own; what is finished stays, what was interrupted goes on."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -90,17 +91,19 @@ def _check_changes(study: Study, cell: Cell, recipe: Recipe, options: Options) -
 def run_study(study: Study, options: Options, workers: Workers, note: Callable[[str], None]) -> Outcome:
     """Run what is not yet finished, and gather all of it; `note` is told what happens to each run.
 
-    A run that fails is noted and the others go on; if none succeeds, the first failure is raised. The outcome is
-    written after each run.
+    Finished runs of rows that were not asked for stay in the outcome. A run that fails is noted and the others go on;
+    if none succeeds, the first failure is raised. The outcome is written after each run.
     """
     planned = plan(study, options)
     for name in sorted({run.recipe.data.name for run in planned}):
         load(name, "test")  # missing data are told before the first hour of work
     for run in planned:
         _check_recipe(run)
-    cells = study.rows(options.rows)
+    asked = study.rows(options.rows)
+    kept = tuple(run for cell in study.cells if cell not in asked for run in _kept(study, cell, options))
+    cells = tuple(cell for cell in study.cells if cell in asked or any(run.label == cell.label for run in kept))
     outcome = Outcome(
-        study.name, options.scale, options.changes, options.limit, options.steps, cells, (), options.small
+        study.name, options.scale, options.changes, options.limit, options.steps, cells, kept, options.small
     )
     failures: list[LinfnetError] = []
     for number, run in enumerate(planned, 1):
@@ -122,9 +125,22 @@ def run_study(study: Study, options: Options, workers: Workers, note: Callable[[
         note(f"{place}: {done}")
         outcome = replace(outcome, runs=(*outcome.runs, gathered))
         outcome.write(options.out)
-    if not outcome.runs:
+    if len(outcome.runs) == len(kept):
         raise failures[0]
     return outcome
+
+
+def _kept(study: Study, cell: Cell, options: Options) -> list[RunOutcome]:
+    """The finished runs of a row that was not asked for, whatever their seeds; any other folder counts as not there."""
+    kept: list[RunOutcome] = []
+    seeds = max(1, len(list((options.out / cell.label).glob("*seed-*"))))
+    with contextlib.suppress(LinfnetError):  # the changes do not suit this row
+        for run in plan(study, replace(options, rows=(cell.label,), seeds=seeds)):
+            with contextlib.suppress(LinfnetError):
+                if (run.path / "recipe.toml").is_file():
+                    _check_recipe(run)
+                    kept.append(gather(run, options))
+    return kept
 
 
 def _finish(run: PlannedRun, options: Options, workers: Workers) -> str:
