@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -83,6 +84,33 @@ def test_finished_rows_stay_when_others_are_asked_for(capsys: pytest.CaptureFixt
     assert rows_of_outcome() == [("narrow", 1), ("wide", 1)]
     assert reproduce("--row", "narrow", "--steps", "2") == 0
     assert rows_of_outcome() == [("narrow", 1)]
+
+
+def test_finished_rows_stay_whatever_their_seeds_and_however_often_they_were_tested():
+    assert reproduce("--row", "wide", "--set", "seed=5", "checkpoint_minutes=7") == 0
+    assert reproduce("--row", "narrow") == 0
+    assert rows_of_outcome() == [("narrow", 1), ("wide", 1)]
+    assert reproduce("--row", "narrow", "--set", "lr=0.01", "seed=1") == 0
+    assert rows_of_outcome() == [("narrow", 1)]  # trained otherwise
+    shutil.move("out/wide/seed-5", "out/wide/seed-6")
+    Path("out/wide/seed-x").mkdir()
+    assert reproduce("--row", "narrow") == 0
+    assert rows_of_outcome() == [("narrow", 1)]  # no run of seed 6, nor of x
+
+
+def test_rows_that_another_process_finishes_meanwhile_stay(monkeypatch: pytest.MonkeyPatch):
+    from linfnet.cli import reproduce as commands
+
+    start = commands.start_run
+
+    def slow(recipe, path, device):
+        monkeypatch.setattr(commands, "start_run", start)
+        assert reproduce("--row", "narrow") == 0
+        return start(recipe, path, device)
+
+    monkeypatch.setattr(commands, "start_run", slow)
+    assert reproduce("--row", "wide") == 0
+    assert rows_of_outcome() == [("narrow", 1), ("wide", 1)]
 
 
 def test_an_interrupted_run_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -62,17 +62,23 @@ def plan(study: Study, options: Options) -> list[PlannedRun]:
     """All runs that the options ask for: seed by seed, so that the first row of every cell comes early."""
     if options.seeds < 1:
         raise ArgumentError(f"--seeds is {options.seeds}; wanted a whole number of at least 1")
-    length = f"scale-{options.scale:g}-" if options.scale < 1 else ""
     runs: list[PlannedRun] = []
     recipes = [(cell, cell.build(options.changes, options.scale)) for cell in study.rows(options.rows)]
     for cell, recipe in recipes:
         _check_changes(study, cell, recipe, options)
     for more in range(options.seeds):
-        for cell, recipe in recipes:
-            seed = recipe.run.seed + more
-            seeded = replace(recipe, run=replace(recipe.run, seed=seed))
-            runs.append(PlannedRun(cell, seeded, options.out / cell.label / f"{length}seed-{seed}"))
+        runs += (_planned(cell, recipe, recipe.run.seed + more, options) for cell, recipe in recipes)
     return runs
+
+
+def _planned(cell: Cell, recipe: Recipe, seed: int, options: Options) -> PlannedRun:
+    seeded = replace(recipe, run=replace(recipe.run, seed=seed))
+    return PlannedRun(cell, seeded, options.out / cell.label / f"{_prefix(options)}{seed}")
+
+
+def _prefix(options: Options) -> str:
+    """How the name of a run's folder begins, before its seed."""
+    return f"scale-{options.scale:g}-seed-" if options.scale < 1 else "seed-"
 
 
 def _check_changes(study: Study, cell: Cell, recipe: Recipe, options: Options) -> None:
@@ -99,12 +105,8 @@ def run_study(study: Study, options: Options, workers: Workers, note: Callable[[
         load(name, "test")  # missing data are told before the first hour of work
     for run in planned:
         _check_recipe(run)
-    asked = study.rows(options.rows)
-    kept = tuple(run for cell in study.cells if cell not in asked for run in _kept(study, cell, options))
-    cells = tuple(cell for cell in study.cells if cell in asked or any(run.label == cell.label for run in kept))
-    outcome = Outcome(
-        study.name, options.scale, options.changes, options.limit, options.steps, cells, kept, options.small
-    )
+    runs: list[RunOutcome] = []
+    outcome: Outcome | None = None
     failures: list[LinfnetError] = []
     for number, run in enumerate(planned, 1):
         place = f"{number}/{len(planned)} {run.cell.label}, seed {run.recipe.run.seed}"
@@ -123,23 +125,40 @@ def run_study(study: Study, options: Options, workers: Workers, note: Callable[[
             failures.append(error)
             continue
         note(f"{place}: {done}")
-        outcome = replace(outcome, runs=(*outcome.runs, gathered))
+        runs.append(gathered)
+        outcome = _outcome(study, options, runs)
         outcome.write(options.out)
-    if len(outcome.runs) == len(kept):
+    if outcome is None:
         raise failures[0]
     return outcome
+
+
+def _outcome(study: Study, options: Options, runs: list[RunOutcome]) -> Outcome:
+    """The runs so far and, read anew, those of other rows: other processes may have finished some meanwhile."""
+    asked = study.rows(options.rows)
+    kept = [run for cell in study.cells if cell not in asked for run in _kept(study, cell, options)]
+    labels = {run.label for run in kept}
+    cells = tuple(cell for cell in study.cells if cell in asked or cell.label in labels)
+    settings = (options.scale, options.changes, options.limit, options.steps)
+    return Outcome(study.name, *settings, cells, (*kept, *runs), options.small)
 
 
 def _kept(study: Study, cell: Cell, options: Options) -> list[RunOutcome]:
     """The finished runs of a row that was not asked for, whatever their seeds; any other folder counts as not there."""
     kept: list[RunOutcome] = []
-    seeds = max(1, len(list((options.out / cell.label).glob("*seed-*"))))
+    prefix = _prefix(options)
+    names = (path.name.removeprefix(prefix) for path in (options.out / cell.label).glob(f"{prefix}*"))
     with contextlib.suppress(LinfnetError):  # the changes do not suit this row
-        for run in plan(study, replace(options, rows=(cell.label,), seeds=seeds)):
+        recipe = cell.build(options.changes, options.scale)
+        _check_changes(study, cell, recipe, options)
+        for seed in sorted({int(name) for name in names if name.isdecimal()}):
             with contextlib.suppress(LinfnetError):
-                if (run.path / "recipe.toml").is_file():
-                    _check_recipe(run)
-                    kept.append(gather(run, options))
+                run = _planned(cell, recipe, seed, options)
+                # How often it was tested or saved on its way leaves the figures of a finished run alone.
+                way = replace(RunFolder.open(run.path).recipe.run, seed=seed)
+                run = replace(run, recipe=replace(run.recipe, run=way))
+                _check_recipe(run)
+                kept.append(gather(run, options))
     return kept
 
 
