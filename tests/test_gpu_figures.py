@@ -1,10 +1,12 @@
 """What README and notes say of the GPU kernels' speed is what the records hold, and what follows from them."""
 
+import gzip
 import itertools
 import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -134,3 +136,51 @@ def test_the_readme_has_the_same_steps() -> None:
     for p, figure in found.items():
         assert is_rounded(figure, ms(OURS, p)), p
         assert is_rounded(of_authors, ms(AUTHORS, p)), p
+
+
+def record(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "records" / f"{name}.json").read_text())
+
+
+def epochs(name: str) -> list[tuple[float, float, float]]:
+    """(p, loss, seconds) of each epoch of a recorded run."""
+    with gzip.open(ROOT / "records" / f"{name}.events.jsonl.gz", "rt", encoding="utf-8") as file:
+        events = [event for event in map(json.loads, file) if event["event"] == "epoch"]
+    ends = [0.0, *(event["seconds"] for event in events)]
+    return [
+        (float(e["p"]), e["loss"], end - start)
+        for e, (start, end) in zip(events, itertools.pairwise(ends), strict=True)
+    ]
+
+
+def test_exact_and_snapped_p_end_as_told() -> None:
+    snapped, exact = epochs("mnist-0.3-snapped"), epochs("mnist-0.3")
+    jump = next(place for place, (p, _, _) in enumerate(snapped) if p > 8)
+    assert (
+        f"falls to {snapped[jump - 1][1]:.4f} in the last epoch at p = 8, is {snapped[jump][1]:.4f} in the next"
+        in NOTES
+    )
+    assert f"thirteen more to come back to {snapped[jump + 13][1]:.4f}; then p goes to 12" in NOTES
+    assert {p for p, _, _ in snapped[jump : jump + 14]} == {10}
+    assert f"a loss of {exact[-1][1]:.4f} where the snapped one has {snapped[-1][1]:.4f}" in NOTES
+    ends = [record(name) for name in ("mnist-0.3", "mnist-0.3-snapped")]
+    certified = [f"{100 * end['results']['mnist-test eps=0.3']['certified_margin']:.2f}" for end in ends]
+    seconds = [f"{end['seconds']:.0f}" for end in ends]
+    assert (
+        f"{certified[0]} % certified where that has {certified[1]}, and takes {seconds[0]} s instead of {seconds[1]}"
+        in NOTES
+    )
+    assert (
+        f"{seconds[1]} s instead of {seconds[0]}, with {certified[1]} % certified instead of {certified[0]}" in README
+    )
+
+
+def test_epochs_at_small_p_take_as_long_as_told() -> None:
+    pattern = (
+        r"an epoch between p = 8 and 16 takes ([\d.]+) to ([\d.]+) s, where even numbers take ([\d.]+) to ([\d.]+)"
+    )
+    (told,) = re.findall(pattern, NOTES)
+    names = ("cifar10-8-2021-125-epochs", "cifar10-8-800-epochs")
+    taken = [[seconds for p, _, seconds in epochs(name) if 8 < p <= 16] for name in names]
+    found = [ends for seconds in taken for ends in (min(seconds), max(seconds))]
+    assert all(is_rounded(figure, value) for figure, value in zip(told, found, strict=True)), found
