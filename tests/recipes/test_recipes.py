@@ -151,6 +151,7 @@ def test_a_recipe_without_a_named_objective_has_the_papers():
         ("theta=1/0", "loss.theta is '1/0'; wanted a number"),
         ("theta=0", "loss.theta is 0.0; wanted a number above 0"),
         ("p_start=0.5", "schedule.p_start is 0.5; wanted a number >= 1"),
+        ("p_start=inf", "schedule.p_start is inf; wanted a finite number"),
         ("p_end=4", "schedule.p_end is 4.0"),
         ("p_end=inf", "schedule.p_end is inf"),
         ("lr=-1", "optimizer.lr is -1.0"),

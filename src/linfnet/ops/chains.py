@@ -9,8 +9,6 @@ import math
 
 # Beyond this dense kernels take special functions; the lists go on with products.
 LARGEST_CHAINED = 64
-# From here on kernels take the features that can count alone.
-SMALLEST_LISTED = 22
 
 
 @functools.cache

@@ -53,6 +53,10 @@ class Schedule:
         self.phases()
         check_p(self.p_start, "schedule.p_start")
         check_p(self.p_end, "schedule.p_end")
+        if self.p_start == float("inf"):
+            raise ArgumentError(
+                "schedule.p_start is inf; wanted a finite number: p is infinite in the third phase alone"
+            )
         if not self.p_start <= self.p_end < float("inf"):
             raise ArgumentError(f"schedule.p_end is {self.p_end}; wanted a finite number >= p_start = {self.p_start}")
 

@@ -9,11 +9,12 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from linfnet.ops.chains import LARGEST_CHAINED, SMALLEST_LISTED, power_source
+from linfnet.ops.chains import LARGEST_CHAINED, power_source
 from linfnet.ops.cuda.lists import Lists, blocks, list_kernel, rows_for
 from linfnet.ops.cuda.loader import Kernel, Launcher
 
-SMALLEST_P = float(SMALLEST_LISTED)
+# Below, too many features count in most layers: the attempt would cost time for nothing.
+SMALLEST_P = 22.0
 # Whole powers are products, with one power of two per output up to LARGEST_CHAINED, per pair up to here: 2^(+-64) then.
 LARGEST_PAIRED = 128
 PER_OUTPUT, PER_PAIR, SPECIAL, SPECIAL_LARGE = range(4)
