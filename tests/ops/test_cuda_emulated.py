@@ -78,6 +78,11 @@ def test_distances_and_gradients(kernels: Cuda, p: float, shape: Shape) -> None:
     dense.check_against_reference(kernels, *dense.draw(shape, CPU), p)
 
 
+@pytest.mark.parametrize("p", [2 - 1e-12, 9 - 2e-7, 10 - 1e-9, 64 - 1e-9])
+def test_p_that_float32_takes_for_a_whole_number(kernels: Cuda, p: float) -> None:
+    dense.check_against_reference(kernels, *dense.draw((65, 70, 44), CPU), p)
+
+
 def test_long_sums_are_summed_in_runs(kernels: Cuda) -> None:
     """Else their error would grow with their length, which powers hide."""
     dense.check_against_reference(kernels, *dense.draw((3, 5, 12_000), CPU), 1.0)

@@ -4,6 +4,7 @@ d^n by repeated multiplication costs as many products as an addition chain for n
 three.
 """
 
+import ctypes
 import functools
 import math
 
@@ -80,6 +81,7 @@ def power_source(name: str, exponent: float, *, signed: bool) -> str:
       return d3;
     }
     """
+    exponent = ctypes.c_float(exponent).value  # as kernels get it: just below a whole number, it is that number
     n = math.floor(exponent)
     lines = [f"static __device__ __forceinline__ float {name}(float d, float fraction) {{"]
     base = "fabsf(d)" if n % 2 and not signed else "d"  # products take absolute values for nothing
