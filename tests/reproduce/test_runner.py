@@ -7,13 +7,14 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from linfnet.cli.main import main
-from linfnet.cli.reproduce import outcome_table
+from linfnet.cli.reproduce import Reproduce, outcome_table
 from linfnet.errors import LinfnetError
 from linfnet.reproduce import STUDIES, Cell, Figures, Options, Outcome, RunOutcome, Study, spreads
 from linfnet.reproduce.runner import plan
@@ -111,6 +112,27 @@ def test_rows_that_another_process_finishes_meanwhile_stay(monkeypatch: pytest.M
     monkeypatch.setattr(commands, "start_run", slow)
     assert reproduce("--row", "wide") == 0
     assert rows_of_outcome() == [("narrow", 1), ("wide", 1)]
+
+
+def test_a_folder_serves_one_study(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    assert reproduce("--row", "narrow") == 0
+    before = Path("out/outcome.json").read_text()
+    monkeypatch.setitem(STUDIES, "other", replace(STUDY, name="other"))
+    assert main(["reproduce", "other", "--out", "out", "--row", "narrow"]) == 2
+    assert "out holds the outcome of tiny, not of other; choose another --out" in capsys.readouterr().err
+    assert Path("out/outcome.json").read_text() == before
+    Path("out/outcome.json").write_text("{")
+    assert reproduce("--row", "narrow") == 0
+    assert Path("out/outcome.json").read_text() == before
+
+
+def test_what_small_stands_for_is_told_once():
+    options = Reproduce("ablation", small=True, set=(("width=16", "optimizer.batch=64"),))._options(STUDIES["ablation"])
+    assert [change for change in options.changes if "width" in change or "batch" in change] == [
+        "width=16",
+        "optimizer.batch=64",
+    ]
+    assert "model.depth=4" in options.changes
 
 
 def test_an_interrupted_run_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -106,6 +106,12 @@ def _spread(figure: Spread, runs: int) -> str:
     return middle if runs == 1 else f"{middle} ({percent(figure.lowest)} – {percent(figure.highest)})"
 
 
+def _overridden(change: str, later: tuple[str, ...]) -> bool:
+    """Whether one of the later KEY=VALUEs is of the same key; a key may be given without its section."""
+    key = change.partition("=")[0]
+    return any(key == other or key.endswith(f".{other}") for other in (each.partition("=")[0] for each in later))
+
+
 @dataclass(frozen=True)
 class Reproduce:
     """Run a table of the paper: ours beside the published figures. Finished runs are kept, interrupted ones go on."""
@@ -169,7 +175,9 @@ class Reproduce:
             rows,
             scale if self.scale is None else self.scale,
             self.seeds,
-            (*SMALL.changes, *changes) if self.small else changes,
+            (*(change for change in SMALL.changes if not _overridden(change, changes)), *changes)
+            if self.small
+            else changes,
             self.limit,
             self.steps or steps,
             self.small,

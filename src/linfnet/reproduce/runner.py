@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from linfnet.data import load
 from linfnet.errors import ArgumentError, LinfnetError
@@ -101,6 +101,7 @@ def run_study(study: Study, options: Options, workers: Workers, note: Callable[[
     if none succeeds, the first failure is raised. The outcome is written after each run.
     """
     planned = plan(study, options)
+    _check_study(study, options)
     for name in sorted({run.recipe.data.name for run in planned}):
         load(name, "test")  # missing data are told before the first hour of work
     for run in planned:
@@ -131,6 +132,15 @@ def run_study(study: Study, options: Options, workers: Workers, note: Callable[[
     if outcome is None:
         raise failures[0]
     return outcome
+
+
+def _check_study(study: Study, options: Options) -> None:
+    """One folder, one study: its outcome must not write over another's. One that cannot be read is made anew."""
+    found: Any = study.name
+    with contextlib.suppress(LinfnetError):
+        found = read_table(options.out / "outcome.json").get("study")
+    if found != study.name:
+        raise LinfnetError(f"{options.out} holds the outcome of {found}, not of {study.name}; choose another --out")
 
 
 def _outcome(study: Study, options: Options, runs: list[RunOutcome]) -> Outcome:
