@@ -17,7 +17,7 @@ from linfnet.cli.pictures import read_images
 from linfnet.cli.predict import format_radius
 from linfnet.cli.train import pick_device
 from linfnet.data import known_sets, load
-from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.files import make_folder
 from linfnet.nn import Classifier
 from linfnet.nn.hub import class_names, find_model, packaged_hint
@@ -60,8 +60,8 @@ def run_of(model: Path) -> RunFolder | None:
 
 def find_subject(data: str, split: str, limit: int | None, net: Classifier, device: torch.device) -> Subject:
     """A known data set, or else the user's own folder or file."""
-    if limit is not None and limit < 1:
-        raise ArgumentError(f"--limit is {limit}; wanted a whole number of at least 1")
+    if limit is not None:
+        at_least("--limit", limit, 1)
     if data not in known_sets() and Path(data).exists():
         pixels, names = read_images(Path(data), net.image_shape)
         return Subject(pixels[:limit].to(device), names[:limit], None, data)

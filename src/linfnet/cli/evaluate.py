@@ -14,7 +14,7 @@ from linfnet.cli.certify import run_of
 from linfnet.cli.console import console, heard, results_table
 from linfnet.cli.train import pick_device
 from linfnet.data import ImageSet, load
-from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.evaluation import Evaluation, result_key, write_broken, write_samples
 from linfnet.export import write_card
 from linfnet.nn import Classifier
@@ -105,8 +105,8 @@ class Evaluate:
         """Evaluate, print the table, and add to results.json and a CSV of all samples."""
         asked = tuple(parse_epsilon(text, "--eps") for group in self.eps for text in group)
         for name, value in (("--limit", self.limit), ("--steps", self.steps)):
-            if value is not None and value < 1:
-                raise ArgumentError(f"{name} is {value}; wanted a whole number of at least 1")
+            if value is not None:
+                at_least(name, value, 1)
         device = pick_device(own_device(self.device) if launched() else self.device)
         run = run_of(self.model)
         recipe = run.recipe if run else None

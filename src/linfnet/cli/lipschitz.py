@@ -109,8 +109,8 @@ class Lipschitz:
 
     def _load(self, device: torch.device) -> tuple[LinfNet, ImageSet]:
         for name, value in (("--limit", self.limit), ("--steps", self.steps), ("--restarts", self.restarts)):
-            if value is not None and value < 1:
-                raise ArgumentError(f"{name} is {value}; wanted a whole number of at least 1")
+            if value is not None:
+                at_least(name, value, 1)
         if not self.model.is_dir():
             raise LinfnetError(f"{self.model} is not a folder{packaged_hint(self.model)}")
         name = self.data

@@ -12,7 +12,7 @@ from linfnet.cli.console import console, percent
 from linfnet.cli.evaluate import evaluate_with_progress, store_evaluation
 from linfnet.cli.train import pick_device, resume_run, start_run
 from linfnet.data import load
-from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.ranks import launched
 from linfnet.recipes import Recipe
 from linfnet.reproduce import SMALL, STUDIES, Figures, Options, Outcome, Spread, Study, run_study, spreads
@@ -148,8 +148,8 @@ class Reproduce:
                 "a study runs in one process; start it without torchrun, or its rows by `linfnet train`"
             )
         for name, value in (("--limit", self.limit), ("--steps", self.steps)):
-            if value is not None and value < 1:
-                raise ArgumentError(f"{name} is {value}; wanted a whole number of at least 1")
+            if value is not None:
+                at_least(name, value, 1)
         study = STUDIES[self.study]
         options = self._options(study)
         outcome = run_study(study, options, ShownWorkers(pick_device(self.device)), console.print)
@@ -167,6 +167,7 @@ class Reproduce:
     def _options(self, study: Study) -> Options:
         """What was asked for, on top of what `--small` stands for."""
         changes = tuple(change for group in self.set for change in group)
+        small = (change for change in SMALL.changes if self.small and not _overridden(change, changes))
         rows = tuple(label for group in self.row for label in group)
         out = self.out or Path("runs") / "reproduce" / (study.name + ("-small" if self.small else ""))
         scale, steps = (SMALL.scale, SMALL.steps) if self.small else (1.0, 100)
@@ -175,9 +176,7 @@ class Reproduce:
             rows,
             scale if self.scale is None else self.scale,
             self.seeds,
-            (*(change for change in SMALL.changes if not _overridden(change, changes)), *changes)
-            if self.small
-            else changes,
+            (*small, *changes),
             self.limit,
             self.steps or steps,
             self.small,

@@ -17,7 +17,7 @@ from linfnet.certify import certified_by_interval, certified_by_margin
 from linfnet.cli.console import console, percent
 from linfnet.cli.train import new_run_path, pick_device
 from linfnet.data import ImageSet, load
-from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.files import make_folder, write_json
 from linfnet.nn import LinfNet
 from linfnet.perturbation import format_epsilon
@@ -83,8 +83,7 @@ class Separate:
 
     def run(self) -> int:
         """Print r and the closest pairs."""
-        if self.pairs < 1:
-            raise ArgumentError(f"--pairs is {self.pairs}; wanted a whole number of at least 1")
+        at_least("--pairs", self.pairs, 1)
         if self.out is not None:
             make_folder(self.out)  # told before the search, not after it
         device = pick_device(self.device)
@@ -172,9 +171,8 @@ class Construct:
         return self._three_points(out) if self.data == "three-points" else self._construct(out, device)
 
     def _construct(self, out: Path, device: torch.device) -> int:
+        at_least("--layers", self.layers, 2)
         images = load(self.data, "train", device=device).first(self.limit)
-        if self.layers < 2:
-            raise ArgumentError(f"--layers is {self.layers}; wanted a whole number of at least 2")
         missing = sorted(set(range(len(images.info.classes))) - set(images.labels.tolist()))
         if missing:
             raise ArgumentError(f"the {len(images)} images lack the classes {missing}; take more with --limit")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from linfnet.data import load
-from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.evaluation import result_key
 from linfnet.files import read_table
 from linfnet.perturbation import format_epsilon
@@ -60,8 +60,7 @@ class PlannedRun:
 
 def plan(study: Study, options: Options) -> list[PlannedRun]:
     """All runs that the options ask for: seed by seed, so that the first row of every cell comes early."""
-    if options.seeds < 1:
-        raise ArgumentError(f"--seeds is {options.seeds}; wanted a whole number of at least 1")
+    at_least("--seeds", options.seeds, 1)
     runs: list[PlannedRun] = []
     recipes = [(cell, cell.build(options.changes, options.scale)) for cell in study.rows(options.rows)]
     for cell, recipe in recipes:
