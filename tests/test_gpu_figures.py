@@ -184,3 +184,38 @@ def test_epochs_at_small_p_take_as_long_as_told() -> None:
     taken = [[seconds for p, _, seconds in epochs(name) if 8 < p <= 16] for name in names]
     found = [ends for seconds in taken for ends in (min(seconds), max(seconds))]
     assert all(is_rounded(figure, value) for figure, value in zip(told, found, strict=True)), found
+
+
+def test_seeds_and_kernels_move_the_loss_as_told() -> None:
+    seeds = record("mnist-0.3-first-epochs")["seeds"]
+    losses = {(seed, by): [row["loss"] for row in rows] for seed, runs in seeds.items() for by, rows in runs.items()}
+    apart = [
+        abs(ours - theirs)
+        for seed in "12"
+        for ours, theirs in zip(losses[seed, "linfnet"], losses[seed, "authors"], strict=True)
+    ]
+    (told,) = re.findall(r"the loss of the first 25 epochs stays within ([\d.]+) of ours", NOTES)
+    assert len(apart) == 2 * 25
+    assert float(told) - 1e-4 < max(apart) <= float(told)
+    ends = [losses[seed, "linfnet"][-1] for seed in "123"]
+    assert f"seed 1 ends them at {ends[0]:.4f}, seed 2 at {ends[1]:.4f} and seed 3 at {ends[2]:.4f}" in NOTES
+
+
+def test_certificates_by_interval_bounds_are_as_told() -> None:
+    names = ("mnist-0.3", "mnist-0.3-snapped", "mnist-0.3-snapped-seed-2")
+    found = [record(name)["results"]["mnist-test eps=0.3"] for name in names]
+    first, second, third = (f"{100 * each['certified_interval']:.2f}" for each in found)
+    assert f"the three runs on MNIST at 0.3 have {first}, {second} and {third}" in README
+    assert f"ends with {100 * found[2]['certified_margin']:.2f} % by the margin and {third} % by interval" in NOTES
+
+
+def test_long_lists_take_as_long_as_told() -> None:
+    seconds = {p: taken for p, _, taken in epochs("cifar10-8-hybrid-125-epochs")}
+    (told,) = re.findall(
+        r"takes ([\d.]+) to ([\d.]+) s an epoch from p = 40 to 50, .* up to ([\d.]+) s at p = 64 and ([\d.]+) s at 72",
+        NOTES,
+    )
+    middle = [taken for p, taken in seconds.items() if 40 <= p <= 50]
+    found = (min(middle), max(middle), seconds[64], seconds[72])
+    assert seconds[64] == max(seconds.values())
+    assert all(is_rounded(figure, value) for figure, value in zip(told, found, strict=True)), found
