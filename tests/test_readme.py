@@ -122,3 +122,36 @@ def test_figures_of_the_small_ablation_are_those_of_its_record():
     assert [row[:4] for row in measured_rows("ablations.md")] == found
     published = [f"{cell['paper']['clean']:.2f} / {cell['paper']['certified']:.2f}" for cell in record["cells"]]
     assert [row[4] for row in measured_rows("ablations.md")] == published
+
+
+def test_why_the_hybrid_falls_behind_is_as_recorded():
+    text = (ROOT / "docs" / "systems.md").read_text(encoding="utf-8")
+    prose = " ".join(text.split())
+    hybrid, old = (
+        json.loads((ROOT / "records" / f"cifar10-8-{name}-125-epochs.json").read_text()) for name in ("hybrid", "2021")
+    )
+
+    def missed(run: dict[str, Any], certified: str) -> tuple[str, str]:
+        measured = run["results"]["cifar10-test eps=8/255"]
+        reported = recipe_from_toml(run["recipe"], "recipe", "recipe").reported
+        assert reported is not None
+        shown = ((reported.certified, certified), (reported.clean, "clean"))
+        first, second = (f"{paper - 100 * measured[share]:.2f}" for paper, share in shown if paper is not None)
+        return first, second
+
+    certified, clean = missed(hybrid, "certified_interval")
+    assert f"it misses {certified} points certified and {clean} clean" in prose
+    assert "the training of 2021 {} and {}".format(*missed(old, "certified_margin")) in prose
+    fitted = [f"{100 * run['results']['train']['training_images']['certified']['8/255']:.2f}" for run in (hybrid, old)]
+    assert f"({fitted[0]} % certified, the training of 2021 {fitted[1]})" in prose
+    for first, name in ((16, "16-101-8"), (62, "62-55-8")):
+        paths = [ROOT / "records" / f"cifar10-8-hybrid-small-{name}-seed-{seed}.json" for seed in (0, 1)]
+        runs = [json.loads(path.read_text()) for path in paths]
+        entries = [run["results"]["cifar10-test eps=8/255"] for run in runs]
+        shown = [
+            ", ".join(f"{100 * entry[share]:.2f}" for entry in entries)
+            for share in ("clean", "pgd", "certified_interval")
+        ]
+        assert f"| {first} epochs | {' | '.join(shown)} |" in text
+    theirs = json.loads((ROOT / "records" / "cifar10-8-hybrid-small-authors.json").read_text())
+    assert f"| {100 * theirs['clean']:.2f} | – | {100 * theirs['certified']:.2f} |" in text
