@@ -50,7 +50,7 @@ def peer(folder: Path) -> Distance:
     try:
         from core.norm_dist import norm_dist  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        sys.exit(f"--peer {folder} is no built checkout of the authors' repository: {error}")
+        sys.exit(f"{folder} is no built checkout of the authors' repository: {error}")
     return lambda x, w, p: norm_dist(x.unsqueeze(-1), w, p, 1, tag=0).squeeze(-1)
 
 

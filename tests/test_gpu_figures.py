@@ -198,6 +198,8 @@ def test_seeds_and_kernels_move_the_loss_as_told() -> None:
     assert len(apart) == 2 * 25
     assert float(told) - 1e-4 < max(apart) <= float(told)
     ends = [losses[seed, "linfnet"][-1] for seed in "123"]
+    assert max(event["epoch"] for runs in seeds.values() for rows in runs.values() for event in rows) == 25
+    assert "at p = 8: larger p have not been trained by the authors' kernels" in NOTES  # 25 epochs are the first phase
     assert f"seed 1 ends them at {ends[0]:.4f}, seed 2 at {ends[1]:.4f} and seed 3 at {ends[2]:.4f}" in NOTES
 
 
@@ -205,7 +207,10 @@ def test_certificates_by_interval_bounds_are_as_told() -> None:
     names = ("mnist-0.3", "mnist-0.3-snapped", "mnist-0.3-snapped-seed-2")
     found = [record(name)["results"]["mnist-test eps=0.3"] for name in names]
     first, second, third = (f"{100 * each['certified_interval']:.2f}" for each in found)
-    assert f"the three runs on MNIST at 0.3 have {first}, {second} and {third}" in README
+    assert f"the three runs on MNIST at 0.3 have {first}, {second} and {third}, below the paper's 93.20" in README
+    assert all(max(each["certified_margin"], each["certified_interval"]) < 0.932 for each in found)
+    tenth = record("mnist-0.1")["results"]["mnist-test eps=0.1"]["certified_interval"]
+    assert f"and that at 0.1 {100 * tenth:.2f}" in README
     assert f"ends with {100 * found[2]['certified_margin']:.2f} % by the margin and {third} % by interval" in NOTES
 
 

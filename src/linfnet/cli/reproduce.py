@@ -169,6 +169,8 @@ class Reproduce:
         changes = tuple(change for group in self.set for change in group)
         small = (change for change in SMALL.changes if self.small and not _overridden(change, changes))
         rows = tuple(label for group in self.row for label in group)
+        if self.row and not rows:
+            raise ArgumentError(f"--row names none; {study.name} has {', '.join(cell.label for cell in study.cells)}")
         out = self.out or Path("runs") / "reproduce" / (study.name + ("-small" if self.small else ""))
         scale, steps = (SMALL.scale, SMALL.steps) if self.small else (1.0, 100)
         return Options(
