@@ -180,7 +180,9 @@ class TestFinding:
             ("system.hiden=3", "unknown key 'system.hiden'; did you mean 'hidden'?"),
             ("system.hidden=much", "system.hidden is 'much'; wanted a whole number"),
             ("system.hidden=0", "system.hidden is 0; wanted a number of at least 1"),
-            ("system.eps_train=2", "wanted numbers from 0 to 1"),
+            ("system.eps_train=2", "system.eps_train is 2.0; wanted a number of at most 1"),
+            ("system.worst_share=1.5", "error: system.worst_share is 1.5; wanted a number of at most 1"),
+            ("system.worst_share=nan", "error: system.worst_share is "),
         ],
     )
     def test_mistakes_are_told_before_anything_is_written(

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linfnet.data import SetInfo
-from linfnet.errors import ArgumentError
+from linfnet.errors import ArgumentError, at_least
 from linfnet.nn import LpDistance
 from linfnet.nn.classifier import Classifier
 from linfnet.nn.intervals import least_margin, linear_bounds, worst_margins
@@ -128,11 +128,9 @@ class Hybrid(SeenSystem):
     worst_share: float = 1.0  # weight of the worst case; the rest is on the logits
 
     def __post_init__(self) -> None:
-        if self.hidden < 1:
-            raise ArgumentError(f"system.hidden is {self.hidden}; wanted a number of at least 1")
-        if not (0 <= self.eps_train <= 1 and 0 <= self.worst_share <= 1):
-            shares = f"{self.eps_train}, system.worst_share {self.worst_share}"
-            raise ArgumentError(f"system.eps_train is {shares}; wanted numbers from 0 to 1")
+        at_least("system.hidden", self.hidden, 1)
+        at_least("system.eps_train", float(self.eps_train), 0, most=1)
+        at_least("system.worst_share", self.worst_share, 0, most=1)
 
     def build(self, recipe: Recipe, info: SetInfo) -> HybridNet:
         """`model.depth` distance layers, all `model.width` wide."""
