@@ -158,6 +158,7 @@ def test_why_the_hybrid_falls_behind_is_as_recorded():
     assert f"({fitted[0]} % certified, the training of 2021 {fitted[1]})" in prose
     small = {
         "16 epochs, width 256": ["16-101-8-seed-0", "16-101-8-seed-1"],
+        "16 epochs, width 256, p snapped": ["16-101-8-snapped-seed-0", "16-101-8-snapped-seed-1"],
         "62 epochs, width 256": ["62-55-8-seed-0", "62-55-8-seed-1"],
         "62 epochs, width 256, `eps_train` at its end after 16": ["62-55-8-eps-in-16"],
         "16 epochs, width 128, batches of 103": ["98-steps-16-101-8"],
@@ -192,6 +193,10 @@ def test_why_the_hybrid_falls_behind_is_as_recorded():
 
     by_steps, by_epochs = gains("width 128, batches of 103"), gains("width 256")
     assert f"a small net gains {by_steps} points by the longer phase, not {by_epochs}." in prose
+    exact, snapped = (certified_by[f"16 epochs, width 256{how}"] for how in ("", ", p snapped"))
+    costs = [100 * (before - after) for before, after in zip(exact, snapped, strict=True)]
+    assert -0.05 < costs[0] < 0.05
+    assert f"Snapping p costs a small net nothing with seed 0 and {costs[1]:.2f} points with seed 1." in prose
     theirs = json.loads((RECORDS / "cifar10-8-hybrid-small-authors.json").read_text())
     assert f"| {100 * theirs['clean']:.2f} | – | {100 * theirs['certified']:.2f} |" in text
 
