@@ -1,6 +1,5 @@
 """What README and notes say of the GPU kernels' speed is what the records hold, and what follows from them."""
 
-import gzip
 import itertools
 import json
 import math
@@ -9,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from linfnet.reproduce.figures import read_events
 
 ROOT = Path(__file__).parent.parent
 README, NOTES = (
@@ -144,8 +145,8 @@ def record(name: str) -> dict[str, Any]:
 
 def epochs(name: str) -> list[tuple[float, float, float]]:
     """(p, loss, seconds) of each epoch of a recorded run."""
-    with gzip.open(ROOT / "records" / f"{name}.events.jsonl.gz", "rt", encoding="utf-8") as file:
-        events = [event for event in map(json.loads, file) if event["event"] == "epoch"]
+    log = read_events(ROOT / "records" / f"{name}.events.jsonl.gz")
+    events = [event for event in log if event["event"] == "epoch"]
     ends = [0.0, *(event["seconds"] for event in events)]
     return [
         (float(e["p"]), e["loss"], end - start)

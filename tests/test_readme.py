@@ -1,10 +1,8 @@
 """The README's Python runs, its commands exist; its figures, and those of the notes, are those of the records."""
 
 import contextlib
-import gzip
 import io
 import json
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,85 +126,9 @@ def told(spread: dict[str, float]) -> str:
 
 
 def test_figures_of_the_small_ablation_are_those_of_its_record():
-    record = json.loads((ROOT / "records" / "ablation-small.json").read_text())
+    record = json.loads((RECORDS / "ablation-small.json").read_text())
     names = ("clean", "certified_margin", "certified_train")
     found = [[cell["label"], *(told(cell["spread"][name]) for name in names)] for cell in record["cells"]]
     assert [row[:4] for row in measured_rows("ablations.md")] == found
     published = [f"{cell['paper']['clean']:.2f} / {cell['paper']['certified']:.2f}" for cell in record["cells"]]
     assert [row[4] for row in measured_rows("ablations.md")] == published
-
-
-def test_why_the_hybrid_falls_behind_is_as_recorded():
-    text = (ROOT / "docs" / "systems.md").read_text(encoding="utf-8")
-    prose = " ".join(text.split())
-    hybrid, old = (
-        json.loads((ROOT / "records" / f"cifar10-8-{name}-125-epochs.json").read_text()) for name in ("hybrid", "2021")
-    )
-
-    def missed(run: dict[str, Any], certified: str) -> tuple[str, str]:
-        measured = run["results"]["cifar10-test eps=8/255"]
-        reported = recipe_from_toml(run["recipe"], "recipe", "recipe").reported
-        assert reported is not None
-        shown = ((reported.certified, certified), (reported.clean, "clean"))
-        first, second = (f"{paper - 100 * measured[share]:.2f}" for paper, share in shown if paper is not None)
-        return first, second
-
-    certified, clean = missed(hybrid, "certified_interval")
-    assert f"it misses {certified} points certified and {clean} clean" in prose
-    assert "the training of 2021 {} and {}".format(*missed(old, "certified_margin")) in prose
-    fitted = [f"{100 * run['results']['train']['training_images']['certified']['8/255']:.2f}" for run in (hybrid, old)]
-    assert f"({fitted[0]} % certified, the training of 2021 {fitted[1]})" in prose
-    small = {
-        "16 epochs, width 256": ["16-101-8-seed-0", "16-101-8-seed-1"],
-        "16 epochs, width 256, p snapped": ["16-101-8-snapped-seed-0", "16-101-8-snapped-seed-1"],
-        "62 epochs, width 256": ["62-55-8-seed-0", "62-55-8-seed-1"],
-        "62 epochs, width 256, `eps_train` at its end after 16": ["62-55-8-eps-in-16"],
-        "16 epochs, width 128, batches of 103": ["98-steps-16-101-8"],
-        "62 epochs, width 128, batches of 103": ["98-steps-62-55-8"],
-    }
-    losses: dict[str, list[float]] = {}
-    certified_by: dict[str, list[float]] = {}
-    for what, names in small.items():
-        runs = [json.loads((RECORDS / f"cifar10-8-hybrid-small-{name}.json").read_text()) for name in names]
-        entries = [run["results"]["cifar10-test eps=8/255"] for run in runs]
-        ends = [end_of_first_phase(run) for run in runs]
-        shown = [
-            ", ".join(f"{100 * entry[share]:.2f}" for entry in entries)
-            for share in ("clean", "pgd", "certified_interval")
-        ]
-        assert f"| {what} | {ends[0]['step']} | {' | '.join(shown)} |" in text
-        losses[what] = [end["loss"] for end in ends]
-        certified_by[what] = [entry["certified_interval"] for entry in entries]
-    stalled = " and ".join(f"{loss:.2f}" for loss in losses["16 epochs, width 256"])
-    assert f"(loss {stalled} when the phase ends, where guessing has {math.log(10):.2f})" in prose
-    begun, ended = epochs_of(hybrid)[0], end_of_first_phase(hybrid)
-    assert (
-        f"{ended['step']} steps, and the loss falls throughout, from {begun['loss']:.2f} to {ended['loss']:.2f}"
-        in prose
-    )
-    phase = [event["loss"] for event in epochs_of(hybrid)[: hybrid["epochs"][0]]]
-    assert phase == sorted(phase, reverse=True)
-
-    def gains(width: str) -> str:
-        pairs = zip(certified_by[f"62 epochs, {width}"], certified_by[f"16 epochs, {width}"], strict=True)
-        return " and ".join(f"{100 * (long - short):.2f}" for long, short in pairs)
-
-    by_steps, by_epochs = gains("width 128, batches of 103"), gains("width 256")
-    assert f"a small net gains {by_steps} points by the longer phase, not {by_epochs}." in prose
-    exact, snapped = (certified_by[f"16 epochs, width 256{how}"] for how in ("", ", p snapped"))
-    costs = [100 * (before - after) for before, after in zip(exact, snapped, strict=True)]
-    assert -0.05 < costs[0] < 0.05
-    assert f"Snapping p costs a small net nothing with seed 0 and {costs[1]:.2f} points with seed 1." in prose
-    theirs = json.loads((RECORDS / "cifar10-8-hybrid-small-authors.json").read_text())
-    assert f"| {100 * theirs['clean']:.2f} | – | {100 * theirs['certified']:.2f} |" in text
-
-
-def epochs_of(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The epochs in the event log of a run's record."""
-    with gzip.open(RECORDS / record["events"], "rt", encoding="utf-8") as log:
-        return [event for event in map(json.loads, log) if event["event"] == "epoch"]
-
-
-def end_of_first_phase(record: dict[str, Any]) -> dict[str, Any]:
-    """The last epoch of a run with p at its start."""
-    return epochs_of(record)[record["epochs"][0] - 1]
