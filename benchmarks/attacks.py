@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from linfnet.attack import best_pgd, known_attacks, pgd, still_right
-from linfnet.certify import certified_by_interval, certify_by_margin
+from linfnet.attacks import best_pgd, known_attacks, pgd, still_right
+from linfnet.certificates import certified_by_interval, certify_by_margin
 from linfnet.data import ImageSet, load
+from linfnet.epsilon import parse_epsilon
 from linfnet.files import write_json
 from linfnet.nn import LinfNet
-from linfnet.perturbation import parse_epsilon
 from linfnet.train import environment
 
 BATCH = 1000

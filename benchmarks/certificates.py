@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from linfnet.certify import certified_shares, certify_by_margin
+from linfnet.certificates import certified_shares, certify_by_margin
 from linfnet.files import write_json
 from linfnet.nn import LinfNet
 from linfnet.train import environment

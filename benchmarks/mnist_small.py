@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from linfnet.certify import certified_by_interval, certified_by_margin
+from linfnet.certificates import certified_by_interval, certified_by_margin
 from linfnet.cli.console import console, results_table
 from linfnet.cli.evaluate import evaluate_with_progress
 from linfnet.cli.train import pick_device, start_run

@@ -11,12 +11,12 @@ import tempfile
 from fractions import Fraction
 from pathlib import Path
 
-from linfnet.certify import certify_images
+from linfnet.certificates import certify_images
 from linfnet.cli.train import pick_device, start_run
 from linfnet.data import load
 from linfnet.files import read_json, write_json
 from linfnet.nn import LinfNet
-from linfnet.nn.hub import PRETRAINED
+from linfnet.nn.model_path import PRETRAINED
 from linfnet.recipes import load_recipe, recipe_to_toml
 from linfnet.train import RunFolder, environment
 

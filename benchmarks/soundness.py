@@ -20,14 +20,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from linfnet.attack import best_pgd, pgd, square_attack
-from linfnet.certify import certify_images
+from linfnet.attacks import best_pgd, pgd, square_attack
+from linfnet.boxes import inner_box
+from linfnet.certificates import certify_images
 from linfnet.data import load
 from linfnet.errors import LinfnetError
 from linfnet.files import read_json, write_json
-from linfnet.losses import margin
 from linfnet.nn import LinfNet, reestimate_means
-from linfnet.perturbation import inner_box
+from linfnet.nn.margin import margin
 from linfnet.train import environment
 
 SHAPES = [(1, 1, 2), (1, 2, 2), (1, 2, 5), (1, 3, 4), (3, 2, 2), (1, 8, 8), (3, 6, 6)]

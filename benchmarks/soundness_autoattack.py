@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from linfnet.attack.autoattack import auto_attack
-from linfnet.certify import certify_images
+from linfnet.attacks.autoattack import auto_attack
+from linfnet.certificates import certify_images
 from linfnet.data import load
 from linfnet.files import write_json
-from linfnet.losses import margin
 from linfnet.nn import LinfNet
+from linfnet.nn.margin import margin
 from linfnet.train import environment
 
 GROUP = 20

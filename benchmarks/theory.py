@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linfnet.certify import certified_by_interval, certified_by_margin
+from linfnet.certificates import certified_by_interval, certified_by_margin
 from linfnet.data import load
 from linfnet.files import write_json
 from linfnet.ops import lp_distance

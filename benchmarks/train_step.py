@@ -27,7 +27,7 @@ from torch import Tensor
 
 from linfnet.nn import LinfNet
 from linfnet.ops import lp_distance
-from linfnet.train.graphs import Passes
+from linfnet.train.cuda_graphs import Passes
 
 SIZES = (3072, 5120, 5120, 5120, 5120, 5120, 10)
 BATCH = 512

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from linfnet import losses as objectives
 from linfnet import systems
 from linfnet.cli.main import main
 from linfnet.errors import LinfnetError
-from linfnet.losses import objectives
 from linfnet.recipes import load_recipe
 from linfnet.train import read_results
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from linfnet.reproduce.figures import read_events
+from linfnet.reproduce.run_plots import read_events
 
 ROOT = Path(__file__).parent.parent
 README, NOTES = (

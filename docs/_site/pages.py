@@ -90,7 +90,7 @@ def results() -> str:
 
 def accuracies(record: Any) -> Iterator[tuple[str, dict[str, float]]]:
     """(eps, shares) for each evaluation that a record holds."""
-    from linfnet.perturbation import parse_epsilon
+    from linfnet.epsilon import parse_epsilon
     from linfnet.recipes import load_recipe
 
     if not isinstance(record, dict):

@@ -10,15 +10,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from linfnet.attack import pgd
-from linfnet.certify import MarginCertificate, certified_by_interval, certify_by_margin
-from linfnet.certify.arithmetic import float_above
+from linfnet.attacks import pgd
+from linfnet.certificates import MarginCertificate, certified_by_interval, certify_by_margin
+from linfnet.certificates.arithmetic import float_above
 from linfnet.data import ImageSet
+from linfnet.epsilon import format_epsilon
 from linfnet.errors import LinfnetError
 from linfnet.files import replacing, write_tensors
-from linfnet.losses import margin
 from linfnet.nn import Classifier, LinfNet
-from linfnet.perturbation import format_epsilon
+from linfnet.nn.margin import margin
 
 BATCH = 500
 # So many broken samples of each epsilon are kept with the image that breaks them.

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from linfnet.certify import Certification, certify_images
+from linfnet.certificates import Certification, certify_images
 from linfnet.cli.main import main
 from linfnet.data import load
 

@@ -1,4 +1,4 @@
-"""Small sets in place of the real ones: no test needs the network or the user's cache."""
+"""Small catalog in place of the real ones: no test needs the network or the user's cache."""
 
 import hashlib
 from collections.abc import Generator
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from samples import Bytes, Sample, Served
 
-from linfnet.data import sets
+from linfnet.data import catalog
 
 SIZES = {"train": 10, "test": 4}
 
@@ -30,9 +30,9 @@ def small_sets(monkeypatch: pytest.MonkeyPatch) -> dict[str, Sample]:
     """Every set but the digits is replaced by a made-up one of a few images, digests included."""
     generator = np.random.default_rng(0)
     samples: dict[str, Sample] = {}
-    infos: list[sets.SetInfo] = []
-    for name in sets.known_sets():
-        info = sets.set_info(name)
+    infos: list[catalog.SetInfo] = []
+    for name in catalog.known_sets():
+        info = catalog.set_info(name)
         if name != "digits":
             arrays = {
                 split: (
@@ -45,7 +45,7 @@ def small_sets(monkeypatch: pytest.MonkeyPatch) -> dict[str, Sample]:
             digests = {split: _digest(*pair) for split, pair in arrays.items()}
             info = replace(info, sizes=SIZES, digests=digests)
         infos.append(info)
-    monkeypatch.setattr(sets, "_SETS", tuple(infos))
+    monkeypatch.setattr(catalog, "_SETS", tuple(infos))
     return samples
 
 

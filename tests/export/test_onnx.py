@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from certify.exact import awkward_net
+from certificates.exact import awkward_net
 
 from linfnet.errors import LinfnetError
 from linfnet.export import onnx, onnx_runner, verify_onnx, write_onnx

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_tensors, write_tensors
 from linfnet.nn import LinfNet, means_at_infinity, reestimate_means
-from linfnet.nn.hub import PRETRAINED
+from linfnet.nn.model_path import PRETRAINED
 
 SEEDS = st.integers(0, 2**32 - 1)
 

@@ -6,7 +6,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from linfnet.ops.cuda import expanded
+from linfnet.ops.cuda import tensor_core
 from linfnet.ops.cuda.implementation import Cuda
 
 
@@ -40,7 +40,7 @@ PATHS = [*((shape, p) for p in (28.0, 200.5, math.inf) for shape in SHAPES), ((6
 def every_path(kernels: Cuda) -> list[Tensor]:
     """What every kernel makes of a few numbers, some pairs out of range or equal, on CPU tensors."""
     results: list[Tensor] = []
-    with patch.object(expanded, "SMALLEST", 0):
+    with patch.object(tensor_core, "SMALLEST", 0):
         for (n, out, features), p in PATHS:
             torch.manual_seed(0)
             x, w, grad = torch.randn(n, features), torch.randn(out, features), torch.randn(n, out)

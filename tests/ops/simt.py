@@ -22,7 +22,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from linfnet.ops.cuda.loader import KERNELS, Argument, Kernel, Launcher, Long, as_c
+from linfnet.ops.cuda.nvrtc import KERNELS, Argument, Kernel, Launcher, Long, as_c
 
 HEADERS = [Path(__file__).with_name(name) for name in ("simt.h", "fibres.h")]
 FLAGS = "-std=c++17 -O1 -w -shared -fPIC -fvisibility=hidden -ffp-contract=off -fno-strict-aliasing -U_FORTIFY_SOURCE"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from linfnet.errors import ArgumentError
 from linfnet.ops import cpu, linf_distance_bounds, lp_distance
-from linfnet.ops.library import lp_distance_backward, lp_distance_inference, lp_distance_saving
+from linfnet.ops.torch_ops import lp_distance_backward, lp_distance_inference, lp_distance_saving
 
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="the extension is not built")
 

@@ -14,9 +14,9 @@ from kernel_steps import replayed_step, step
 from torch import Tensor
 
 from linfnet.ops import Reference, default_implementation, linf_distance_bounds, lp_distance
-from linfnet.ops.chains import LARGEST_CHAINED
+from linfnet.ops.addition_chain import LARGEST_CHAINED
 from linfnet.ops.cuda.implementation import Cuda
-from linfnet.ops.cuda.infinite import decoded_index
+from linfnet.ops.cuda.linf import decoded_index
 
 pytestmark = [
     pytest.mark.gpu,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from linfnet.ops.cuda import loader
+from linfnet.ops.cuda import nvrtc
 
 SOURCE = "a kernel"
 CODE = b"\x7fELF and so on"
@@ -20,17 +20,17 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
         return CODE
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(loader, "_compile", compile_now)
-    monkeypatch.setattr(loader, "nvrtc_version", lambda: (13, 0))
+    monkeypatch.setattr(nvrtc, "_compile", compile_now)
+    monkeypatch.setattr(nvrtc, "nvrtc_version", lambda: (13, 0))
     return calls
 
 
 def kept() -> list[Path]:
-    return sorted(loader.cache_folder().iterdir())
+    return sorted(nvrtc.cache_folder().iterdir())
 
 
 def test_a_kernel_is_compiled_once(compiled: list[tuple[str, str, str]]) -> None:
-    assert [loader.binary(SOURCE, "forward.cu", "sm_90") for _ in range(2)] == [CODE, CODE]
+    assert [nvrtc.binary(SOURCE, "forward.cu", "sm_90") for _ in range(2)] == [CODE, CODE]
     assert compiled == [(SOURCE, "forward.cu", "sm_90")]
     (path,) = kept()
     assert path.name.startswith("forward-sm_90-")
@@ -40,18 +40,18 @@ def test_source_architecture_and_compiler_tell_kernels_apart(
     compiled: list[tuple[str, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for source, architecture in ((SOURCE, "sm_90"), (SOURCE, "sm_80"), ("another", "sm_90")):
-        loader.binary(source, "forward.cu", architecture)
-    monkeypatch.setattr(loader, "nvrtc_version", lambda: (13, 1))
-    loader.binary(SOURCE, "forward.cu", "sm_90")
+        nvrtc.binary(source, "forward.cu", architecture)
+    monkeypatch.setattr(nvrtc, "nvrtc_version", lambda: (13, 1))
+    nvrtc.binary(SOURCE, "forward.cu", "sm_90")
     assert len(compiled) == len(kept()) == 4
 
 
 @pytest.mark.parametrize("left", [b"", b"<html>"])
 def test_a_damaged_file_is_made_anew(compiled: list[tuple[str, str, str]], left: bytes) -> None:
-    loader.binary(SOURCE, "forward.cu", "sm_90")
+    nvrtc.binary(SOURCE, "forward.cu", "sm_90")
     (path,) = kept()
     path.write_bytes(left)
-    assert loader.binary(SOURCE, "forward.cu", "sm_90") == CODE
+    assert nvrtc.binary(SOURCE, "forward.cu", "sm_90") == CODE
     assert path.read_bytes() == CODE
     assert len(compiled) == 2
 
@@ -61,7 +61,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 ) -> None:
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert [loader.binary(SOURCE, "forward.cu", "sm_90") for _ in range(2)] == [CODE, CODE]
+    assert [nvrtc.binary(SOURCE, "forward.cu", "sm_90") for _ in range(2)] == [CODE, CODE]
     assert len(compiled) == 2
 
 
@@ -72,6 +72,6 @@ def test_a_full_disk_leaves_nothing_behind(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    assert loader.binary(SOURCE, "forward.cu", "sm_90") == CODE
+    assert nvrtc.binary(SOURCE, "forward.cu", "sm_90") == CODE
     assert len(compiled) == 1
     assert kept() == []

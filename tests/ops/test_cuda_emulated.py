@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import test_cuda as dense
-import test_cuda_expanded as by_products
 import test_cuda_pruned as listed
+import test_cuda_tensor_core as by_products
 import torch
 from kernel_steps import step
 from simt import LITTLE, Emulator, needs_compiler
 from torch import Tensor
 
-from linfnet.ops.cuda import expanded
+from linfnet.ops.cuda import tensor_core
 from linfnet.ops.cuda.dense import Dense
 from linfnet.ops.cuda.implementation import Cuda
 
@@ -59,8 +59,8 @@ def tensor_core_products(a: Tensor, b: Tensor, into: Tensor | None = None) -> Te
 @pytest.fixture
 def _products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small layers are expanded, too, and their products lose what those on a GPU do."""
-    monkeypatch.setattr(expanded, "SMALLEST", 0)
-    monkeypatch.setattr(expanded, "_products", tensor_core_products)
+    monkeypatch.setattr(tensor_core, "SMALLEST", 0)
+    monkeypatch.setattr(tensor_core, "_products", tensor_core_products)
 
 
 @pytest.mark.parametrize("size", [1, 6, 7, 2051])
@@ -260,10 +260,10 @@ def test_sums_little_above_the_least(kernels: Cuda, p: float, level: float) -> N
 @pytest.mark.parametrize("p", [8.0, 10.0])
 def test_what_a_pair_may_lose_at_worst(p: float) -> None:
     """The tolerances follow the constants of the expansion: with larger ones, worse kernels would pass."""
-    share = by_products.share(expanded.MOST_TERMS, p)
-    assert share * 2 * expanded.most_loss(p) / p <= 2.5e-4  # of a distance
-    assert share * (2 * expanded.MOST_SLOPE_LOSS) ** (1 - 1 / p) <= 1e-2  # of a slope
-    assert 2.0**-36 / expanded.LEAST_SUM <= 2.0**-20  # of a sum, for each feature
+    share = by_products.share(tensor_core.MOST_TERMS, p)
+    assert share * 2 * tensor_core.most_loss(p) / p <= 2.5e-4  # of a distance
+    assert share * (2 * tensor_core.MOST_SLOPE_LOSS) ** (1 - 1 / p) <= 1e-2  # of a slope
+    assert 2.0**-36 / tensor_core.LEAST_SUM <= 2.0**-20  # of a sum, for each feature
 
 
 @pytest.mark.usefixtures("_products")

@@ -16,13 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from linfnet.errors import LinfnetError
-from linfnet.ops import implementations
-from linfnet.ops.cuda import dense, expanded, implementation, lists, pruned
+from linfnet.ops import registry
+from linfnet.ops.cuda import dense, implementation, pruned, pruned_lists, tensor_core
 from linfnet.ops.cuda.dense import backward_kernel, backward_memory, backward_rows, forward_kernel
 from linfnet.ops.cuda.implementation import Cuda, kernels_ahead
-from linfnet.ops.cuda.infinite import bounds_kernel, maximum_kernel
-from linfnet.ops.cuda.loader import KERNELS, Argument, Kernel, Launcher, NoKernelsError
-from linfnet.ops.cuda.plans import backward_plan, forward_plan
+from linfnet.ops.cuda.linf import bounds_kernel, maximum_kernel
+from linfnet.ops.cuda.nvrtc import KERNELS, Argument, Kernel, Launcher, NoKernelsError
+from linfnet.ops.cuda.tiling import backward_plan, forward_plan
 
 
 class Recorder(Launcher):
@@ -89,7 +89,7 @@ def test_the_backward_takes_the_lists_of_the_forward(p: float) -> None:
 
 
 def test_launches_of_the_expansion_fit_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expanded, "SMALLEST", 0)
+    monkeypatch.setattr(tensor_core, "SMALLEST", 0)
     x, w, grad = torch.randn(70, 3072), torch.randn(104, 3072), torch.randn(70, 104)
     recorder = Recorder()
     kernels = Cuda(recorder)
@@ -103,14 +103,14 @@ def test_launches_of_the_expansion_fit_the_kernels(monkeypatch: pytest.MonkeyPat
         assert grad_w.shape == (w.shape if need_w else (0,))
     assert [recorder.functions.count(name) for name in ("combine", "finish_x", "finish_w")] == [2, 2, 2]
     monkeypatch.undo()
-    assert not expanded.serves(x, w, 8.0)
-    assert not expanded.serves(x, w, 9.0)
+    assert not tensor_core.serves(x, w, 8.0)
+    assert not tensor_core.serves(x, w, 9.0)
 
 
 def test_huge_layers_are_not_expanded() -> None:
     number = torch.zeros(1)
     shapes = [(512, 5120, 5120), (1000, 5120, 5120), (10_000, 5120, 5120), (64, 20_480, 20_480)]
-    served = [expanded.serves(number.expand(n, size), number.expand(out, size), 8.0) for n, out, size in shapes]
+    served = [tensor_core.serves(number.expand(n, size), number.expand(out, size), 8.0) for n, out, size in shapes]
     assert served == [True, True, False, False]
 
 
@@ -212,7 +212,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_old_gpu_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     with pytest.warns(UserWarning, match="instead: NVIDIA T4 is of architecture sm_75; wanted sm_80 or later$"):
-        assert implementations.choose("cuda", torch.float32) == "reference"
+        assert registry.choose("cuda", torch.float32) == "reference"
 
 
 @pytest.mark.usefixtures("gpu")
@@ -226,7 +226,7 @@ def test_a_gpu_that_cannot_be_served_is_told_once(error: LinfnetError, monkeypat
     monkeypatch.setattr(torch, "ones", lambda size, device: torch.zeros(size))
     monkeypatch.setattr(dense.Dense, "largest", fail)
     with pytest.warns(UserWarning, match=f"the slow reference serves instead: {error}$") as told:
-        chosen = [implementations.choose("cuda", torch.float32) for _ in range(3)]
+        chosen = [registry.choose("cuda", torch.float32) for _ in range(3)]
     assert chosen == ["reference"] * 3
     assert len(told) == 1
     assert implementation.status() == f"cuda kernels: not available ({error})"
@@ -234,12 +234,12 @@ def test_a_gpu_that_cannot_be_served_is_told_once(error: LinfnetError, monkeypat
 
 ENDS_EARLY = """
 import time, torch
-from linfnet.ops.cuda import loader
+from linfnet.ops.cuda import nvrtc
 
-loader._architecture = lambda device: "sm_90"
-loader.binary = lambda *_: time.sleep(0.5) or b""
-kernels = [loader.Kernel("scale.cu", "absolute_max", (("N", n),)) for n in range(400)]
-loader.Launcher().prepare(torch.device("cuda", 0), "key", lambda: kernels)
+nvrtc._architecture = lambda device: "sm_90"
+nvrtc.binary = lambda *_: time.sleep(0.5) or b""
+kernels = [nvrtc.Kernel("scale.cu", "absolute_max", (("N", n),)) for n in range(400)]
+nvrtc.Launcher().prepare(torch.device("cuda", 0), "key", lambda: kernels)
 """
 
 
@@ -270,8 +270,8 @@ def test_sources_compile(architecture: str, tmp_path: Path) -> None:
         *(backward_kernel(p, True, True, 16) for p in (7.0, 7.3, None)),
         bounds_kernel(True),
         *(Kernel(file, "") for file in ("finish.cu", "gradients.cu", "scale.cu", "sparse.cu")),
-        *(expanded.kernel(function, 8) for function in ("powers", "add_close")),
-        lists.list_kernel("turn"),
+        *(tensor_core.kernel(function, 8) for function in ("powers", "add_close")),
+        pruned_lists.list_kernel("turn"),
         *(pruned.maximum_kernel(index, 2) for index in (False, True)),
         *(pruned.forward_kernel(p, 2) for p in (28.0, 128.0, 30.5, 200.5)),
         *(pruned.backward_kernel(p, 4, "listed_grad_w") for p in (28.0, 128.0, 30.5, 200.5)),

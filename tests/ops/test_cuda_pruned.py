@@ -12,9 +12,9 @@ from torch import Tensor
 from linfnet.ops import Reference
 from linfnet.ops.cuda import pruned
 from linfnet.ops.cuda.implementation import Cuda
-from linfnet.ops.cuda.infinite import decoded_index
-from linfnet.ops.cuda.lists import rows_for
-from linfnet.ops.cuda.loader import Launcher
+from linfnet.ops.cuda.linf import decoded_index
+from linfnet.ops.cuda.nvrtc import Launcher
+from linfnet.ops.cuda.pruned_lists import rows_for
 
 pytestmark = [
     pytest.mark.gpu,

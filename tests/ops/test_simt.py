@@ -12,7 +12,7 @@ from kernel_steps import every_path
 from simt import KERNELS, Emulator, needs_compiler
 
 from linfnet.ops.cuda.implementation import Cuda
-from linfnet.ops.cuda.loader import Argument, Kernel, Launcher
+from linfnet.ops.cuda.nvrtc import Argument, Kernel, Launcher
 
 pytestmark = needs_compiler
 

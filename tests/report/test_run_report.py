@@ -14,20 +14,20 @@ import pytest
 import torch
 from PIL import Image
 
-from linfnet.certify.arithmetic import float_above
+from linfnet.certificates.arithmetic import float_above
 from linfnet.cli.evaluate import store_evaluation
 from linfnet.cli.main import main
 from linfnet.data import ImageSet, load, set_info, to_pixels
+from linfnet.epsilon import parse_epsilon
 from linfnet.evaluation import AtEpsilon, Broken, Evaluation
-from linfnet.perturbation import parse_epsilon
 from linfnet.recipes import load_recipe, recipe_to_toml
 from linfnet.report import read_run, render
-from linfnet.report.figures import certified_curve, histogram
+from linfnet.report.chart_data import certified_curve, histogram
 from linfnet.report.gallery import gallery
 from linfnet.report.png import encode_png
 from linfnet.report.repeat import commands
 from linfnet.report.table import published
-from linfnet.report.training import training_panels
+from linfnet.report.training_curves import training_panels
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7), (1, 1, 1)], ids=str)
@@ -281,7 +281,7 @@ def test_a_full_size_run_is_small_and_quick(evaluated: Path, tmp_path: Path, mon
     labels = torch.randint(0, 10, (count,), generator=generator)
     noise = torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=generator)
     monkeypatch.setattr(
-        "linfnet.report.record.load", lambda name, split: ImageSet(noise, labels, set_info(name), split)
+        "linfnet.report.run_summary.load", lambda name, split: ImageSet(noise, labels, set_info(name), split)
     )
     radii = torch.randn(count, generator=generator, dtype=torch.float64) * 0.05
     logits = torch.nn.functional.one_hot(labels, 10) * radii.sign().unsqueeze(1)

@@ -13,7 +13,7 @@ from linfnet.cli.reproduce import training_table
 from linfnet.losses import CrossEntropy, Hinge, Mixture, ThresholdedCrossEntropy
 from linfnet.recipes import load_recipe
 from linfnet.reproduce import SMALL, STUDIES, Outcome, RunOutcome
-from linfnet.reproduce.drawing import draw_study
+from linfnet.reproduce.study_plots import draw_study
 
 EPS = Fraction(8, 255)
 

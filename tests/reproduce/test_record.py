@@ -55,7 +55,7 @@ def test_a_record_says_where_a_run_was_resumed_and_what_had_changed(
 
     def resume(**changes: str) -> dict:
         (moved / "results.json").unlink()  # as if it had been killed in its last moment
-        monkeypatch.setattr("linfnet.train.folder.environment", lambda: {**began, "command": "again", **changes})
+        monkeypatch.setattr("linfnet.train.run_folder.environment", lambda: {**began, "command": "again", **changes})
         assert main(["train", "--resume", str(moved)]) == 0
         assert main(["record", str(moved), "--out", str(out), "--replace"]) == 0
         return json.loads(out.read_text())

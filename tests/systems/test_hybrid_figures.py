@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from linfnet.recipes import recipe_from_toml
-from linfnet.reproduce.figures import read_events
+from linfnet.reproduce.run_plots import read_events
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "systems.md").read_text(encoding="utf-8")

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from linfnet.boxes import inner_box
 from linfnet.errors import ArgumentError
-from linfnet.losses import margin
-from linfnet.nn.convnets import ARCHITECTURES, Box, conv_layers, through
-from linfnet.perturbation import inner_box
+from linfnet.nn.margin import margin
 from linfnet.recipes import load_recipe
 from linfnet.systems import system_of
+from linfnet.systems.convnets import ARCHITECTURES, Box, conv_layers, through
 from linfnet.systems.ibp import Ibp, IbpNet, balance, smooth_ramp, tightness
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from linfnet.attack import attack_all, known_attacks
+from linfnet.attacks import attack_all, known_attacks
 from linfnet.data import load
 from linfnet.evaluation import evaluate
 from linfnet.recipes import load_recipe

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from linfnet import LinfNet, load, load_model
-from linfnet.certify import certify_images
 from linfnet.cli.main import main
 from linfnet.errors import LinfnetError
 from linfnet.files import read_json, write_json

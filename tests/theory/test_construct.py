@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from linfnet.certify import certified_by_interval, certified_by_margin
+from linfnet.certificates import certified_by_interval, certified_by_margin
 from linfnet.data import load
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import LinfNet

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from linfnet.errors import ArgumentError
-from linfnet.theory.figures import draw_three_points
+from linfnet.theory.plots import draw_three_points
 from linfnet.theory.three_points import (
     RADIUS,
     conventional,

@@ -11,18 +11,18 @@ import torch
 import tyro
 from rich.table import Table
 
-from linfnet.attack import Attack as AttackFunction
-from linfnet.attack import Attacked, attack_all, check_sandwich, known_attacks, parse_exponents
-from linfnet.attack.autoattack import auto_attack
-from linfnet.certify import Certification, certify_images
+from linfnet.attacks import Attack as AttackFunction
+from linfnet.attacks import Attacked, attack_all, check_sandwich, known_attacks, parse_exponents
+from linfnet.attacks.autoattack import auto_attack
+from linfnet.certificates import Certification, certify_images
 from linfnet.cli.certify import BATCH, Subject, find_subject, run_of
 from linfnet.cli.console import console, percent
 from linfnet.cli.train import pick_device
+from linfnet.epsilon import format_epsilon, parse_epsilon
 from linfnet.errors import ArgumentError, at_least
 from linfnet.files import make_folder, replacing
 from linfnet.nn import Classifier
-from linfnet.nn.hub import find_model
-from linfnet.perturbation import format_epsilon, parse_epsilon
+from linfnet.nn.model_path import find_model
 from linfnet.systems import load_model
 
 

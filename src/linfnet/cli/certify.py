@@ -11,17 +11,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from torch import Tensor
 
-from linfnet.certify import Certification, certify_images, plot_curve, write_curve, write_radii
+from linfnet.certificates import Certification, certify_images, plot_curve, write_curve, write_radii
 from linfnet.cli.console import console, guarantee, percent
-from linfnet.cli.pictures import read_images
+from linfnet.cli.image_files import read_images
 from linfnet.cli.predict import format_radius
 from linfnet.cli.train import pick_device
 from linfnet.data import known_sets, load
+from linfnet.epsilon import format_epsilon, parse_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.files import make_folder
 from linfnet.nn import Classifier
-from linfnet.nn.hub import class_names, find_model, packaged_hint
-from linfnet.perturbation import format_epsilon, parse_epsilon
+from linfnet.nn.model_path import class_names, find_model, packaged_hint
 from linfnet.systems import load_model
 from linfnet.train import RunFolder, go_on
 

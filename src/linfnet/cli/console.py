@@ -6,9 +6,9 @@ from collections.abc import Generator
 from rich.console import Console
 from rich.table import Table
 
+from linfnet.distributed.group import Ranks
+from linfnet.epsilon import format_epsilon
 from linfnet.evaluation import Evaluation
-from linfnet.perturbation import format_epsilon
-from linfnet.ranks import Ranks
 
 # Paths and commands must stay whole, to be copied: no wrapping, and brackets are only brackets.
 console = Console(highlight=False, markup=False, soft_wrap=True)

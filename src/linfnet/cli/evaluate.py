@@ -14,13 +14,13 @@ from linfnet.cli.certify import run_of
 from linfnet.cli.console import console, heard, results_table
 from linfnet.cli.train import pick_device
 from linfnet.data import ImageSet, load
+from linfnet.distributed.evaluation import evaluate_together, own_images
+from linfnet.distributed.group import ALONE, Ranks, joined, launched, own_device
+from linfnet.epsilon import format_epsilon, parse_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.evaluation import Evaluation, result_key, write_broken, write_samples
 from linfnet.export import write_card
 from linfnet.nn import Classifier
-from linfnet.perturbation import format_epsilon, parse_epsilon
-from linfnet.ranks import ALONE, Ranks, joined, launched, own_device
-from linfnet.shards import evaluate_together, own_images
 from linfnet.systems import load_model
 from linfnet.train import add_results, read_results
 

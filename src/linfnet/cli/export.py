@@ -10,12 +10,12 @@ import tyro
 
 from linfnet.cli.certify import Subject, find_subject, run_of
 from linfnet.cli.console import console
+from linfnet.epsilon import format_epsilon, parse_epsilon
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.export import push_to_hub, verify_onnx, write_card, write_onnx, write_vnnlib
 from linfnet.files import make_folder
 from linfnet.nn import Classifier, LinfNet
-from linfnet.nn.hub import find_model
-from linfnet.perturbation import format_epsilon, parse_epsilon
+from linfnet.nn.model_path import find_model
 from linfnet.systems import load_model
 
 # Images the ONNX file is checked on.

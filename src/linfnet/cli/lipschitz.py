@@ -14,14 +14,14 @@ from linfnet.cli.evaluate import load_for
 from linfnet.cli.theory import draw_into, with_progress
 from linfnet.cli.train import pick_device
 from linfnet.data import ImageSet
+from linfnet.epsilon import parse_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.files import write_json
 from linfnet.nn import LinfNet
-from linfnet.nn.hub import packaged_hint
+from linfnet.nn.model_path import packaged_hint
 from linfnet.ops import check_p
-from linfnet.perturbation import parse_epsilon
 from linfnet.theory import Estimate, lipschitz_estimate
-from linfnet.theory.figures import draw_quantiles
+from linfnet.theory.plots import draw_quantiles
 from linfnet.train import RunFolder, environment
 
 

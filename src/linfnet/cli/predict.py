@@ -9,11 +9,11 @@ import torch
 import tyro
 from rich.table import Table
 
-from linfnet.certify import certify_images
+from linfnet.certificates import certify_images
 from linfnet.cli.console import console
-from linfnet.cli.pictures import read_image
+from linfnet.cli.image_files import read_image
 from linfnet.errors import ArgumentError
-from linfnet.nn.hub import class_names, find_model
+from linfnet.nn.model_path import class_names, find_model
 from linfnet.systems import load_model
 
 

@@ -9,10 +9,10 @@ import tyro
 from linfnet.cli.console import console
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_json
-from linfnet.nn.hub import packaged_hint
+from linfnet.nn.model_path import packaged_hint
 from linfnet.recipes import Recipe, recipe_from_toml
-from linfnet.reproduce.figures import draw_run, read_events
 from linfnet.reproduce.record import readme_row, write_record
+from linfnet.reproduce.run_plots import draw_run, read_events
 from linfnet.train import RunFolder
 
 

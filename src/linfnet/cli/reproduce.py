@@ -12,11 +12,11 @@ from linfnet.cli.console import console, percent
 from linfnet.cli.evaluate import evaluate_with_progress, store_evaluation
 from linfnet.cli.train import pick_device, resume_run, start_run
 from linfnet.data import load
+from linfnet.distributed.group import launched
 from linfnet.errors import ArgumentError, LinfnetError, at_least
-from linfnet.ranks import launched
 from linfnet.recipes import Recipe
 from linfnet.reproduce import SMALL, STUDIES, Figures, Options, Outcome, Spread, Study, run_study, spreads
-from linfnet.reproduce.drawing import draw_study
+from linfnet.reproduce.study_plots import draw_study
 from linfnet.systems import load_model
 from linfnet.train import RunFolder
 

@@ -28,7 +28,7 @@ class Serve:
         """Serve until interrupted."""
         try:
             from linfnet.serve import Service, bind, run_server, url_of
-            from linfnet.serve.pictures import require_pillow
+            from linfnet.serve.decode import require_pillow
         except ImportError as error:
             if (error.name or "").split(".")[0] not in ("starlette", "uvicorn", "anyio"):
                 raise

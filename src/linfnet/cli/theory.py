@@ -13,14 +13,14 @@ import tyro
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from linfnet.certify import certified_by_interval, certified_by_margin
+from linfnet.certificates import certified_by_interval, certified_by_margin
 from linfnet.cli.console import console, percent
 from linfnet.cli.train import new_run_path, pick_device
 from linfnet.data import ImageSet, load
+from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.files import make_folder, write_json
 from linfnet.nn import LinfNet
-from linfnet.perturbation import format_epsilon
 from linfnet.theory import (
     Separation,
     check_separation,
@@ -28,7 +28,7 @@ from linfnet.theory import (
     pairs_to_compare,
     set_separation,
 )
-from linfnet.theory.figures import draw_pairs, draw_three_points
+from linfnet.theory.plots import draw_pairs, draw_three_points
 from linfnet.theory.three_points import RADIUS, contenders, three_points
 from linfnet.train import environment
 

@@ -14,9 +14,9 @@ from linfnet.cli.console import console, heard, percent
 from linfnet.cli.display import TrainDisplay
 from linfnet.cli.tensorboard import TensorBoard, check_tensorboard
 from linfnet.data import load
+from linfnet.distributed.group import ALONE, Ranks, joined, launched, own_device, restarted
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import cut_short
-from linfnet.ranks import ALONE, Ranks, joined, launched, own_device, restarted
 from linfnet.recipes import Recipe, load_recipe, recipe_names
 from linfnet.systems import check_changes
 from linfnet.train import RunFolder, StoppedError, Trainer, read_results

@@ -2,10 +2,10 @@
 
 from linfnet.data.augment import augment
 from linfnet.data.cache import cache_folder, content_digest, load, location, present, verify
+from linfnet.data.catalog import SetInfo, known_sets, set_info
+from linfnet.data.epoch_order import EpochPlan, plan_epoch
 from linfnet.data.fetch import Fetched, Source, fetch
-from linfnet.data.images import ImageSet, to_pixels
-from linfnet.data.plan import EpochPlan, plan_epoch
-from linfnet.data.sets import SetInfo, known_sets, set_info
+from linfnet.data.image_set import ImageSet, to_pixels
 
 __all__ = [
     "EpochPlan",

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from linfnet.data.forms import Arrays, Bytes, Form, find_form
-from linfnet.data.images import ImageSet
-from linfnet.data.sets import SetInfo, set_info
+from linfnet.data.catalog import SetInfo, set_info
+from linfnet.data.formats import Arrays, Bytes, Form, find_form
+from linfnet.data.image_set import ImageSet
 from linfnet.errors import LinfnetError
 
 _PACKAGE = Path(__file__).parent

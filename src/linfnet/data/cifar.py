@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from linfnet.data.pickled import read_python_batch
+from linfnet.data.cifar_pickle import read_python_batch
 from linfnet.errors import LinfnetError
 
 Bytes = npt.NDArray[np.uint8]

@@ -12,9 +12,9 @@ from typing import Literal, get_args
 
 from linfnet.data import packages
 from linfnet.data.cache import cache_folder, read_checked
+from linfnet.data.catalog import set_info
 from linfnet.data.download import Progress, download, extract, no_progress
-from linfnet.data.forms import BINARY_BATCHES, find_form
-from linfnet.data.sets import set_info
+from linfnet.data.formats import BINARY_BATCHES, find_form
 from linfnet.errors import LinfnetError
 
 Source = Literal["auto", "official", "package"]

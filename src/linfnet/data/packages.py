@@ -11,7 +11,7 @@ import numpy as np
 
 from linfnet.data.cifar import write_binary
 from linfnet.data.download import Progress, extract
-from linfnet.data.forms import BINARY_BATCHES, PNG_BATCHES
+from linfnet.data.formats import BINARY_BATCHES, PNG_BATCHES
 from linfnet.errors import LinfnetError
 
 _PATIENCE = 600.0

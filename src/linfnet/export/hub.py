@@ -7,7 +7,7 @@ from typing import Any
 from linfnet.errors import LinfnetError
 from linfnet.files import read_json, write_text
 from linfnet.nn import count_parameters
-from linfnet.nn.card import model_card
+from linfnet.nn.model_card import model_card
 from linfnet.systems import load_model
 from linfnet.train import read_results
 

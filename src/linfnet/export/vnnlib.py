@@ -7,9 +7,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from linfnet.boxes import check_images
+from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError
 from linfnet.files import write_text
-from linfnet.perturbation import check_images, format_epsilon
 
 # Digits of the bounds: more than float64 holds, so that reading them loses less than a verifier's own rounding.
 DIGITS = 20

@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Literal, Self, cast
 import torch
 from torch import Tensor, nn
 
+from linfnet.boxes import check_images, outer_box
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_json, read_tensors, write_json, write_tensors, write_text
-from linfnet.nn.card import model_card
 from linfnet.nn.distance import DistanceModule
-from linfnet.nn.hub import find_model
+from linfnet.nn.model_card import model_card
+from linfnet.nn.model_path import find_model
 from linfnet.nn.normalize import Normalize
-from linfnet.perturbation import check_images, outer_box
 
 FORMAT = "linfnet-model-1"
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from linfnet.distributed.group import ALONE
 from linfnet.errors import ArgumentError
-from linfnet.ranks import ALONE
 
 
 class MeanShift(nn.Module):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Generator, Iterable
 import torch
 from torch import Tensor, nn
 
+from linfnet.distributed.group import Ranks
 from linfnet.nn.classifier import Classifier
 from linfnet.nn.mean_shift import MeanShift
-from linfnet.ranks import Ranks
 
 
 def _shifts(net: nn.Module) -> list[MeanShift]:

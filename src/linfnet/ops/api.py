@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from linfnet.errors import ArgumentError
-from linfnet.ops import implementations, library
+from linfnet.ops import registry, torch_ops
 
 
 def _check_pair(name: str, x: Tensor, w: Tensor) -> None:
@@ -50,13 +50,13 @@ def lp_distance(x: Tensor, w: Tensor, p: float = math.inf, *, impl: str | None =
     """
     p = check_p(p)
     _check_pair("x", x, w)
-    name = implementations.choose(x.device.type, x.dtype, impl)
+    name = registry.choose(x.device.type, x.dtype, impl)
     rows = x.contiguous() if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     w = w.contiguous()
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
-        y = library.lp_distance_saving(rows, w, p, name)[0]
+        y = torch_ops.lp_distance_saving(rows, w, p, name)[0]
     else:
-        y = library.lp_distance_inference(rows, w, p, name)
+        y = torch_ops.lp_distance_inference(rows, w, p, name)
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], w.shape[0])
 
 
@@ -83,12 +83,12 @@ def linf_distance_bounds(lower: Tensor, upper: Tensor, w: Tensor, *, impl: str |
     _check_pair("upper", upper, w)
     if lower.shape != upper.shape:
         raise ArgumentError(f"lower has shape {tuple(lower.shape)} and upper {tuple(upper.shape)}; wanted the same")
-    name = implementations.choose(lower.device.type, lower.dtype, impl)
+    name = registry.choose(lower.device.type, lower.dtype, impl)
     shape = (math.prod(lower.shape[:-1]), lower.shape[-1])
     box = lower.reshape(shape).contiguous(), upper.reshape(shape).contiguous()
     if torch.is_grad_enabled() and (lower.requires_grad or upper.requires_grad or w.requires_grad):
-        bounds = library.bounds_saving(*box, w.contiguous(), name)[:2]
+        bounds = torch_ops.bounds_saving(*box, w.contiguous(), name)[:2]
     else:
-        bounds = library.bounds_inference(*box, w.contiguous(), name)
+        bounds = torch_ops.bounds_inference(*box, w.contiguous(), name)
     smallest, largest = (b.reshape(*lower.shape[:-1], w.shape[0]) for b in bounds)
     return smallest, largest

@@ -80,7 +80,7 @@ def _threads(n: int, out: int, features: int) -> int:
 
 
 class Cpu:
-    """C++ kernels; implements `linfnet.ops.implementations.Implementation`."""
+    """C++ kernels; implements `linfnet.ops.registry.Implementation`."""
 
     name = "cpu"
 

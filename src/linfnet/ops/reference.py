@@ -38,7 +38,7 @@ def _finite_distance(x: Tensor, w: Tensor, p: float) -> Tensor:
 
 
 class Reference:
-    """Plain torch; implements `linfnet.ops.implementations.Implementation`."""
+    """Plain torch; implements `linfnet.ops.registry.Implementation`."""
 
     name = "reference"
 

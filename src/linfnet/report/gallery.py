@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linfnet.certify.arithmetic import float_above
+from linfnet.certificates.arithmetic import float_above
 from linfnet.data import ImageSet
-from linfnet.perturbation import format_epsilon
+from linfnet.epsilon import format_epsilon
 from linfnet.report.png import difference, picture
-from linfnet.report.record import Measured, RunRecord
+from linfnet.report.run_summary import Measured, RunRecord
 from linfnet.report.samples import BrokenSamples, Samples
 
 # Samples of a group; broken ones take three pictures each.

@@ -8,13 +8,13 @@ from importlib import resources
 from typing import Any, cast
 
 from linfnet.data import set_info
-from linfnet.perturbation import format_epsilon
-from linfnet.report.figures import certified_curve, histogram
-from linfnet.report.record import RunRecord
+from linfnet.epsilon import format_epsilon
+from linfnet.report.chart_data import certified_curve, histogram
 from linfnet.report.repeat import repeat_section
+from linfnet.report.run_summary import RunRecord
 from linfnet.report.sections import curve_section, gallery_section, histogram_section, training_section
 from linfnet.report.table import headline, results_section
-from linfnet.report.training import training_panels
+from linfnet.report.training_curves import training_panels
 from linfnet.version import __version__
 
 _FOLDER = resources.files("linfnet.report")

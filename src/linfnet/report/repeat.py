@@ -4,9 +4,9 @@ import shlex
 from collections.abc import Sequence
 from html import escape
 
-from linfnet.perturbation import format_epsilon
+from linfnet.epsilon import format_epsilon
 from linfnet.recipes import recipe_to_toml
-from linfnet.report.record import RunRecord
+from linfnet.report.run_summary import RunRecord
 from linfnet.report.table import scrolling
 
 

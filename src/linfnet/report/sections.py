@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from html import escape
 
-from linfnet.perturbation import format_epsilon
-from linfnet.report.figures import Figure, in_255ths
+from linfnet.epsilon import format_epsilon
+from linfnet.report.chart_data import Figure, in_255ths
 from linfnet.report.gallery import Card, Group, gallery
-from linfnet.report.record import RunRecord
+from linfnet.report.run_summary import RunRecord
 
 
 def _plot(name: str, label: str) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from linfnet.perturbation import format_epsilon
-from linfnet.report.record import Measured, RunRecord
+from linfnet.epsilon import format_epsilon
+from linfnet.report.run_summary import Measured, RunRecord
 from linfnet.reproduce import STUDIES
 
 

@@ -8,9 +8,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from linfnet.report.figures import Figure
-from linfnet.report.record import RunRecord
-from linfnet.report.training import training_panels
+from linfnet.report.chart_data import Figure
+from linfnet.report.run_summary import RunRecord
+from linfnet.report.training_curves import training_panels
 
 COLOURS = ("cyan", "red", "magenta", "yellow", "bright_magenta", "green")
 # The bits of a Braille character, by row and column of its dots.

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from linfnet.data import load
+from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.evaluation import result_key
 from linfnet.files import read_table
-from linfnet.perturbation import format_epsilon
 from linfnet.recipes import Recipe
 from linfnet.reproduce.outcome import Outcome, RunOutcome
 from linfnet.reproduce.record import hardware_of

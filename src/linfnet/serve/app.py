@@ -16,10 +16,10 @@ from starlette.routing import Route
 from torch import Tensor
 
 from linfnet.serve.body import Drain, read_body
+from linfnet.serve.decode import read_picture
 from linfnet.serve.gate import Gate
 from linfnet.serve.guard import Guard
 from linfnet.serve.openapi import describe_api
-from linfnet.serve.pictures import read_picture
 from linfnet.serve.pixels import json_limit, parse_json, parse_pixels, parse_steps
 from linfnet.serve.refusal import RefusedError
 from linfnet.serve.service import Service

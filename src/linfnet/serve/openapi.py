@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from linfnet.serve.pictures import FITS
+from linfnet.serve.decode import FITS
 from linfnet.version import __version__
 
 ERRORS = {

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linfnet.attack import closest_break
-from linfnet.certify import certify_images
+from linfnet.attacks import closest_break
+from linfnet.certificates import certify_images
 from linfnet.errors import LinfnetError
 from linfnet.nn import LinfNet
-from linfnet.nn.hub import class_names, find_model
+from linfnet.nn.model_path import class_names, find_model
 from linfnet.systems import load_model
 from linfnet.version import __version__
 

@@ -9,12 +9,12 @@ import torch
 
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn.classifier import Classifier, read_config
-from linfnet.nn.hub import find_model
+from linfnet.nn.model_path import find_model
 from linfnet.recipes import Recipe, options_from_mapping
 from linfnet.systems.system import System
 
 # Files of this folder that are no systems.
-_FRAME = ("find", "system")
+_FRAME = ("convnets", "find", "linear_bounds", "system")
 
 
 def system_names() -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from linfnet.data import SetInfo
 from linfnet.errors import ArgumentError, at_least
 from linfnet.nn import LpDistance
 from linfnet.nn.classifier import Classifier
-from linfnet.nn.intervals import least_margin, linear_bounds, worst_margins
 from linfnet.recipes import Recipe
+from linfnet.systems.linear_bounds import least_margin, linear_bounds, worst_margins
 from linfnet.systems.system import OBJECTIVE, SeenSystem
 
 

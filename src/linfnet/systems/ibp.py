@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from linfnet.data import SetInfo
 from linfnet.errors import ArgumentError, at_least
 from linfnet.nn.classifier import Classifier
-from linfnet.nn.convnets import ARCHITECTURES, Box, bound_preserving_init, conv_layers, through
-from linfnet.nn.intervals import least_margin, worst_margins
 from linfnet.recipes import Recipe
+from linfnet.systems.convnets import ARCHITECTURES, Box, bound_preserving_init, conv_layers, through
+from linfnet.systems.linear_bounds import least_margin, worst_margins
 from linfnet.systems.system import OBJECTIVE, RELAXATION, System
 
 # Bounds may grow by 1 / TOLERANCE, and active and inactive neurons differ by that, before the regularisers speak.

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linfnet.boxes import check_images
 from linfnet.data import SetInfo
 from linfnet.errors import ArgumentError, at_least
 from linfnet.nn.classifier import Classifier
-from linfnet.nn.convnets import ARCHITECTURES, conv_layers
-from linfnet.perturbation import check_images
 from linfnet.recipes import Recipe
+from linfnet.systems.convnets import ARCHITECTURES, conv_layers
 from linfnet.systems.system import OBJECTIVE, RELAXATION, System
 
 

@@ -22,9 +22,9 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from linfnet.boxes import check_images
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import LinfNet
-from linfnet.perturbation import check_images
 from linfnet.theory.separation import Separation
 
 FAR = 2.0  # C of the proofs

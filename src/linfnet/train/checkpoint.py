@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from linfnet.distributed.group import Ranks
 from linfnet.errors import LinfnetError
 from linfnet.files import read_tensors, write_tensors
 from linfnet.nn import load_weights
-from linfnet.ranks import Ranks
 
 FORMAT = "linfnet-checkpoint-1"
 

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from linfnet.data import EpochPlan, ImageSet, augment, plan_epoch, to_pixels
+from linfnet.distributed.group import ALONE, GradientSum, Ranks
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import LinfNet, count_parameters, means_at_infinity, reestimate_means, share_means
-from linfnet.ranks import ALONE, GradientSum, Ranks
 from linfnet.recipes import recipe_to_toml
 from linfnet.systems import Seen, SeenSystem, system_of
 from linfnet.train.checkpoint import Progress, load_newest_on_all, save_checkpoint
+from linfnet.train.cuda_graphs import STEPS_THAT_PAY, Passes
 from linfnet.train.decay import decay_weights
-from linfnet.train.folder import RunFolder, go_on
-from linfnet.train.graphs import STEPS_THAT_PAY, Passes
 from linfnet.train.results import add_results
+from linfnet.train.run_folder import RunFolder, go_on
 from linfnet.train.signals import StopRequest, stop_on_signals
 from linfnet.train.steps import (
     RECORD_COLUMNS,
@@ -30,7 +30,7 @@ from linfnet.train.steps import (
     step_values,
     summarise,
 )
-from linfnet.train.testing import (
+from linfnet.train.validation import (
     accuracy,
     certified_shares,
     margin_certified,

@@ -7,10 +7,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from linfnet.ops.chains import LARGEST_CHAINED, power_source
-from linfnet.ops.cuda.infinite import Infinite
-from linfnet.ops.cuda.loader import Kernel, Launcher, Long
-from linfnet.ops.cuda.plans import backward_plan, forward_plan, line, vector
+from linfnet.ops.addition_chain import LARGEST_CHAINED, power_source
+from linfnet.ops.cuda.linf import Infinite
+from linfnet.ops.cuda.nvrtc import Kernel, Launcher, Long
+from linfnet.ops.cuda.tiling import backward_plan, forward_plan, line, vector
 
 _ABSOLUTE_MAX = Kernel("scale.cu", "absolute_max")
 _FINISH_SUM = Kernel("finish.cu", "finish_sum")

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from linfnet.errors import LinfnetError
-from linfnet.ops.chains import snapped_after, snapped_p
-from linfnet.ops.cuda import dense, expanded, loader, pruned
+from linfnet.ops.addition_chain import snapped_after, snapped_p
+from linfnet.ops.cuda import dense, nvrtc, pruned, tensor_core
 from linfnet.ops.cuda.dense import Dense
-from linfnet.ops.cuda.infinite import Infinite, maximum_kernel
-from linfnet.ops.cuda.loader import Kernel, Launcher
+from linfnet.ops.cuda.linf import Infinite, maximum_kernel
+from linfnet.ops.cuda.nvrtc import Kernel, Launcher
 
 # A snapped p stays for few steps in a short run: kernels of so many further ones are compiled meanwhile.
 SNAPPED_AHEAD = 2
@@ -34,8 +34,8 @@ def kernels_ahead(p: float, n: int, shared: int) -> list[Kernel]:
     kernels: list[Kernel] = []
     for q in rising:
         kernels += dense.kernels(q, shared)
-        if q in expanded.POWERS:
-            kernels += [expanded.kernel(function, int(q)) for function in ("powers", "add_close")]
+        if q in tensor_core.POWERS:
+            kernels += [tensor_core.kernel(function, int(q)) for function in ("powers", "add_close")]
         if q >= pruned.SMALLEST_P:
             kernels += pruned.kernels(q, n)
     return kernels
@@ -75,12 +75,12 @@ def status() -> str:
     """One line about the CUDA kernels on this machine."""
     if trouble := _trouble():
         return f"cuda kernels: not available ({trouble})"
-    major, minor = loader.nvrtc_version()
-    return f"cuda kernels: {torch.cuda.get_device_name()}, NVRTC {major}.{minor}, cache {loader.cache_folder()}"
+    major, minor = nvrtc.nvrtc_version()
+    return f"cuda kernels: {torch.cuda.get_device_name()}, NVRTC {major}.{minor}, cache {nvrtc.cache_folder()}"
 
 
 class Cuda:
-    """NVRTC kernels; implements `linfnet.ops.implementations.Implementation` for float32 on CUDA devices."""
+    """NVRTC kernels; implements `linfnet.ops.registry.Implementation` for float32 on CUDA devices."""
 
     name = "cuda"
 
@@ -98,7 +98,7 @@ class Cuda:
     def forward(self, x: Tensor, w: Tensor, p: float) -> Tensor:
         if 0 in (x.shape[0], *w.shape):
             return x.new_zeros(x.shape[0], w.shape[0])
-        if expanded.serves(x, w, p):
+        if tensor_core.serves(x, w, p):
             return self._expanded_distance(x, w, p)
         if not _is_pruned(x, w, p):
             return self._infinite().maximum(x, w) if math.isinf(p) else self._dense().distance(x, w, p)
@@ -117,7 +117,7 @@ class Cuda:
             y, index, flag = pruned.maximum(self._launcher, x, w, index=True)
             return self._infinite(flag).maximum_and_index(x, w, y, index)
         saved = self.saved_like(x, w, p)
-        if expanded.serves(x, w, p):
+        if tensor_core.serves(x, w, p):
             serve = self._expanded_distance
         else:
             serve = self._pruned_distance if _is_pruned(x, w, p) else self._dense().distance
@@ -126,8 +126,8 @@ class Cuda:
     def saved_like(self, x: Tensor, w: Tensor, p: float) -> Tensor:
         if _is_pruned(x, w, p) and not math.isinf(p):
             return x.new_empty(pruned.saved_size(x.shape[0], w.shape[0], w.shape[1], p), dtype=torch.int32)
-        if expanded.serves(x, w, p):
-            return x.new_empty(expanded.saved_size(x.shape[0], w.shape[0]), dtype=torch.int32)
+        if tensor_core.serves(x, w, p):
+            return x.new_empty(tensor_core.saved_size(x.shape[0], w.shape[0]), dtype=torch.int32)
         # At infinity the winning coordinate and its sign; else what y lost when it was rounded.
         return x.new_empty(x.shape[0], w.shape[0], dtype=torch.int32 if math.isinf(p) else x.dtype)
 
@@ -145,7 +145,7 @@ class Cuda:
                 scatter(grad, y, saved, x, transposed=False) if need_x else x.new_empty(0),
                 scatter(grad, y, saved, w, transposed=True) if need_w else w.new_empty(0),
             )
-        if expanded.serves(x, w, p):
+        if tensor_core.serves(x, w, p):
             serve = self._expanded_backward
         else:
             serve = self._pruned_backward if _is_pruned(x, w, p) else self._dense().backward
@@ -188,9 +188,9 @@ class Cuda:
         pairs = x.shape[0] * w.shape[0]
         flag = torch.empty(1, dtype=torch.int32, device=x.device) if saved is None else pruned.flag_of(saved)
         rest = None if saved is None else pruned.kept_of(saved, pairs)
-        close = None if saved is None else expanded.close_of(saved, pairs)
+        close = None if saved is None else tensor_core.close_of(saved, pairs)
         tops = self._dense().largest(x, w)
-        sums = expanded.forward(self._launcher, x, w, tops, p, dense.sum_lift(p), flag, close)
+        sums = tensor_core.forward(self._launcher, x, w, tops, p, dense.sum_lift(p), flag, close)
         y = self._dense().finish(sums[None], x, w, tops, p, rest)
         return self._dense(flag).distance(x, w, p, rest, into=y)
 
@@ -202,9 +202,9 @@ class Cuda:
         coefficients = kernels.coefficients(grad, y, rest, p)
         results = dense.gradients_like(x, w, need_x, need_w)
         wanted = results[0] if need_x else None, results[1] if need_w else None
-        close, inputs = expanded.close_of(saved, y.numel()), (x, w, kernels.largest(x, w))
-        slopes = expanded.Slopes(coefficients.value, close, *inputs, coefficients.tops, coefficients.lift)
-        expanded.backward(self._launcher, slopes, p, wanted)
+        close, inputs = tensor_core.close_of(saved, y.numel()), (x, w, kernels.largest(x, w))
+        slopes = tensor_core.Slopes(coefficients.value, close, *inputs, coefficients.tops, coefficients.lift)
+        tensor_core.backward(self._launcher, slopes, p, wanted)
         kernels.repair(grad, x, w, y, p, coefficients, wanted)
         behind, tops = self._dense(flag), coefficients.tops
         return behind.backward(grad, x, w, y, rest, p, need_x, need_w, into=results, tops=tops)

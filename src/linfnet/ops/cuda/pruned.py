@@ -9,9 +9,9 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from linfnet.ops.chains import LARGEST_CHAINED, power_source
-from linfnet.ops.cuda.lists import Lists, blocks, list_kernel, rows_for
-from linfnet.ops.cuda.loader import Kernel, Launcher
+from linfnet.ops.addition_chain import LARGEST_CHAINED, power_source
+from linfnet.ops.cuda.nvrtc import Kernel, Launcher
+from linfnet.ops.cuda.pruned_lists import Lists, blocks, list_kernel, rows_for
 
 # Below, too many features count in most layers: the attempt would cost time for nothing.
 SMALLEST_P = 22.0

@@ -1,0 +1,78 @@
+"""The Square attack (Andriushchenko et al., 2020): random squares at ±eps, kept where the margin falls."""
+
+import math
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from linfnet.boxes import check_images, inner_box
+from linfnet.nn import Classifier
+from linfnet.nn.margin import margin
+
+# Progress through the search (of 10,000 queries) at which the share of changed pixels halves.
+HALVINGS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
+
+
+def square_share(progress: float, first: float) -> float:
+    """The share of pixels that a square covers at some progress in [0, 1].
+
+    >>> square_share(0.0, 0.8), square_share(0.003, 0.8)
+    (0.8, 0.4)
+    """
+    return first / 2 ** sum(progress > mark for mark in HALVINGS)
+
+
+@torch.no_grad()
+def square_attack(
+    net: Classifier,
+    images: Tensor,
+    labels: Tensor,
+    epsilon: Fraction | Tensor,
+    *,
+    queries: int = 1000,
+    share: float = 0.8,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Images within epsilon of the given ones, found by random search on the margin alone.
+
+    Args:
+        net: attacked at p = inf in eval mode, whatever its present p.
+        images: [N, C, H, W] in [0, 1].
+        labels: [N], the true classes.
+        epsilon: exact, in pixel units; a float64 tensor [N] gives each image its own.
+        queries: forward passes for each sample.
+        share: the share of pixels that the first squares cover.
+        generator: source of the squares, on the CPU.
+    """
+    lower, upper = inner_box(check_images(images), epsilon)
+    channels, rows, columns = net.image_shape
+    with net.at_infinity():
+        # Stripes of one column, each channel at either end of its box.
+        signs = torch.rand((len(images), channels, 1, columns), generator=generator).to(images.device) < 0.5
+        moved = torch.where(signs, lower, upper)
+        gap, start = margin(net(moved), labels), margin(net(images), labels)
+        moved = torch.where((start < gap).view(-1, 1, 1, 1), images, moved)
+        gap = torch.minimum(gap, start)
+        for query in range(queries):
+            active = (gap > 0).nonzero().flatten()
+            if not len(active):
+                break
+            covered = square_share(query / queries, share)
+            side = min(max(1, round(math.sqrt(covered * rows * columns))), rows, columns)
+            inside = _squares(len(active), side, rows, columns, generator).to(images.device)
+            signs = torch.rand((len(active), channels, 1, 1), generator=generator).to(images.device) < 0.5
+            trial = torch.where(inside, torch.where(signs, lower[active], upper[active]), moved[active])
+            least = margin(net(trial), labels[active])
+            better = least < gap[active]
+            moved[active[better]], gap[active[better]] = trial[better], least[better]
+    return moved
+
+
+def _squares(count: int, side: int, rows: int, columns: int, generator: torch.Generator | None) -> Tensor:
+    """bool [count, 1, rows, columns]: a square of that side at a random place in each."""
+    top = torch.randint(rows - side + 1, (count, 1), generator=generator)
+    left = torch.randint(columns - side + 1, (count, 1), generator=generator)
+    in_rows = (torch.arange(rows) >= top) & (torch.arange(rows) < top + side)
+    in_columns = (torch.arange(columns) >= left) & (torch.arange(columns) < left + side)
+    return (in_rows.unsqueeze(2) & in_columns.unsqueeze(1)).unsqueeze(1)

@@ -1,0 +1,86 @@
+"""Boxes of floating-point images around an image: rounded outwards for certificates, inwards for attacks."""
+
+import math
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from linfnet.errors import ArgumentError
+
+
+def check_images(images: Tensor, name: str = "images") -> Tensor:
+    """The images, or an error if a pixel lies outside [0, 1] or is NaN."""
+    if not images.numel():
+        return images
+    low, high = (end.item() for end in images.aminmax())
+    if not (low >= 0 and high <= 1):
+        raise ArgumentError(f"{name} hold pixels from {low:.9g} to {high:.9g}; wanted [0, 1] (and no NaN)")
+    return images
+
+
+def _sum_outward(a: Tensor, b: Tensor | float, up: bool) -> Tensor:
+    """A float64 number beyond a + b: one further than the rounded sum, more than its error."""
+    return torch.nextafter(a + b, a.new_tensor(math.inf if up else -math.inf))
+
+
+def _sum_inward(a: Tensor, b: Tensor | float, up: bool) -> Tensor:
+    """The float64 number next to a + b that is not beyond it: their sum where it is exact."""
+    total = a + b
+    part = total - a
+    error = (a - (total - part)) + (b - part)  # of the sum, exactly (Knuth)
+    within = torch.nextafter(total, a.new_tensor(math.inf if up else -math.inf))
+    return torch.where(error > 0 if up else error < 0, within, total)
+
+
+def _round_to(value: Tensor, dtype: torch.dtype, up: bool) -> Tensor:
+    """Round float64 numbers to a dtype in one direction."""
+    towards = torch.full_like(value, float("inf") if up else float("-inf"))
+    if dtype == torch.float64:
+        return value
+    rounded = value.to(dtype)
+    off = rounded.double() < value if up else rounded.double() > value
+    return torch.where(off, torch.nextafter(rounded, towards.to(dtype)), rounded)
+
+
+def _ends(images: Tensor, epsilon: Fraction | Tensor, outward: bool) -> tuple[Tensor, Tensor]:
+    exact = images.double()
+    if not bool((epsilon >= 0).all() if isinstance(epsilon, Tensor) else epsilon >= 0):
+        raise ArgumentError(f"epsilon is {epsilon}; wanted no number below 0 (and no NaN)")
+    if isinstance(epsilon, Tensor):
+        size = epsilon.double().view(-1, *[1] * (images.dim() - 1))
+    else:
+        size = float(epsilon)
+        if (Fraction(size) < epsilon) if outward else (Fraction(size) > epsilon):
+            size = math.nextafter(size, math.inf if outward else -math.inf)
+    add = _sum_outward if outward else _sum_inward
+    lower = _round_to(add(exact, -size, not outward), images.dtype, up=not outward)
+    upper = _round_to(add(exact, size, outward), images.dtype, up=outward)
+    return lower, upper
+
+
+def _is_zero(epsilon: Fraction | Tensor, images: Tensor) -> Tensor:
+    """Where nothing may change: shaped to spread over images [N, ...]."""
+    if isinstance(epsilon, Tensor):
+        return (epsilon == 0).view(-1, *[1] * (images.dim() - 1))
+    return torch.tensor(epsilon == 0, device=images.device)
+
+
+def outer_box(images: Tensor, epsilon: Fraction | Tensor) -> tuple[Tensor, Tensor]:
+    """End points, rounded outwards, of a box that holds every image in [0, 1] within epsilon of `images`.
+
+    An epsilon of 0 gives the images themselves. A tensor [N] holds one for each image, exact as the numbers it holds.
+    """
+    lower, upper = _ends(images, epsilon, outward=True)
+    still = _is_zero(epsilon, images)
+    return torch.where(still, images, lower.clamp(min=0)), torch.where(still, images, upper.clamp(max=1))
+
+
+def inner_box(images: Tensor, epsilon: Fraction | Tensor) -> tuple[Tensor, Tensor]:
+    """End points, rounded inwards: every floating-point image between them is in [0, 1] and within epsilon of `images`.
+
+    Where epsilon is a float64 number they are the outermost such images: an attack may go to the very end. The images
+    themselves are always inside. A tensor [N] holds one epsilon for each image.
+    """
+    lower, upper = _ends(images, epsilon, outward=False)
+    return torch.minimum(lower.clamp(min=0), images), torch.maximum(upper.clamp(max=1), images)

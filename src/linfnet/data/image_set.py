@@ -1,0 +1,56 @@
+"""A split of a data set as two tensors: the images stay bytes until a batch is used."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from linfnet.data.catalog import SetInfo
+from linfnet.errors import ArgumentError
+
+
+def to_pixels(images: Tensor, white: int) -> Tensor:
+    """images / white in float32, correctly rounded: the same bits on every device (outside `torch.compile`).
+
+    Args:
+        images: uint8, any shape.
+        white: the integer that means 1.0.
+
+    >>> to_pixels(torch.tensor([0, 51, 255], dtype=torch.uint8), 255)
+    tensor([0.0000, 0.2000, 1.0000])
+    """
+    if images.dtype != torch.uint8:
+        raise ArgumentError(f"images has dtype {images.dtype}; wanted torch.uint8")
+    # CUDA turns the division by a Python number into a product with its reciprocal, which rounds twice.
+    return images.float().div_(torch.full((), float(white), device=images.device))
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """One split of a data set, on one device."""
+
+    images: Tensor
+    """uint8 [N, C, H, W]"""
+    labels: Tensor
+    """int64 [N]"""
+    info: SetInfo
+    split: str
+
+    def __len__(self) -> int:
+        return self.images.shape[0]
+
+    def to(self, device: torch.device | str) -> "ImageSet":
+        """The same split on another device."""
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
+    def first(self, limit: int | None) -> "ImageSet":
+        """The first `limit` images; all of them if it is None or larger than the set."""
+        if limit is None:
+            return self
+        if limit < 1:
+            raise ArgumentError(f"limit is {limit}; wanted a number >= 1 or None")
+        return replace(self, images=self.images[:limit], labels=self.labels[:limit])
+
+    def pixels(self, index: Tensor | slice | None = None) -> Tensor:
+        """float32 [n, C, H, W] in [0, 1]: the images that `index` takes, or all of them."""
+        return to_pixels(self.images if index is None else self.images[index], self.info.white)

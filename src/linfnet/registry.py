@@ -1,0 +1,57 @@
+"""Named losses, systems, attacks and kernels: one table of each kind, filled by a decorator.
+
+A user's own module registers its classes in the same way; importing the module is enough.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from linfnet.errors import ArgumentError, nearest
+
+T = TypeVar("T")
+Added = TypeVar("Added")
+
+
+class Registry(Generic[T]):
+    """A table from names to objects of one kind.
+
+    Args:
+        kind: what error messages call the name, such as `loss.name`.
+
+    >>> shapes: Registry[type] = Registry("shape")
+    >>> @shapes.register("circle")
+    ... class Circle: ...
+    >>> shapes["circle"].__name__, shapes.names()
+    ('Circle', ('circle',))
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[Added], Added]:
+        """Decorator: add a class or function under a name. A name can be taken only once."""
+
+        def add(entry: Added) -> Added:
+            if name in self._entries:
+                raise ArgumentError(f"{self.kind} {name!r} is already registered as {self._entries[name]!r}")
+            self._entries[name] = entry  # pyright: ignore[reportArgumentType]
+            return entry
+
+        return add
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._entries:
+            known = ", ".join(self.names())
+            raise ArgumentError(f"{self.kind} is {name!r}; wanted one of {known}{nearest(name, self._entries)}")
+        return self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def names(self) -> tuple[str, ...]:
+        """All names, sorted."""
+        return tuple(sorted(self._entries))

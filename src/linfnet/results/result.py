@@ -1,0 +1,134 @@
+"""What an evaluation or a training found: the typed records that every other part of the library passes around."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+
+@dataclass(frozen=True)
+class AttackSettings:
+    """Which attack, and how long it searched."""
+
+    name: str = "pgd"
+    steps: int = 100
+
+    def __str__(self) -> str:
+        return f"{self.name.upper() if self.name == 'pgd' else self.name}-{self.steps}"
+
+
+# The paper's attack, and the default everywhere.
+PGD_100 = AttackSettings()
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one evaluation found at one epsilon; accuracies in [0, 1]."""
+
+    data: str
+    """The data set by name."""
+    split: str
+    """test or train."""
+    count: int
+    """How many images were evaluated."""
+    eps: Fraction
+    """The perturbation, in pixel units."""
+    clean: float
+    """Accuracy on unperturbed images."""
+    attacked: float
+    """Accuracy under the attack."""
+    certified: Mapping[str, float]
+    """Certified accuracy by the name of each certificate: margin and interval, or the one of another system."""
+    attack: AttackSettings = PGD_100
+    limit: int | None = None
+    """Only the first `limit` images of the split were evaluated; None for all."""
+    net: str = ""
+    """Another net than the folder's own, such as the nearest-neighbour net of the demonstration."""
+    arithmetic: str = "float32"
+    """float32: the certificates hold for the floating-point program. real: rounding is ignored."""
+    confidence: float = 1.0
+    """The probability with which each certificate holds."""
+    certify_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Seconds per image by the name of each certificate."""
+    seconds: float = 0.0
+    """Of the whole evaluation at this epsilon."""
+
+    @property
+    def images(self) -> str:
+        """Net, images and attack in one word, for tables and file names.
+
+        >>> Result("mnist", "test", 500, Fraction(3, 10), 0.9, 0.8, {"margin": 0.7}, limit=500).images
+        'mnist-test-first-500'
+        """
+        first = "" if self.limit is None else f"-first-{self.limit}"
+        attack = "" if self.attack == PGD_100 else f"-{self.attack.name}-{self.attack.steps}"
+        return f"{self.net} {self.data}-{self.split}{first}{attack}".strip()
+
+    @property
+    def best(self) -> str:
+        """The name of the certificate that proves most; among equals the margin, which costs one forward pass."""
+        return max(self.certified, key=lambda name: (self.certified[name], name == "margin"))
+
+    @property
+    def best_certified(self) -> float:
+        """The largest certified accuracy."""
+        return self.certified[self.best]
+
+    @property
+    def subject(self) -> tuple[object, ...]:
+        """What was evaluated: a later evaluation of the same subject replaces an earlier one."""
+        return self.net, self.data, self.split, self.limit, self.attack, self.eps
+
+
+@dataclass(frozen=True)
+class Accuracies:
+    """Clean and certified accuracy of one split as training computes them, in real arithmetic."""
+
+    clean: float
+    certified: Mapping[Fraction, float]
+    """By epsilon; empty where certification is expensive."""
+    above: float | None = None
+    """Share of samples with a margin above theta; the next two: in [0, theta], and below 0."""
+    between: float | None = None
+    below: float | None = None
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What training itself measured at its end, and what it cost."""
+
+    test: Accuracies
+    train: Accuracies | None
+    """On the training images; None in old files."""
+    epochs: int
+    seconds: float
+    seed: int
+    parameters: int
+    device: str = ""
+    processes: int = 1
+
+
+@dataclass(frozen=True)
+class Results:
+    """The contents of results.json."""
+
+    training: TrainingResult | None = None
+    evaluations: tuple[Result, ...] = ()
+
+    def find(
+        self,
+        data: str,
+        eps: Fraction,
+        *,
+        split: str = "test",
+        limit: int | None = None,
+        attack: AttackSettings = PGD_100,
+    ) -> Result | None:
+        """The evaluation of the folder's own net on these images at this epsilon, or None."""
+        subject = ("", data, split, limit, attack, eps)
+        return next((result for result in self.evaluations if result.subject == subject), None)
+
+    def with_evaluations(self, new: tuple[Result, ...]) -> "Results":
+        """With further evaluations; those of the same subject are replaced."""
+        subjects = {result.subject for result in new}
+        kept = tuple(result for result in self.evaluations if result.subject not in subjects)
+        return Results(self.training, kept + new)

@@ -1,0 +1,48 @@
+"""AutoAttack through the extra, where it is installed."""
+
+import importlib.util
+from fractions import Fraction
+
+import pytest
+import torch
+
+from linfnet.attacks import attack_all
+from linfnet.attacks.autoattack import auto_attack
+from linfnet.errors import LinfnetError
+from linfnet.nn import LinfNet, reestimate_means
+from linfnet.nn.margin import margin
+
+TENTH = Fraction(1, 10)
+PRESENT = importlib.util.find_spec("art") is not None
+
+
+def case() -> tuple[LinfNet, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    net = LinfNet((1, 8, 8), 3, (10,), mean=0.3, std=0.4)
+    reestimate_means(net, [torch.rand(50, 1, 8, 8)])
+    images = torch.rand(30, 1, 8, 8)
+    return net.eval(), images, net.eval()(images).argmax(1)
+
+
+@pytest.mark.skipif(not PRESENT, reason="needs the extra `autoattack`")
+@pytest.mark.filterwarnings("ignore")  # the toolbox's own
+def test_it_breaks_samples_inside_the_exact_ball():
+    net, images, labels = case()
+    found = []
+
+    def attack(net: LinfNet, x: torch.Tensor, y: torch.Tensor, eps: Fraction, generator: torch.Generator):
+        found.append(auto_attack(net, x, y, eps, generator, steps=5, restarts=1, queries=20))
+        return found[-1]
+
+    (result,) = attack_all(net, images, labels, [TENTH], {"autoattack": attack})
+    assert (result.clean & ~result.survived).sum() > 0
+    assert (margin(net(result.images), labels)[~result.survived] <= 0).all()
+    for before, after in zip(images.flatten().tolist(), found[0].flatten().tolist(), strict=True):
+        assert abs(Fraction(after) - Fraction(before)) <= TENTH
+
+
+@pytest.mark.skipif(PRESENT, reason="the extra `autoattack` is installed")
+def test_without_the_extra_it_says_what_to_install():
+    net, images, labels = case()
+    with pytest.raises(LinfnetError, match=r"pip install 'linfnet\[autoattack\]'"):
+        auto_attack(net, images, labels, TENTH, torch.Generator())

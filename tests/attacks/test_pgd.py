@@ -1,0 +1,60 @@
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from linfnet.attacks import pgd
+from linfnet.errors import ArgumentError
+from linfnet.nn import LinfNet
+from linfnet.nn.margin import margin
+
+
+def random_net(seed: int) -> LinfNet:
+    torch.manual_seed(seed)
+    return LinfNet((1, 3, 3), 3, (10,), mean=0.3, std=0.4).eval()
+
+
+@given(st.integers(0, 2**32 - 1), st.fractions(0, 1, max_denominator=300))
+def test_attacked_images_stay_inside_the_ball_in_floating_point(seed: int, epsilon: Fraction):
+    net, generator = random_net(seed), torch.Generator().manual_seed(seed)
+    images = torch.rand(6, 1, 3, 3, generator=generator)
+    images[0] = torch.randint(2, (1, 3, 3), generator=generator)  # pixels at the border
+    moved = pgd(net, images, torch.zeros(6, dtype=torch.int64), epsilon, steps=4, generator=generator)
+    assert not moved.requires_grad
+    for before, after in zip(images.flatten().tolist(), moved.flatten().tolist(), strict=True):
+        assert abs(Fraction(after) - Fraction(before)) <= epsilon
+        assert 0 <= after <= 1
+
+
+def test_the_attack_lowers_margins_and_repeats():
+    net = random_net(0)
+    images = torch.rand(64, 1, 3, 3, generator=torch.Generator().manual_seed(1))
+    labels = net(images).argmax(1)
+    runs = [
+        pgd(net, images, labels, Fraction(1, 10), steps=20, generator=torch.Generator().manual_seed(2))
+        for _ in range(2)
+    ]
+    assert torch.equal(*runs)
+    before, after = margin(net(images), labels), margin(net(runs[0]), labels)
+    assert after.mean() < before.mean()
+    assert (after <= 0).sum() > (before <= 0).sum()
+
+
+def test_no_images():
+    nothing = torch.zeros(0, 1, 3, 3)
+    assert (
+        pgd(random_net(0), nothing, torch.zeros(0, dtype=torch.int64), Fraction(1, 10), steps=2).shape == nothing.shape
+    )
+
+
+def test_no_weight_gets_a_gradient():
+    net = random_net(0)
+    pgd(net, torch.rand(2, 1, 3, 3), torch.zeros(2, dtype=torch.int64), Fraction(1, 10), steps=2)
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_images_outside_the_pixel_range_are_refused():
+    with pytest.raises(ArgumentError, match=r"wanted \[0, 1\]"):
+        pgd(random_net(0), torch.full((1, 1, 3, 3), 1.5), torch.zeros(1, dtype=torch.int64), Fraction(1, 10))

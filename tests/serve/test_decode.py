@@ -1,0 +1,102 @@
+"""Pictures become what the net was trained on: the box of MNIST, the mass on its centre."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from linfnet import load
+from linfnet.serve.decode import read_picture
+from linfnet.serve.refusal import RefusedError
+
+MNIST = (1, 28, 28)
+
+
+def encode(array: np.ndarray, kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, kind)
+    return file.getvalue()
+
+
+def blob(height: int, width: int, top: int, left: int, size: int = 280) -> np.ndarray:
+    """A wedge of ink, heavier at its foot: bytes [size, size]."""
+    field = np.zeros((size, size), dtype=np.uint8)
+    for row in range(height):
+        field[top + row, left : left + 1 + (width - 1) * (row + 1) // height] = 255
+    return field
+
+
+@pytest.mark.parametrize("place", [(5, 5), (60, 150), (179, 179)])
+@pytest.mark.parametrize("size", [(100, 60), (40, 90)])
+def test_the_box_and_the_centre_are_those_of_mnist(place: tuple[int, int], size: tuple[int, int]):
+    pixels = read_picture(encode(blob(*size, *place)), MNIST, "digit")[0]
+    rows, columns = pixels.nonzero().T
+    sides = (int(rows.max() - rows.min()) + 1, int(columns.max() - columns.min()) + 1)
+    assert max(sides) == 20
+    assert min(sides) == pytest.approx(20 * min(size) / max(size), abs=1)
+    steps, mass = torch.arange(28.0), pixels.sum()
+    assert (pixels.sum(1) * steps).sum() / mass == pytest.approx(14, abs=0.51)
+    assert (pixels.sum(0) * steps).sum() / mass == pytest.approx(14, abs=0.51)
+
+
+def test_where_it_was_drawn_does_not_matter():
+    first = read_picture(encode(blob(100, 60, 5, 5)), MNIST, "digit")
+    assert first.equal(read_picture(encode(blob(100, 60, 170, 30)), MNIST, "digit"))
+
+
+def test_ink_on_paper_is_turned_into_light_on_dark():
+    dark = blob(100, 60, 50, 50)
+    assert read_picture(encode(255 - dark), MNIST, "digit").equal(read_picture(encode(dark), MNIST, "digit"))
+
+
+def test_transparent_is_black():
+    ink = blob(100, 60, 50, 50)
+    clear = np.stack([np.full_like(ink, 255)] * 3 + [ink], axis=2)
+    assert read_picture(encode(clear), MNIST, "digit").equal(read_picture(encode(ink), MNIST, "digit"))
+
+
+def test_an_empty_picture_is_told():
+    for paper in (np.zeros((280, 280), np.uint8), np.full((280, 280), 255, np.uint8)):
+        with pytest.raises(RefusedError, match="no ink"):
+            read_picture(encode(paper), MNIST, "digit")
+
+
+def test_exact_pictures_keep_their_bits():
+    digits = load("digits", "test")
+    grey = (digits.images[0, 0] * 15).numpy()
+    expected = torch.from_numpy(grey).float() / torch.tensor(255.0)
+    assert read_picture(encode(grey), (1, 8, 8), "none")[0].equal(expected)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (64, 128), (100, 50), (7, 9)])
+def test_colour_pictures_are_cut_and_scaled(size: tuple[int, int]):
+    colours = np.zeros((*size, 3), dtype=np.uint8)
+    colours[...] = (250, 100, 20)
+    pixels = read_picture(encode(colours), (3, 32, 32), "whole")
+    assert pixels.shape == (3, 32, 32)
+    assert (
+        pixels.amax((1, 2)).tolist() == pixels.amin((1, 2)).tolist() == pytest.approx([250 / 255, 100 / 255, 20 / 255])
+    )
+
+
+def test_jpeg_is_read():
+    assert read_picture(
+        encode(np.full((40, 40, 3), 128, np.uint8), "JPEG"), (3, 32, 32), "whole"
+    ).mean() == pytest.approx(128 / 255, abs=0.01)
+
+
+def test_a_photograph_is_turned_upright():
+    ink = blob(100, 60, 50, 50)
+    turned, file = Image.Exif(), io.BytesIO()
+    turned[0x0112] = 6  # orientation: stored lying on its side
+    Image.fromarray(np.ascontiguousarray(np.rot90(ink))).save(file, "PNG", exif=turned)
+    assert read_picture(file.getvalue(), MNIST, "digit").equal(read_picture(encode(ink), MNIST, "digit"))
+
+
+def test_mistakes():
+    with pytest.raises(RefusedError, match="fit is 'stretch'"):
+        read_picture(encode(np.zeros((28, 28), np.uint8)), MNIST, "stretch")
+    with pytest.raises(RefusedError, match="2 channels"):
+        read_picture(encode(np.zeros((28, 28), np.uint8)), (2, 28, 28), "whole")
