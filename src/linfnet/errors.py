@@ -4,7 +4,9 @@ The command line prints it as one line and exits with 2.
 """
 
 import difflib
+import importlib
 from collections.abc import Iterable
+from types import ModuleType
 
 
 class LinfnetError(Exception):
@@ -29,3 +31,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """A hint at the known word that somebody may have meant, or nothing."""
     match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean {match[0]!r}?" if match else ""
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import an optional dependency, or raise an error that says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = module.split(".")[0]
+        raise LinfnetError(f"this needs {package}: pip install 'linfnet[{extra}]'") from None
