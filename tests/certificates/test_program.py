@@ -196,7 +196,7 @@ if not torch.set_flush_denormal(True):
 torch.rand(10**6).add(1.0)
 torch.set_flush_denormal(False)
 from linfnet import LinfNet
-from linfnet.certificates import certificates_by_margin
+from linfnet.certificates import certify_by_margin
 try:
     certify_by_margin(LinfNet((1, 2, 2), 2), torch.rand(1, 1, 2, 2))
 except Exception as error:

@@ -18,7 +18,8 @@ from linfnet.nn import LinfNet
 from linfnet.ops.cuda import tensor_core
 from linfnet.recipes import load_recipe
 from linfnet.systems import Seen, SeenSystem
-from linfnet.train import RunFolder, Trainer, graphs
+from linfnet.train import RunFolder, Trainer
+from linfnet.train import cuda_graphs as graphs
 from linfnet.train.cuda_graphs import Captured, Eager, Passes
 from linfnet.train.steps import build_optimizer
 
