@@ -33,3 +33,10 @@ def _poisoned_memory() -> Iterator[None]:
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session")
+def processes(request: pytest.FixtureRequest) -> None:
+    """For tests that start processes: those choose their own implementation, so a pass with another shows nothing."""
+    if request.config.getoption("--impl") is not None:
+        pytest.skip("the processes it starts do not follow --impl")

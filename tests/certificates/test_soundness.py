@@ -7,6 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from linfnet.certificates import certify_images
 from linfnet.nn.margin import margin
 
 

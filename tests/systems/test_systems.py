@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from linfnet import LinfNet, load, load_model
+from linfnet.certificates import certify_images
 from linfnet.cli.main import main
 from linfnet.errors import LinfnetError
 from linfnet.files import read_json, write_json

@@ -50,10 +50,3 @@ def new_trainer(tmp_path: Path) -> Callable[..., Trainer]:
         return trainer
 
     return build
-
-
-@pytest.fixture(scope="session")
-def processes(request: pytest.FixtureRequest) -> None:
-    """For tests that start processes: those choose their own implementation, so a pass with another shows nothing."""
-    if request.config.getoption("--impl") is not None:
-        pytest.skip("the processes it starts do not follow --impl")
