@@ -1,5 +1,6 @@
-"""Every code block of the documentation runs; only what needs other data, a GPU or hours is parsed and no more."""
+"""Every code block of README and docs runs; blocks that need other data, a GPU or hours are only parsed."""
 
+import contextlib
 import json
 import re
 import runpy
@@ -20,11 +21,11 @@ from linfnet.cli.train import Train
 from linfnet.recipes import load_recipe
 
 ROOT = Path(__file__).parent.parent
-# test_extending.py runs the examples of that page, one by one.
+# test_extending.py runs the examples of this page one by one.
 ELSEWHERE = {"docs/extending.md"}
 PAGES = [path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))]
 RUNNABLE = [page for page in PAGES if "```" in (ROOT / page).read_text(encoding="utf-8") and page not in ELSEWHERE]
-# Trainings of the documentation, shortened.
+# Shortens the training runs of the documentation.
 SHORT = ("schedule.epochs=[1, 2, 1]", "width=24", "limit=200", "test_every=0")
 
 
@@ -45,14 +46,14 @@ def blocks(page: str) -> list[Block]:
 
 
 def commands(block: Block) -> list[list[str]]:
-    """The command lines of a console block, without their comments."""
+    """Return the command lines of a console block as words, without comments."""
     return [words for line in block.text.splitlines() if (words := shlex.split(line, comments=True))]
 
 
 def parse(words: list[str]) -> None:
-    """What cannot run here must at least be understood, its recipe with all changes included."""
+    """Check a command line that is not run: the command, its options and its recipe with all changes."""
     if words[0] == "make":
-        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert set(words[1:]) <= set(targets)
     elif words[0] in ("linfnet", "torchrun"):
         command = _parse(words[words.index("linfnet") + 1 :])
@@ -63,7 +64,7 @@ def parse(words: list[str]) -> None:
 
 
 class Reader:
-    """Someone who types in what a page says, in a folder of their own."""
+    """Runs the blocks of a page in order, in the current folder."""
 
     def __init__(self) -> None:
         self.names: dict[str, object] = {"__name__": "page"}
@@ -89,7 +90,7 @@ class Reader:
         command = _parse(words)
         if isinstance(command, Train):
             if command.out is not None and command.out.exists():
-                return  # an earlier page has trained it
+                return  # trained by an earlier page
             command = replace(command, set=(*command.set, SHORT), device="cpu")
             assert command.run() == 0, f"{page}: {words}"
         else:
@@ -113,7 +114,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the two runs that the pages speak of."""
+    """A folder with the two runs that the pages use."""
     folder = tmp_path_factory.mktemp("desk")
     for name in ("first", "wide"):
         out = str(folder / "runs" / name)
@@ -125,9 +126,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def reader(desk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     monkeypatch.chdir(desk)
-    someone = Reader()
-    yield someone
-    someone.leave()
+    reader = Reader()
+    yield reader
+    reader.leave()
 
 
 @pytest.mark.parametrize("page", RUNNABLE)
@@ -137,6 +138,16 @@ def test_every_block_runs(page: str, reader: Reader):
         assert block.mark in ("", "parsed only"), f"{page}: {block.mark}"
         if block.language != "text":
             reader.follow(block, page)
+
+
+def test_every_command_of_the_readme_has_help(capsys: pytest.CaptureFixture[str]):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    names = {line.split()[0] for line in re.findall(r"`linfnet ([^`]*)`", readme)}
+    assert {"train", "evaluate", "predict", "recipes", "data", "doctor", "demo"} <= names
+    for name in sorted(names):
+        with contextlib.suppress(SystemExit):
+            main([name, "--help"])
+        assert f"usage: linfnet {name}" in capsys.readouterr().out
 
 
 def test_a_wrong_block_is_seen(reader: Reader):
@@ -155,19 +166,19 @@ def test_links_between_files_hold():
         text = (ROOT / page).read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
             if not target.startswith(("https://", "http://")):
-                made = target.removeprefix("../") == "results.md"
-                assert made or ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+                generated = target.removeprefix("../") == "results.md"
+                assert generated or ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
 
 
-def test_every_page_has_its_place_on_the_site():
-    places = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+def test_every_page_is_in_the_navigation():
+    listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     written = {path.removeprefix("docs/") for path in PAGES if path.startswith("docs/")}
-    assert sorted(places) == sorted(
+    assert sorted(listed) == sorted(
         written | {"results.md", "reference/cli.md"}
-    )  # two are made from records and --help
+    )  # two pages are generated
 
 
-def test_the_reference_names_all_that_the_package_gives():
+def test_the_reference_lists_all_public_names():
     page = (ROOT / "docs" / "reference" / "api.md").read_text()
     source = (ROOT / "src" / "linfnet" / "__init__.py").read_text()
     public = set(re.findall(r"import \w+ as ([A-Za-z]\w*)", source))
@@ -175,7 +186,7 @@ def test_the_reference_names_all_that_the_package_gives():
     assert public <= documented, public - documented
 
 
-def test_made_pages_say_what_their_sources_say():
+def test_generated_pages():
     pages = runpy.run_path(str(ROOT / "docs" / "_site" / "pages.py"))
     results, demo = pages["results"](), json.loads((ROOT / "records" / "demo.json").read_text())
     row = demo["results"]["digits-test eps=0.1"]
@@ -204,7 +215,7 @@ def test_faults_of_the_site_are_found(tmp_path: Path):
 
 
 def test_the_built_site_stays_at_home(open_page: Open):
-    """Only where `make docs` has built it; that checks the links."""
+    """Only if `make docs` has built the site; that also checks the links."""
     site = ROOT / "build" / "site"
     if not (site / "index.html").exists():
         pytest.skip("make docs has not been run")
