@@ -18,7 +18,9 @@ from browser import Open
 import linfnet
 from linfnet.cli.main import _parse, main
 from linfnet.cli.train import Train
+from linfnet.epsilon import parse_epsilon
 from linfnet.recipes import load_recipe
+from linfnet.results import results_from_json
 
 ROOT = Path(__file__).parent.parent
 # test_extending.py runs the examples of this page one by one.
@@ -173,9 +175,7 @@ def test_links_between_files_hold():
 def test_every_page_is_in_the_navigation():
     listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     written = {path.removeprefix("docs/") for path in PAGES if path.startswith("docs/")}
-    assert sorted(listed) == sorted(
-        written | {"results.md", "reference/cli.md"}
-    )  # two pages are generated
+    assert sorted(listed) == sorted(written | {"results.md", "reference/cli.md"})  # two pages are generated
 
 
 def test_the_reference_lists_all_public_names():
@@ -188,14 +188,19 @@ def test_the_reference_lists_all_public_names():
 
 def test_generated_pages():
     pages = runpy.run_path(str(ROOT / "docs" / "_site" / "pages.py"))
-    results, demo = pages["results"](), json.loads((ROOT / "records" / "demo.json").read_text())
-    row = demo["results"]["digits-test eps=0.1"]
-    shares = (row["clean"], row["pgd"], max(row["certified_margin"], row["certified_interval"]))
-    assert f"| 0.1 | {' | '.join(f'{100 * share:.2f}' for share in shares)} |" in results.split("## demo\n")[1]
-    # What the paper has is of its own epsilon and nets: not of 0.1 in a recipe for 0.3, nor of other sources.
-    papers = dict(re.findall(r"^## ([\w.-]+)\n(?:.*\n)*?\| \d[^|]*\|.*\| (\S+) \|$", results, re.MULTILINE))
+    page, demo = pages["results"](), json.loads((ROOT / "records" / "demo.json").read_text())
+    (result,) = (
+        result
+        for result in results_from_json(demo["results"]).evaluations
+        if result.images == "digits-test" and result.eps == parse_epsilon("0.1")
+    )
+    shares = (result.clean, result.attacked, result.best_certified)
+    assert f"| 0.1 | {' | '.join(f'{100 * share:.2f}' for share in shares)} |" in page.split("### demo\n")[1]
+    assert page.index("## Summary") < page.index("## By record")
+    # A published figure belongs to one epsilon and one kind of net.
+    papers = dict(re.findall(r"^### ([\w.-]+)\n(?:.*\n)*?\| \d[^|]*\|.*\| (\S+) \|$", page, re.MULTILINE))
     assert papers["cifar10-8-hybrid-small"] == "35.42"
-    assert "\n| 8/255, first 1000 images, PGD-20 | 36.20 |" in results  # beside the row of all images
+    assert "\n| 8/255, first 1000 images, PGD-20 | 36.20 |" in page  # next to the row of all images
     assert papers["mnist-0.1-hybrid-small"] == papers["mnist-0.3-ibp"] == papers["cifar10-smoothing-0.25"] == "–"
     reference = pages["command_line"]()
     assert "## linfnet train\n\n```text\nusage: linfnet train" in reference
@@ -209,7 +214,7 @@ def test_faults_of_the_site_are_found(tmp_path: Path):
     assert check_site(tmp_path) == []
     page.write_text('<a href="#there">x</a><blockquote>\n<blockquote>import torch</blockquote></blockquote>')
     assert check_site(tmp_path) == [
-        "index.html: an example's >>> became quotations",
+        "index.html: an example (>>>) was rendered as quotations",
         "index.html: #there has no such anchor",
     ]
 

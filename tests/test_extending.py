@@ -27,7 +27,6 @@ def test_a_new_objective_is_a_class_and_a_recipe(tmp_path: Path, capsys: pytest.
     section = PAGE.split("## An objective\n")[1].split("\n## ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     (text,) = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
-    assert len(code.strip().splitlines()) <= 20
     recipe = tmp_path / "squared-hinge.toml"
     recipe.write_text(text)
     with pytest.raises(LinfnetError, match=r"loss\.name is 'squared_hinge'; wanted one of"):
@@ -49,8 +48,6 @@ def test_a_new_system_is_a_file_and_a_recipe(
     section = PAGE.split("## A system\n")[1].split("\n## ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     (text,) = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
-    lines = [line for line in code.splitlines() if line and not line.startswith(("import ", "from "))]
-    assert len(lines) <= 22
     folder = tmp_path / "systems"
     folder.mkdir()
     (folder / "linear.py").write_text(code)

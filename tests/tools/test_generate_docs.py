@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from tools import records
 from tools.generate_docs import ROOT, main, outdated, regenerate
 from tools.speed_tables import AUTHORS, EAGER, OURS, newest_steps
