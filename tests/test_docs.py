@@ -133,6 +133,7 @@ def reader(desk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     reader.leave()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("page", RUNNABLE)
 def test_every_block_runs(page: str, reader: Reader):
     for block in blocks(page):

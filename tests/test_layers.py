@@ -1,6 +1,8 @@
 """Imports point backwards along the way of the data; nothing reaches forward."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,9 +81,8 @@ def test_a_wrong_import_is_seen():
     assert forward_imports("train", "from linfnet.data import load") == []
 
 
+@pytest.mark.process
 def test_importing_touches_no_gpu():
-    import subprocess
-    import sys
 
     code = "import linfnet, torch; assert not torch.cuda.is_initialized()"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -72,12 +72,13 @@ def results() -> str:
 
     parts = [
         "# Results",
-        "Generated from the files in `records/`. Accuracies are in percent of the test images, ε is in pixel units; a dash "
-        "means not measured.",
+        "Generated from the files in `records/`. Accuracies are in percent of the test images, ε is in pixel units; "
+        "a dash means not measured.",
         "## Summary",
         summary(),
         "## By record",
-        "*Certified* is the larger figure where there are two certificates; *paper* is the certified accuracy of the published row.",
+        "*Certified* is the larger figure where there are two certificates; *paper* is the certified accuracy of the "
+        "published row.",
     ]
     records = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDS.glob("*.json"))}
     for name, record in records.items():

@@ -186,6 +186,7 @@ def test_compiled_nets_are_refused():
                 certify(compiled)
 
 
+@pytest.mark.process
 def test_threads_that_flush_subnormals_are_found():
     """Threads inherit the switch of the thread that starts them: turning it off later does not reach them."""
     script = """
