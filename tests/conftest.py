@@ -19,7 +19,7 @@ settings.load_profile("suite")
 torch.set_num_threads(1)
 
 TESTS = Path(__file__).parent
-# Markers that `make test-fast` leaves out, by fixture and by the beginning of the test's name; tests may also carry one.
+# Markers that `make test-fast` leaves out: by fixture, and by the beginning of a test's name. Tests may also carry one.
 MARKERS_BY_FIXTURE = {"browser": "browser", "processes": "process", "libraries": "emulator"}
 MARKERS_BY_NAME = {
     "cli/test_demo.py": "slow",

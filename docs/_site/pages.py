@@ -13,8 +13,6 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 RECORDS = ROOT / "records"
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))  # for tools/, which is not part of the package
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -67,6 +65,8 @@ def fence(text: str) -> str:
 
 def results() -> str:
     """Return the page of results: a summary, the accuracies of each record, figures, and the list of all records."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))  # tools/ is not part of the package; MkDocs restores the path after loading hooks
     from tools.accuracy_tables import results as summary
     from tools.records import percent, table
 
@@ -93,7 +93,12 @@ def results() -> str:
     for picture in sorted(RECORDS.glob("*.png")):
         what = plain(records.get(f"{picture.stem}.json", {}).get("what") or picture.stem.replace("-", " "))
         parts += [f"![{what}](records/{picture.name})", what]
-    parts.append((RECORDS / "README.md").read_text(encoding="utf-8").replace("# Records", "## All records", 1))
+    parts.append(
+        (RECORDS / "README.md")
+        .read_text(encoding="utf-8")
+        .replace("\n## ", "\n### ")
+        .replace("# Records", "## All records", 1)
+    )
     return "\n\n".join(parts)
 
 
