@@ -1,7 +1,7 @@
-"""The net that comes with the package: trained on MNIST with the real recipe at a width that fits into 2 MB, certified.
+"""The packaged net: trained on MNIST with the published recipe at a width that fits into 2 MB, and certified.
 
 Trains (or takes a finished run with --run), certifies all test images, writes the model to the package and the figures
-to records/pretrained-mnist.json. Needs `linfnet data fetch mnist`. What attacks leave of it: benchmarks/attacks.py.
+to records/pretrained-mnist.json. Needs `linfnet data fetch mnist`. Its accuracy under attacks: benchmarks/attacks.py.
 
     python benchmarks/pretrained.py [--run RUN]
 """
