@@ -5,8 +5,8 @@
 FOLDER of --peer is a checkout of the authors' repository L_inf-dist-net-v2 after `python setup.py build_ext --inplace`.
 A step is forward, loss, backward and fused Adam; times are medians of CUDA events, all from one run. Ours is replayed
 from CUDA graphs, as the trainer does while p stays the same, and once more without graphs ("eager"). From p = 20 or so
-the weights and images of a real run decide: FOLDER of --states is the output of train_states.py. A p without a saved net
-is timed on initial weights and random images; each row says which state it was measured on.
+the weights and images of a real run decide: FOLDER of --states is the output of train_states.py. Other p are
+timed on initial weights and random images; each row says which state it was measured on.
 """
 
 import argparse

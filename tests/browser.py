@@ -41,7 +41,7 @@ class Visit:
         return self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
     def violations(self) -> list[str]:
-        """Return the violations of WCAG rules up to level AA and of best practices that axe-core finds, one line each."""
+        """Return the violations of WCAG rules (level AA) and best practices that axe-core finds, one line each."""
         from axe_playwright_python.sync_playwright import Axe
 
         response = Axe().run(self.page).response

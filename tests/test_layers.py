@@ -41,7 +41,7 @@ def _room(parts: list[str]) -> str:
 
 
 def imported_rooms(source: str) -> set[str]:
-    """Return the folders of linfnet that a module imports; `from linfnet import x` is folder x or the package itself."""
+    """Return the folders that a module imports; `from linfnet import x` is folder x or the package itself."""
     rooms: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "linfnet":
