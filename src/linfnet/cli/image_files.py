@@ -1,4 +1,4 @@
-"""The user's own images: single files, folders of them, and NumPy arrays, as pixels in [0, 1]."""
+"""The user's images as pixels in [0, 1]: single files, folders of files, and NumPy arrays."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".npy")
 
 
 def read_image(path: Path, shape: tuple[int, int, int]) -> Tensor:
-    """An image file as pixels [C, H, W] in [0, 1]: .npy (floats in [0, 1] or bytes), or what Pillow reads."""
+    """Return an image file as pixels [C, H, W] in [0, 1]: .npy (floats in [0, 1] or bytes), or a format of Pillow."""
     if not path.is_file():
         raise LinfnetError(f"image {path} does not exist")
     array = _read_array(path) if path.suffix.lower() == ".npy" else _read_picture(path, shape[0])
@@ -27,7 +27,7 @@ def read_image(path: Path, shape: tuple[int, int, int]) -> Tensor:
 
 
 def read_images(path: Path, shape: tuple[int, int, int]) -> tuple[Tensor, list[str]]:
-    """Pixels [N, C, H, W] and a name for each: the images of a folder in order of name, or of one .npy array."""
+    """Return pixels [N, C, H, W] and a name for each: the images of a folder, sorted by name, or of one .npy array."""
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix.lower() in PICTURES)
         if not files:
@@ -46,7 +46,7 @@ def read_images(path: Path, shape: tuple[int, int, int]) -> tuple[Tensor, list[s
 
 
 def _readable(name: str) -> str:
-    """A file's name as text that any file can hold: bytes that are no text are written out."""
+    """Return a file name as valid text: bytes that are not UTF-8 are written as escapes."""
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
@@ -55,7 +55,7 @@ def _to_pixels(array: np.ndarray, what: str) -> Tensor:
         array = (array / np.float32(255)).astype(np.float32)
     if array.dtype.kind != "f":
         raise LinfnetError(f"{what} holds {array.dtype}; wanted floats in [0, 1] or bytes")
-    # Before rounding to float32: 1.0000000001 is no pixel, either.
+    # Checked before rounding to float32, which would turn 1.0000000001 into 1.
     if not ((array >= 0) & (array <= 1)).all():
         raise LinfnetError(
             f"{what} holds pixels from {array.min():.17g} to {array.max():.17g}; wanted [0, 1] and no NaN"
@@ -66,7 +66,7 @@ def _to_pixels(array: np.ndarray, what: str) -> Tensor:
 def _read_array(path: Path) -> np.ndarray:
     try:
         array = np.load(path, allow_pickle=False)
-    # A header that lies about the size is found out by the allocator, a broken one by Python's own tokenizer.
+    # A wrong size in the header fails in the allocator, a broken header in Python's tokenizer.
     except (ValueError, OSError, EOFError, MemoryError, OverflowError, TypeError, SyntaxError, TokenError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise LinfnetError(f"image {path} is not a NumPy array: {reason}") from None
@@ -84,7 +84,7 @@ def _read_picture(path: Path, channels: int) -> np.ndarray:
     wanted = {1: "L", 3: "RGB"}.get(channels, f"{channels} channels")
     try:
         with Image.open(path) as picture:
-            # A silent conversion would certify an image that is not the user's.
+            # A silent conversion would certify a different image.
             if picture.mode != wanted:
                 raise LinfnetError(f"image {path} has mode {picture.mode}; the net wants {wanted}")
             if (frames := getattr(picture, "n_frames", 1)) > 1:

@@ -8,7 +8,7 @@ from pathlib import Path
 import tyro
 
 from linfnet.cli.console import console
-from linfnet.errors import LinfnetError
+from linfnet.errors import require
 
 
 @dataclass(frozen=True)
@@ -26,25 +26,18 @@ class Serve:
 
     def run(self) -> int:
         """Serve until interrupted."""
-        try:
-            from linfnet.serve import Service, bind, run_server, url_of
-            from linfnet.serve.decode import require_pillow
-        except ImportError as error:
-            if (error.name or "").split(".")[0] not in ("starlette", "uvicorn", "anyio"):
-                raise
-            raise LinfnetError("serving needs starlette and uvicorn: pip install 'linfnet[serve]'") from None
-        require_pillow()
+        for module in ("fastapi", "uvicorn", "PIL"):
+            require(module, "serve")
+        from linfnet.serve import Service, bind, run_server, url_of
+
         bound = bind(self.host, self.port)
         with bound:
             service = Service(self.model)
             url = url_of(bound, self.host)
-
-            def ready() -> None:
-                console.print(f"serving {service.name} on {url} (Ctrl-C ends it)")
-                if self.open:
-                    webbrowser.open(url)
-
+            console.print(f"serving {service.name} on {url} (Ctrl-C ends it)")
+            if self.open:
+                webbrowser.open(url)
             # Ctrl-C is how a server ends, not a mistake.
             with contextlib.suppress(KeyboardInterrupt):
-                run_server(service, bound, frozenset({"localhost", self.host}), ready)
+                run_server(service, bound, frozenset({"localhost", self.host}))
         return 0
