@@ -41,7 +41,7 @@ class Served:
         assert found, line
         self.port = int(found[1])
 
-    def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None):
+    def request(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None):
         """Status and body of one request."""
         link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=90)
         try:
@@ -70,8 +70,8 @@ class Served:
 def server() -> Iterator[Served]:
     served = Served("mnist-small")
     # The first response of each kind loads code that later ones use.
-    assert served.ask("POST", "/api/predict", DIGIT, JSON)[0] == 200
-    assert served.ask("POST", "/api/attack", DIGIT[:-1] + b', "steps": 2}', JSON)[0] == 200
+    assert served.request("POST", "/api/predict", DIGIT, JSON)[0] == 200
+    assert served.request("POST", "/api/attack", DIGIT[:-1] + b', "steps": 2}', JSON)[0] == 200
     yield served
     served.process.send_signal(signal.SIGINT)
     assert served.process.wait(timeout=20) == 0
@@ -80,7 +80,7 @@ def server() -> Iterator[Served]:
 
 
 def still_well(server: Served) -> None:
-    status, body = server.ask("POST", "/api/predict", DIGIT, JSON)
+    status, body = server.request("POST", "/api/predict", DIGIT, JSON)
     assert status == 200
     assert json.loads(body)["radius"] is not None
     assert server.process.poll() is None
@@ -90,7 +90,7 @@ def still_well(server: Served) -> None:
 @pytest.mark.parametrize("path", ["/api/predict", "/api/attack", "/", "/nothing"])
 def test_fifty_megabytes(server: Served, kind: str, path: str):
     before = server.peak_memory()
-    status, body = server.ask("POST", path, bytes(50_000_000), {"Content-Type": kind})
+    status, body = server.request("POST", path, bytes(50_000_000), {"Content-Type": kind})
     taken = ("application/json", "image/png") if path == "/api/predict" else ("application/json",)
     assert status == {"/": 405, "/nothing": 404}.get(path, 413 if kind in taken else 415)
     assert json.loads(body).keys() == {"error"}
@@ -113,8 +113,8 @@ def test_fifty_megabytes_of_unknown_length(server: Served):
 def test_two_hundred_at_once(server: Served):
     before = server.peak_memory()
     with ThreadPoolExecutor(200) as pool:
-        asked = [pool.submit(server.ask, "POST", "/api/predict", DIGIT, JSON) for _ in range(200)]
-        answers = Counter(job.result()[0] for job in asked)
+        jobs = [pool.submit(server.request, "POST", "/api/predict", DIGIT, JSON) for _ in range(200)]
+        answers = Counter(job.result()[0] for job in jobs)
     assert answers == {200: 200}
     assert server.peak_memory() - before < 64_000_000
 
@@ -124,8 +124,8 @@ def test_two_hundred_large_pictures_at_once(server: Served):
     before = server.peak_memory()
     with ThreadPoolExecutor(200) as pool:
         headers = {"Content-Type": "image/png"}
-        asked = [pool.submit(server.ask, "POST", "/api/predict", bytes(4_000_000), headers) for _ in range(200)]
-        answers = Counter(job.result()[0] for job in asked)
+        jobs = [pool.submit(server.request, "POST", "/api/predict", bytes(4_000_000), headers) for _ in range(200)]
+        answers = Counter(job.result()[0] for job in jobs)
     assert answers == {400: 200}
     assert server.peak_memory() - before < 128_000_000
     still_well(server)
@@ -135,8 +135,8 @@ def test_two_hundred_attacks_at_once(server: Served):
     before = server.peak_memory()
     with ThreadPoolExecutor(200) as pool:
         body = DIGIT[:-1] + b', "steps": 2}'
-        asked = [pool.submit(server.ask, "POST", "/api/attack", body, JSON) for _ in range(200)]
-        answers = Counter(job.result()[0] for job in asked)
+        jobs = [pool.submit(server.request, "POST", "/api/attack", body, JSON) for _ in range(200)]
+        answers = Counter(job.result()[0] for job in jobs)
     assert answers.keys() == {200, 429}
     assert 1 <= answers[200] < 200
     assert server.peak_memory() - before < 64_000_000
@@ -163,7 +163,7 @@ def test_no_file_is_opened_by_a_request(server: Served):
 
     before = files()
     for path in ("/", "/static/page.js", "/static/../service.py", "/api/model"):
-        server.ask("GET", path)
+        server.request("GET", path)
     assert files() == before
 
 

@@ -28,10 +28,10 @@ def blob(height: int, width: int, top: int, left: int, size: int = 280) -> np.nd
     return field
 
 
-@pytest.mark.parametrize("place", [(5, 5), (60, 150), (179, 179)])
+@pytest.mark.parametrize("corner", [(5, 5), (60, 150), (179, 179)])
 @pytest.mark.parametrize("size", [(100, 60), (40, 90)])
-def test_the_box_and_the_centre_are_those_of_mnist(place: tuple[int, int], size: tuple[int, int]):
-    pixels = read_picture(encode(blob(*size, *place)), MNIST, "digit")[0]
+def test_the_box_and_the_centre_are_those_of_mnist(corner: tuple[int, int], size: tuple[int, int]):
+    pixels = read_picture(encode(blob(*size, *corner)), MNIST, "digit")[0]
     rows, columns = pixels.nonzero().T
     sides = (int(rows.max() - rows.min()) + 1, int(columns.max() - columns.min()) + 1)
     assert max(sides) == 20
@@ -89,9 +89,9 @@ def test_jpeg_is_read():
 
 def test_a_photograph_is_turned_upright():
     ink = blob(100, 60, 50, 50)
-    turned, file = Image.Exif(), io.BytesIO()
-    turned[0x0112] = 6  # orientation: stored rotated by 90 degrees
-    Image.fromarray(np.ascontiguousarray(np.rot90(ink))).save(file, "PNG", exif=turned)
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[0x0112] = 6  # orientation: stored rotated by 90 degrees
+    Image.fromarray(np.ascontiguousarray(np.rot90(ink))).save(file, "PNG", exif=exif)
     assert read_picture(file.getvalue(), MNIST, "digit").equal(read_picture(encode(ink), MNIST, "digit"))
 
 

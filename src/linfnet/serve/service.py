@@ -55,11 +55,9 @@ class Service:
         certification = certify_images(self.net, [(image.unsqueeze(0), None)])
         with torch.no_grad(), self.net.at_infinity():
             logits = self.net(image.unsqueeze(0))[0].double()
-        best = int(certification.predictions[0])
-        earliest: list[float | None] = [None] * self.net.classes
-        if self.net.lipschitz is not None:
-            # No logit changes by more than eps * lipschitz: two of them need at least this eps to become equal.
-            earliest = ((logits[best] - logits) / (2 * self.net.lipschitz)).tolist()
+        best, lipschitz = int(certification.predictions[0]), self.net.lipschitz
+        # No logit changes by more than eps * lipschitz: two of them need at least this eps to become equal.
+        earliest = ((logits[best] - logits) / (2 * lipschitz)).tolist() if lipschitz else [None] * len(logits)
         return Prediction(
             class_=self._class(best),
             runner_up=self._class(int(certification.runners_up[0])),

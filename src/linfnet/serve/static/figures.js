@@ -45,7 +45,7 @@ function ticks(end) {
   return Array.from({ length: Math.floor(end / step + 1e-9) + 1 }, (_, k) => Number((k * step).toFixed(2)));
 }
 
-// The zones of eps, and the margin: the certified lower bound as a line, the margins that the attack found as dots.
+// The zones of eps, and the margin: the bound by the Lipschitz constant as a line, the margins that the attack found as dots.
 export function drawRuler(svg, { radius, margin, lipschitz, attack }) {
   const top = 26, height = 190, foot = 30, left = 2;
   const width = blank(svg, top + height + foot);

@@ -58,8 +58,8 @@ function showAttack(radius) {
   $("verdict").textContent = !attack ? "the attack is running" : broken ? `by an attack: “${broken.class.name}”` : attack.complete ? "not up to ε = 1" : "not within the time limit";
   const gap = broken ? broken.distance - radius : 0;
   $("ruler-text").textContent = !attack
-    ? "The thick line is the certified bound: when every pixel changes by up to ε, the margin between the first two classes stays above it."
-    : (model.lipschitz ? "The thick line is the certified bound: the margin between the first two classes stays above it. " : "") + "Dots: the smallest margin that the attack found. " + (broken
+    ? "The thick line is the bound by the Lipschitz constant: when every pixel changes by up to ε, the margin between the first two classes does not fall below it."
+    : (model.lipschitz ? "The thick line is the bound by the Lipschitz constant: the margin between the first two classes does not fall below it. " : "") + "Dots: the smallest margin that the attack found. " + (broken
       ? `Up to ${floor(radius, 4)} nothing can change “${name}”; at ${broken.distance.toFixed(4)} the attack did. The gap of ${gap.toFixed(4)} between them is undecided.`
       : "It never reached zero.") + (attack.complete ? "" : " The attack ran out of time: a longer one may find a smaller change.");
   for (const id of ["adversarial", "change"]) $(id).parentElement.style.visibility = broken ? "visible" : "hidden";
