@@ -23,7 +23,6 @@ ORDER: list[set[str]] = [
     {"train"},
     {"attacks", "theory"},
     {"evaluation"},
-    {"distributed.evaluation"},
     {"comparison", "export", "reproduce", "serve"},
     {"report"},
     {"cli"},

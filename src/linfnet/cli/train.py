@@ -10,8 +10,9 @@ import torch
 import tyro
 from rich.table import Table
 
-from linfnet.cli.console import console, heard, percent
+from linfnet.cli.console import console, only_first_prints, percent
 from linfnet.cli.display import TrainDisplay
+from linfnet.cli.inputs import choose_device as pick_device
 from linfnet.cli.tensorboard import TensorBoard, check_tensorboard
 from linfnet.data import load
 from linfnet.distributed.group import ALONE, Ranks, joined, launched, own_device, restarted
@@ -20,21 +21,6 @@ from linfnet.files import cut_short
 from linfnet.recipes import Recipe, load_recipe, recipe_names
 from linfnet.systems import check_changes
 from linfnet.train import RunFolder, StoppedError, Trainer, read_results
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of that name; `auto` takes a GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ArgumentError(f"device is {name!r}; wanted auto, cpu or cuda") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ArgumentError(f"device is {name!r}; wanted auto, cpu or cuda")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ArgumentError(f"device is {name!r}, but this machine has no such GPU that torch can use")
-    return device
 
 
 def new_run_path(name: str) -> Path:
@@ -118,7 +104,7 @@ class Train:
         if self.tensorboard:
             check_tensorboard()
         device = pick_device(own_device(self.device) if launched() else self.device)
-        with joined(device) as ranks, heard(ranks):
+        with joined(device) as ranks, only_first_prints(ranks):
             try:
                 path = self._train(changes, device, ranks)
             except StoppedError:

@@ -17,6 +17,7 @@ from linfnet.nn.distance import DistanceModule
 from linfnet.nn.model_card import model_card
 from linfnet.nn.model_path import find_model
 from linfnet.nn.normalize import Normalize
+from linfnet.results import Results
 
 FORMAT = "linfnet-model-1"
 
@@ -185,9 +186,7 @@ class Classifier(nn.Module):
         """One or two sentences for the model card: what the net is and what its proofs are."""
         return f"A net of system `{self.system}`. Its certificates ({self.certificate}) hold in real arithmetic."
 
-    def save(
-        self, folder: Path | str, *, class_names: Sequence[str] = (), results: Mapping[str, Any] | None = None
-    ) -> None:
+    def save(self, folder: Path | str, *, class_names: Sequence[str] = (), results: Results | None = None) -> None:
         """Write `model.safetensors`, `config.json` and the model card `README.md`, with the results, into a folder.
 
         Nets are kept in float32, the precision that `load` gives and that certificates speak of.

@@ -14,6 +14,7 @@ from linfnet.distributed.group import ALONE, GradientSum, Ranks
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import LinfNet, count_parameters, means_at_infinity, reestimate_means, share_means
 from linfnet.recipes import recipe_to_toml
+from linfnet.results import results_from_json
 from linfnet.systems import Seen, SeenSystem, system_of
 from linfnet.train.checkpoint import Progress, load_newest_on_all, save_checkpoint
 from linfnet.train.cuda_graphs import STEPS_THAT_PAY, Passes
@@ -271,6 +272,8 @@ class Trainer:
         self.ranks.any(False)  # nobody leaves before the model is written
 
     def _write(self, results: dict[str, Any]) -> None:
-        self.net.save(self.folder.path, class_names=self.images.info.classes, results={"train": results})
+        self.net.save(
+            self.folder.path, class_names=self.images.info.classes, results=results_from_json({"train": results})
+        )
         self.folder.log("finish", step=self.progress.step, seconds=round(self.progress.seconds, 3))
         add_results(self.folder.path, {"train": results})  # the last step: by this file a run has finished
