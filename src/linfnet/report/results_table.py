@@ -114,8 +114,9 @@ def _name(run: RunSummary, result: Result) -> str:
 
 
 def certificate_names(runs: Sequence[RunSummary]) -> list[str]:
-    """The names of all certificates of the runs' evaluations."""
-    return list(dict.fromkeys(name for run in runs for r in run.results.evaluations for name in r.certified))
+    """The names of all certificates of the runs' evaluations, the margin first."""
+    names = dict.fromkeys(name for run in runs for r in run.results.evaluations for name in r.certified)
+    return sorted(names, key=lambda name: name != "margin")
 
 
 def attack_name(results: Sequence[Result]) -> str:
