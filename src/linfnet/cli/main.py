@@ -19,8 +19,8 @@ from linfnet.cli.doctor import Doctor
 from linfnet.cli.evaluate import Evaluate
 from linfnet.cli.export import Export
 from linfnet.cli.lipschitz import Lipschitz
+from linfnet.cli.plot import Plot
 from linfnet.cli.predict import Predict
-from linfnet.cli.record import Plot, Record
 from linfnet.cli.report import Report
 from linfnet.cli.reproduce import Reproduce
 from linfnet.cli.serve import Serve
@@ -58,7 +58,6 @@ Command = OmitSubcommandPrefixes[
     | Annotated[Serve, subcommand("serve")]
     | Annotated[Plot, subcommand("plot")]
     | Annotated[Reproduce, subcommand("reproduce")]
-    | Annotated[Record, subcommand("record")]
     | Annotated[Report, subcommand("report")]
     | Annotated[Watch, subcommand("watch")]
     | Annotated[Recipes, subcommand("recipes")]
