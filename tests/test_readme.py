@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from linfnet.reproduce.record import readme_row
 
 from linfnet.cli.main import main
 from linfnet.recipes import recipe_from_toml
-from linfnet.reproduce.record import readme_row
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "records"

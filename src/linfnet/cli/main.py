@@ -13,7 +13,7 @@ from linfnet.cli.certify import Attack, Certify, Predict
 from linfnet.cli.data import Data, Doctor
 from linfnet.cli.evaluate import Compare, Demo, Evaluate
 from linfnet.cli.export import Export, Serve
-from linfnet.cli.record import Plot, Record
+from linfnet.cli.plot import Plot
 from linfnet.cli.report import Report
 from linfnet.cli.reproduce import Reproduce
 from linfnet.cli.theory import Construct, Lipschitz, Separate
@@ -34,7 +34,6 @@ Command = OmitSubcommandPrefixes[
     | Annotated[Serve, subcommand("serve")]
     | Annotated[Plot, subcommand("plot")]
     | Annotated[Reproduce, subcommand("reproduce")]
-    | Annotated[Record, subcommand("record")]
     | Annotated[Report, subcommand("report")]
     | Annotated[Watch, subcommand("watch")]
     | Annotated[Recipes, subcommand("recipes")]

@@ -1,14 +1,16 @@
-"""What was measured of each test image, read back from the files that evaluation and certification left."""
+"""Per-image results, read from the files that `linfnet evaluate` and `linfnet certify` write."""
 
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from linfnet.epsilon import parse_epsilon
 from linfnet.errors import LinfnetError
 from linfnet.files import read_tensors
 
@@ -21,22 +23,22 @@ class Samples:
     predictions: NDArray[np.int64]
     runners_up: NDArray[np.int64] | None
     radii: NDArray[np.float64] | None
-    """Proven by the margin for the program, -inf where the prediction is wrong; None for a net without such proofs."""
+    """Certified by margin for the floating-point program, -inf where misclassified; None without such certificates."""
     real_radii: NDArray[np.float64] | None
-    """margin / 2 in pixel units, negative where wrong."""
+    """margin / 2 in real arithmetic, negative where misclassified."""
     interval_radii: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def same_images(self, other: "Samples") -> bool:
-        """Whether the others can be the same images seen by the same net, perhaps on another device."""
+        """Whether both can describe the same images: equal number and labels."""
         return len(self) == len(other) and bool((self.labels == other.labels).all())
 
 
 @dataclass(frozen=True)
 class BrokenSamples:
-    """Samples with images within epsilon of them that the net takes for something else."""
+    """Samples for which the attack found a misclassified image within epsilon."""
 
     index: list[int]
     images: Tensor
@@ -44,18 +46,18 @@ class BrokenSamples:
 
 
 def read_samples(files: Sequence[Path]) -> Samples | None:
-    """The samples of several evaluations of one set, as the newest file has them; None for none."""
+    """Read the samples of several evaluations of one image set from the newest file; None without files."""
     newest: Samples | None = None
     for file in sorted(files, key=lambda file: file.stat().st_mtime):
         found = _read_table(file)
         if newest is not None and not newest.same_images(found):
-            raise LinfnetError(f"{file} tells of other samples than {files[0]}: evaluate again, or remove one of them")
+            raise LinfnetError(f"{file} and {files[0]} describe different samples: evaluate again, or remove one")
         newest = found
     return newest
 
 
 def _read_table(file: Path) -> Samples:
-    """One CSV, of `linfnet evaluate` or of `linfnet certify`."""
+    """Read one CSV of `linfnet evaluate` or `linfnet certify`."""
     try:
         with file.open(newline="", encoding="utf-8") as lines:
             header, *rows = list(csv.reader(lines))
@@ -79,12 +81,12 @@ def _read_table(file: Path) -> Samples:
         raise LinfnetError(f"{file} is not a table of samples ({type(error).__name__}: {error})") from None
 
 
-def read_broken(file: Path) -> dict[str, BrokenSamples]:
-    """The broken samples of an evaluation, by the name of epsilon."""
+def read_broken(file: Path) -> dict[Fraction, BrokenSamples]:
+    """Read the broken samples of an evaluation, by epsilon."""
     tensors, _ = read_tensors(file)
     try:
         return {
-            name.split("@")[1]: BrokenSamples(
+            parse_epsilon(name.split("@")[1]): BrokenSamples(
                 index.tolist(),
                 tensors[name.replace("index@", "images@")],
                 tensors[name.replace("index@", "predictions@")].tolist(),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from linfnet.errors import LinfnetError
 from linfnet.files import replacing
 from linfnet.recipes import Recipe
-from linfnet.reproduce.curve import AUTHORS_CURVE, comparable_epochs
+from linfnet.reproduce.authors_curve import AUTHORS_CURVE, comparable_epochs
 from linfnet.systems import looks_at
 from linfnet.train import parse_events
 

@@ -12,8 +12,8 @@ from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.evaluation import result_key
 from linfnet.files import read_table
 from linfnet.recipes import Recipe
+from linfnet.reproduce.hardware import hardware_of
 from linfnet.reproduce.outcome import Outcome, RunOutcome
-from linfnet.reproduce.record import hardware_of
 from linfnet.reproduce.study import Cell, Study
 from linfnet.systems import system_of
 from linfnet.train import RunFolder, StoppedError, UnwritableError, read_results

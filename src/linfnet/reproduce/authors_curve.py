@@ -1,14 +1,13 @@
-"""The learning curve of the authors' run at 8/255, and ours beside it where the two may be compared."""
+"""The learning curve of the authors' run on CIFAR-10 at 8/255, and which runs it can be compared with."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from linfnet.recipes import Recipe, load_recipe
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """The end of an epoch (counted from 1) of CIFAR-10 at 8/255 by the full recipe; shares in [0, 1]."""
+    """State at the end of an epoch (counted from 1) of the full recipe; shares in [0, 1]."""
 
     epoch: int
     p: float
@@ -34,9 +33,10 @@ AUTHORS_CURVE = (
 
 
 def comparable_epochs(recipe: Recipe) -> int:
-    """Up to which epoch a run follows the authors: to the end by the full recipe, through phase one by a shortened one.
+    """Return the last epoch at which a run is comparable with the authors' run; 0 if it is not comparable.
 
-    (The learning rate of a shortened run falls sooner: within ten epochs of a hundred by 2.4 %.)
+    With the full recipe that is the last epoch. With shortened phases it is the end of the first phase, if that has at
+    least ten epochs (the learning rate of a shortened run decays earlier: by 2.4 % within ten epochs of a hundred).
     """
     full = load_recipe("cifar10-8")
     for section in ("data", "model", "loss", "optimizer", "system_name"):
@@ -47,19 +47,3 @@ def comparable_epochs(recipe: Recipe) -> int:
     whole = replace(recipe.schedule, snap_p=False) == full.schedule
     start = recipe.schedule.epochs[0]
     return full.schedule.phases().total if whole else start if start >= 10 else 0
-
-
-def beside_authors(recipe: Recipe, events: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """Our epochs beside theirs; nothing for other recipes, or for a first phase of less than ten epochs."""
-    last = comparable_epochs(recipe)
-    ours = {event["epoch"]: event for event in events if event["event"] == "epoch"}
-    rows: list[dict[str, float]] = []
-    for point in AUTHORS_CURVE:
-        if point.epoch > last or point.epoch not in ours:
-            continue
-        row: dict[str, float] = {"epoch": point.epoch}
-        for name in ("loss", "accuracy", "above", "scale"):
-            value = float(ours[point.epoch][name])
-            row |= {name: value, f"{name}_authors": getattr(point, name)}
-        rows.append({**row, "loss_difference": round(row["loss"] - point.loss, 4)})
-    return rows
