@@ -14,6 +14,7 @@ from linfnet.nn.model_path import packaged_hint
 from linfnet.recipes import Recipe
 from linfnet.report.samples import BrokenSamples, Samples, read_broken, read_samples
 from linfnet.results import PGD_100, Result, Results, read_results
+from linfnet.results.samples import broken_files, sample_files
 from linfnet.train import RunFolder
 
 
@@ -113,14 +114,13 @@ def _read_samples(path: Path, main: tuple[Result, ...]) -> tuple[Samples | None,
     certified = path / "radii.csv"
     if not main:
         return read_samples([certified] if certified.is_file() else []), {}
-    stem = f"samples-{main[0].images}-eps-*"
-    samples = read_samples(sorted(path.glob(f"{stem}.csv")))
+    samples = read_samples(sample_files(path, main[0]))
     if samples is not None and certified.is_file():
         proven = read_samples([certified])
         if proven is not None and proven.same_images(samples):
             samples = replace(samples, interval_radii=proven.interval_radii)
     broken: dict[Fraction, BrokenSamples] = {}
-    for file in sorted(path.glob(f"{stem}.broken.safetensors")):
+    for file in broken_files(path, main[0]):
         broken |= read_broken(file)
     return samples, broken
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from linfnet.epsilon import parse_epsilon
 from linfnet.errors import LinfnetError
 from linfnet.files import read_tensors
+from linfnet.results import samples as names
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,8 @@ def read_samples(files: Sequence[Path]) -> Samples | None:
 def _read_table(file: Path) -> Samples:
     """Read one CSV of `linfnet evaluate` or `linfnet certify`."""
     try:
-        with file.open(newline="", encoding="utf-8") as lines:
-            header, *rows = list(csv.reader(lines))
-        columns = dict(zip(header, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(header, ())
+        columns = names.read_columns(file)
+        margin, interval = names.radius_column("margin"), names.radius_column("interval")
 
         def numbers(name: str) -> NDArray[np.float64]:
             return np.array(columns[name], dtype=np.float64)
@@ -70,12 +70,12 @@ def _read_table(file: Path) -> Samples:
             return np.array(columns[name], dtype=np.int64)
 
         return Samples(
-            labels=classes("label"),
-            predictions=classes("prediction"),
-            runners_up=classes("runner_up") if "runner_up" in columns else None,
-            radii=numbers("margin_radius") if "margin_radius" in columns else None,
-            real_radii=numbers("real_margin_radius") if "margin_radius" in columns else None,
-            interval_radii=numbers("interval_radius") if "interval_radius" in columns else None,
+            labels=classes(names.LABEL),
+            predictions=classes(names.PREDICTION),
+            runners_up=classes(names.RUNNER_UP) if names.RUNNER_UP in columns else None,
+            radii=numbers(margin) if margin in columns else None,
+            real_radii=numbers(names.REAL_MARGIN_RADIUS) if margin in columns else None,
+            interval_radii=numbers(interval) if interval in columns else None,
         )
     except (OSError, UnicodeDecodeError, ValueError, KeyError, csv.Error) as error:
         raise LinfnetError(f"{file} is not a table of samples ({type(error).__name__}: {error})") from None
@@ -84,15 +84,15 @@ def _read_table(file: Path) -> Samples:
 def read_broken(file: Path) -> dict[Fraction, BrokenSamples]:
     """Read the broken samples of an evaluation, by epsilon."""
     tensors, _ = read_tensors(file)
+    epsilons = [name.partition("@")[2] for name in tensors if name.startswith(f"{names.INDEX}@")]
     try:
         return {
-            parse_epsilon(name.split("@")[1]): BrokenSamples(
-                index.tolist(),
-                tensors[name.replace("index@", "images@")],
-                tensors[name.replace("index@", "predictions@")].tolist(),
+            parse_epsilon(eps): BrokenSamples(
+                tensors[f"{names.INDEX}@{eps}"].tolist(),
+                tensors[f"{names.IMAGES}@{eps}"],
+                tensors[f"{names.PREDICTIONS}@{eps}"].tolist(),
             )
-            for name, index in tensors.items()
-            if name.startswith("index@")
+            for eps in epsilons
         }
     except KeyError as error:
         raise LinfnetError(f"{file} lacks {error}: evaluate again, or remove it") from None
