@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "linfnet"
 ORDER: list[set[str]] = [
     {"errors", "version"},
     {"boxes", "epsilon", "files", "registry"},
-    {"results"},
+    {"figures", "results"},
     {"distributed"},
     {"data", "ops"},
     {"nn"},

@@ -3,14 +3,14 @@
 import pytest
 
 from linfnet.recipes import load_recipe
-from linfnet.reproduce.authors_curve import AUTHORS_CURVE, comparable_epochs
-from linfnet.reproduce.hardware import hardware_of
+from linfnet.reproduce.outcome import hardware_of
+from linfnet.reproduce.run_plots import AUTHORS_CURVE, comparable_epochs
 
 
 def test_the_hardware_is_what_was_used():
-    assert hardware_of({"cpu": "C", "gpu": "G"}, {"device": "cuda"}, []) == "G"
-    assert hardware_of({"cpu": "C", "gpu": "G"}, {"device": "cpu"}, []) == "C"
-    assert hardware_of({"cpu": "C", "gpu": None}, {}, []) == "C"
+    assert hardware_of({"cpu": "C", "gpu": "G"}, "cuda", []) == "G"
+    assert hardware_of({"cpu": "C", "gpu": "G"}, "cpu", []) == "C"
+    assert hardware_of({"cpu": "C", "gpu": None}, "", []) == "C"
 
 
 def test_the_authors_curve_is_compared_where_it_may_be():

@@ -1,9 +1,11 @@
+"""The studies as data: published rows, scaled schedules, mistakes."""
+
 import pytest
 
 from linfnet.errors import ArgumentError
 from linfnet.recipes import load_recipe
 from linfnet.reproduce import STUDIES, Cell, Figures, Study
-from linfnet.reproduce.study import scaled
+from linfnet.reproduce.studies import scaled
 
 
 def test_table1_has_the_published_rows():
