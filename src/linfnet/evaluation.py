@@ -12,7 +12,7 @@ from torch import Tensor
 
 from linfnet.attacks import pgd
 from linfnet.certificates import MarginCertificate, certified_by_interval, certify_by_margin
-from linfnet.certificates.arithmetic import float_above
+from linfnet.certificates.rounding import float_above
 from linfnet.data import ImageSet
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import LinfnetError
@@ -170,7 +170,7 @@ def measure(
             if isinstance(net, LinfNet):
                 results.append(AtEpsilon(*at, certify_seconds=(margin_seconds, interval_seconds)))
             else:
-                results.append(AtEpsilon(*at, (net.certificate,), (radii_seconds + interval_seconds,)))
+                results.append(AtEpsilon(*at, net.certificate_names, (radii_seconds + interval_seconds,)))
     radii = (proven.radii, proven.real_radii)
     return Evaluation(logits, labels, margins, *radii, steps, tuple(results), net.arithmetic, net.confidence)
 

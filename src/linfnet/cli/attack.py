@@ -11,9 +11,8 @@ import torch
 import tyro
 from rich.table import Table
 
+from linfnet.attacks import ATTACKS, Attacked, attack_all, check_sandwich, known_attacks, parse_exponents
 from linfnet.attacks import Attack as AttackFunction
-from linfnet.attacks import Attacked, attack_all, check_sandwich, known_attacks, parse_exponents
-from linfnet.attacks.autoattack import auto_attack
 from linfnet.certificates import Certification, certify_images
 from linfnet.cli.certify import BATCH, Subject, find_subject, run_of
 from linfnet.cli.console import console, percent
@@ -76,21 +75,21 @@ class Attack:
         console.print(_table(subject, found, results))
         if self.out is not None:
             _write(self.out, subject, found, results)
-        for at, margin, interval in zip(results, found.by_margin, found.by_interval, strict=True):
-            check_sandwich(at, margin | interval)
+        for at, certified in zip(results, found.certified_by_any, strict=True):
+            check_sandwich(at, certified)
         console.print("certified ≤ robust ≤ clean holds for every sample")
         return 0
 
     def _attacks(self) -> dict[str, AttackFunction]:
         exponents = parse_exponents(self.p)
-        known = known_attacks(steps=self.steps, restarts=self.restarts, exponents=exponents, queries=self.queries)
-        known["autoattack"] = auto_attack
         if not self.attacks:
-            raise ArgumentError(f"--attacks names none; known are {', '.join(known)}")
+            raise ArgumentError(f"--attacks names none; known are {', '.join(ATTACKS)}")
         for name in self.attacks:
-            if name not in known:
-                raise ArgumentError(f"--attacks has {name!r}; known are {', '.join(known)}")
-        return {name: known[name] for name in self.attacks}
+            if name not in ATTACKS:
+                raise ArgumentError(f"--attacks has {name!r}; known are {', '.join(ATTACKS)}")
+        return known_attacks(
+            self.attacks, steps=self.steps, restarts=self.restarts, exponents=exponents, queries=self.queries
+        )
 
     def _attack(
         self,
@@ -105,7 +104,7 @@ class Attack:
             def tell(name: str, epsilon: Fraction, left: int) -> None:
                 status.update(f"{name} at eps = {format_epsilon(epsilon)}: {left} samples left")
 
-            return attack_all(net, subject.pixels, labels, epsilons, chosen, seed=self.seed, tell=tell)
+            return attack_all(net, subject.pixels, labels, epsilons, chosen, seed=self.seed, report=tell)
 
 
 def _table(subject: Subject, found: Certification, results: list[Attacked]) -> Table:
@@ -116,9 +115,8 @@ def _table(subject: Subject, found: Certification, results: list[Attacked]) -> T
     table.add_column("eps")
     for name in ("certified", "robust", *results[0].after, "clean"):
         table.add_column(name, justify="right")
-    for at, margin, interval in zip(results, found.by_margin, found.by_interval, strict=True):
-        certified = (margin | interval).double().mean().item()
-        shares = (certified, at.robust, *at.after.values(), found.clean)
+    for at, certified in zip(results, found.certified_by_any, strict=True):
+        shares = (certified.double().mean().item(), at.robust, *at.after.values(), found.clean)
         table.add_row(format_epsilon(at.epsilon), *map(percent, shares))
     return table
 

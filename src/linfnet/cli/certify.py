@@ -119,22 +119,19 @@ class Certify:
     def _write(self, out: Path, found: Certification, subject: Subject) -> None:
         make_folder(out)
         write_radii(found, out / "radii.csv", subject.names)
-        rows = found.curve()
-        write_curve(rows, out / "curve.csv", found.certificates)
+        curve = found.curve()
+        write_curve(curve, out / "curve.csv")
         console.print(f"radii and curve: {out}")
         try:
-            plot_curve(rows, out / "curve.png", f"{self.model.name} on {subject.title}", found.certificates)
+            plot_curve(curve, out / "curve.png", f"{self.model.name} on {subject.title}")
         except LinfnetError as error:
             console.print(f"no plot: {error}", markup=False)
 
 
 def _images_table(found: Certification, subject: Subject, names: list[str]) -> Table:
-    table = Table("image", "class", *(f"{name} radius" for name in found.certificates), "runner-up")
-    radii = (found.margin_radii, found.interval_radii)[-len(found.certificates) :]
-    rows = zip(
-        subject.names, found.predictions.tolist(), zip(*(column.tolist() for column in radii), strict=True),
-        found.runners_up.tolist(), strict=True,
-    )  # fmt: skip
+    table = Table("image", "class", *(f"{name} radius" for name in found.names), "runner-up")
+    radii = zip(*(column.tolist() for column in found.radii.values()), strict=True)
+    rows = zip(subject.names, found.predictions.tolist(), radii, found.runners_up.tolist(), strict=True)
     for image, first, proven, second in rows:
         table.add_row(image, names[first], *map(format_radius, proven), names[second])
     return table
@@ -144,13 +141,12 @@ def _shares_table(found: Certification, subject: Subject) -> Table:
     whole = "right" if subject.labels is not None else "without a tie"
     table = Table(title=f"{len(subject.names)} images of {subject.title}, in %", title_justify="left")
     table.add_column("eps")
-    for name in (whole, *(f"certified ({name})" for name in found.certificates)):
+    for name in (whole, *(f"certified ({name})" for name in found.names)):
         table.add_column(name, justify="right")
-    kept = slice(-len(found.certificates), None)
-    for epsilon, *held in zip(found.epsilons, found.by_margin, found.by_interval, strict=True):
-        shares = (found.clean, *(flags.double().mean().item() for flags in held[kept]))
+    for epsilon, *flags in zip(found.epsilons, *found.certified.values(), strict=True):
+        shares = (found.clean, *(certified.double().mean().item() for certified in flags))
         table.add_row(format_epsilon(epsilon), *map(percent, shares))
-    medians = [radii.clamp(min=0).median().item() for radii in (found.margin_radii, found.interval_radii)[kept]]
+    medians = [radii.clamp(min=0).median().item() for radii in found.radii.values()]
     table.add_row("median radius", "", *map(format_radius, medians), style="dim")
     if found.arithmetic == "real":
         table.caption = guarantee(found.arithmetic, found.confidence)

@@ -50,7 +50,7 @@ class Predict:
         found = certify_images(net, [(pixels, None)])
         table = Table("image", "class", "certified radius", "runner-up")
         rows = zip(
-            self.images, found.predictions.tolist(), found.radii.tolist(), found.runners_up.tolist(), strict=True
+            self.images, found.predictions.tolist(), found.best_radii.tolist(), found.runners_up.tolist(), strict=True
         )
         for path, first, radius, second in rows:
             table.add_row(str(path), names[first], format_radius(radius), names[second])

@@ -1,4 +1,4 @@
-"""The model card: what a model is, what it was measured to do, and how to load it, in the hub's layout."""
+"""The model card (README.md of a model folder): description, results and usage, in the format of the hub."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -32,7 +32,7 @@ logits = net(images)  # [batch, {channels}, {rows}, {columns}] in [0, 1]
 
 
 def names_in(config: Mapping[str, Any]) -> list[str]:
-    """The names of the classes in a config, none where they are no list."""
+    """The class names in a config; empty if there is no list of them."""
     given: Any = config.get("class_names")
     return [str(name) for name in cast(list[Any], given)] if isinstance(given, list) else []
 
@@ -44,13 +44,13 @@ def model_card(
     results: Mapping[str, Any] | None = None,
     title: str = "A net with certificates",
 ) -> str:
-    """The text of README.md for a net of that config, with a table of results where there are some.
+    """The text of README.md for a net of this config.
 
     Args:
         config: as in config.json.
-        description: what the net is and what its proofs are.
-        parameters: how many numbers the net learned.
-        results: what was measured, by a name for each: numbers, or mappings of numbers.
+        description: the kind of net and its certificates.
+        parameters: the number of learned parameters.
+        results: measured values by name: numbers, or mappings of numbers.
         title: the heading.
     """
     names = names_in(config)
@@ -72,7 +72,7 @@ def model_card(
 
 
 def _results_table(results: Mapping[str, Any]) -> str:
-    """A row for each number or text, those of nested mappings included; shares stay as they are, in [0, 1]."""
+    """A row for each number or text, also in nested mappings; accuracies in [0, 1]."""
     rows = [f"| {name} | {value} |" for name, value in _flatten(results, "")]
     return "\n".join(["| what | value |", "|---|---|", *rows]) if rows else "None were given when the model was saved."
 
