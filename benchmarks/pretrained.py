@@ -35,13 +35,13 @@ def main() -> None:
         run = options.run or start_run(recipe, Path(folder) / "run", pick_device("auto")).path
         net, trained, recipe = LinfNet.load(run), read_json(run / "results.json")["train"], RunFolder.open(run).recipe
     certified = certify_images(net, zip(test.pixels().split(BATCH), test.labels.split(BATCH), strict=True), EPSILONS)
-    rows = zip(EPSILONS, certified.by_margin, certified.by_interval, strict=True)
+    rows = zip(EPSILONS, certified.certified["margin"], certified.certified["interval"], strict=True)
     shares = {str(e): {"margin": m.double().mean().item(), "interval": i.double().mean().item()} for e, m, i in rows}
     print(f"clean {certified.clean:.4f}, certified {shares}", flush=True)
     results = {
         "clean": certified.clean,
         "certified": shares,
-        "median_radius": certified.radii.clamp(min=0).median().item(),
+        "median_radius": certified.best_radii.clamp(min=0).median().item(),
     }
     target = PRETRAINED / "mnist-small"
     net.save(target, class_names=test.info.classes, results={"MNIST test, 10,000 images": results})

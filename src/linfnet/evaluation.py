@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from linfnet.attacks import pgd
-from linfnet.certificates.arithmetic import float_above
-from linfnet.certificates.by_name import certificates_of
+from linfnet.certificates import certificates_of
+from linfnet.certificates.rounding import float_above
 from linfnet.data import ImageSet
 from linfnet.distributed.evaluation import LONGEST, SUMMED, gather, join, own_part
-from linfnet.distributed.group import ALONE, Ranks
+from linfnet.distributed.group import ALONE, Group
 from linfnet.epsilon import format_epsilon, parse_epsilon
 from linfnet.errors import LinfnetError
 from linfnet.files import write_tensors
 from linfnet.nn import Classifier
-from linfnet.nn.margin import margin
+from linfnet.nn.margin import label_on_top, margin
 from linfnet.results import AttackSettings, Result, add_evaluations, samples
 
 BATCH = 500
@@ -89,7 +89,7 @@ class Evaluation:
     @property
     def clean(self) -> float:
         """Share of samples whose true class is strictly on top."""
-        return _share(self.margins > 0)
+        return _share(label_on_top(self.logits, self.labels))
 
     @property
     def results(self) -> tuple[Result, ...]:
@@ -125,7 +125,7 @@ def evaluate(
     steps: int = 100,
     seed: int = 0,
     advance: Callable[[int], None] = lambda samples: None,
-    group: Ranks = ALONE,
+    group: Group = ALONE,
 ) -> Evaluation:
     """Evaluate a net at p = inf: every certificate of the net, and PGD, at each epsilon.
 
@@ -168,7 +168,7 @@ def _evaluate_part(
     with net.at_infinity():
         with torch.no_grad():
             logits = torch.cat([net(images.pixels(part)) for part in parts])
-        correct = margin(logits, labels) > 0
+        correct = label_on_top(logits, labels)
         clock = _Clock(labels.device)
         radii: dict[str, Tensor] = {}
         radii_seconds = dict.fromkeys(certificates, 0.0)
@@ -203,7 +203,7 @@ def _evaluate_part(
                 broken = join([broken, new]).best()
                 advance(len(truth))
             results.append(AtEpsilon(eps, certified, survived, broken, time.perf_counter() - start, seconds))
-    real = margin(logits.double(), labels) * net.normalize.std.item() / 2 if "margin" in certificates else None
+    real = margin(logits.double(), labels) * net.normalize.std.item() / 2 if net.lipschitz is not None else None
     sound = all(certificate.arithmetic == "float32" for certificate in certificates.values())
     return Evaluation(
         data=images.info.name,
@@ -225,7 +225,7 @@ def _judge(net: Classifier, moved: Tensor, labels: Tensor) -> tuple[Tensor, Tens
     """Which attacked images [n] keep their class, and their logits [n, K]."""
     logits = net(moved)
     if type(net).keeps_class is Classifier.keeps_class:
-        return margin(logits, labels) > 0, logits
+        return label_on_top(logits, labels), logits
     return net.keeps_class(moved, labels), logits  # by other passes than this one, such as votes under fresh noise
 
 

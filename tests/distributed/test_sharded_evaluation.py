@@ -1,4 +1,4 @@
-"""Parts that several processes evaluate, joined, are what one process finds."""
+"""The joined results of several processes equal those of a single one."""
 
 from dataclasses import fields
 from fractions import Fraction
@@ -9,13 +9,13 @@ import torch
 from linfnet import evaluation as evaluation_module
 from linfnet.data import load
 from linfnet.distributed.evaluation import evaluate_together, join, own_images
-from linfnet.distributed.group import Ranks
+from linfnet.distributed.group import Group
 from linfnet.evaluation import evaluate
 from linfnet.theory import nearest_neighbour_net
 
 
-class Recorded(Ranks):
-    """One of several processes, whose results are kept instead of sent."""
+class Recorded(Group):
+    """One of several processes, whose results are recorded instead of sent."""
 
     sent: list
 
@@ -34,7 +34,7 @@ def test_parts_joined_are_the_whole(size: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Recorded, "sent", [], raising=False)
     for rank in range(size):
         evaluate_together(net, test, epsilons, Recorded(rank, size), steps=6, seed=3)
-    assert [len(part.labels) for part in Recorded.sent] == [len(own_images(test, Ranks(r, size))) for r in range(size)]
+    assert [len(part.labels) for part in Recorded.sent] == [len(own_images(test, Group(r, size))) for r in range(size)]
     found = join(Recorded.sent)
     for name in ("logits", "labels", "margins", "radii", "real_radii"):
         assert torch.equal(getattr(found, name), getattr(whole, name)), name

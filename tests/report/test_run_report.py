@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from linfnet.certificates.arithmetic import float_above
+from linfnet.certificates.rounding import float_above
 from linfnet.cli.evaluate import store_evaluation
 from linfnet.cli.main import main
 from linfnet.data import ImageSet, load, set_info, to_pixels

@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
-from linfnet import LinfNet, certified_by_interval, margin_radius
+from linfnet import LinfNet, certified_by_interval
+from linfnet.certificates.real import margin_radius
 from linfnet.serve import Service, create_app
 from linfnet.systems.ibp import IbpNet
 from linfnet.systems.smoothing import SmoothedNet

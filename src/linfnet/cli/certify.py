@@ -1,7 +1,6 @@
 """`linfnet certify`, `predict` and `attack`: certified radii of images, and attempts to break them."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -13,9 +12,8 @@ import tyro
 from rich.table import Table
 from torch import Tensor
 
+from linfnet.attacks import ATTACKS, Attacked, attack_all, check_sandwich, known_attacks, parse_exponents
 from linfnet.attacks import Attack as AttackFunction
-from linfnet.attacks import Attacked, attack_all, check_sandwich, known_attacks, parse_exponents
-from linfnet.attacks.autoattack import auto_attack
 from linfnet.certificates import Certification, certify_images, plot_curve, write_curve, write_radii
 from linfnet.cli.console import add_columns, console, draw_figure, guarantee, percent, progress_bar
 from linfnet.cli.inputs import (
@@ -90,21 +88,16 @@ class Certify:
     def _write(self, out: Path, found: Certification, images: NamedImages) -> None:
         make_folder(out)
         write_radii(found, out / "radii.csv", images.names)
-        rows = found.curve()
-        write_curve(rows, out / "curve.csv", found.certificates)
+        curve = found.curve()
+        write_curve(curve, out / "curve.csv")
         console.print(f"radii and curve: {out}")
         title = f"{self.model.name} on {images.title}"
-        draw_figure(out / "curve.png", lambda path: plot_curve(rows, path, title, found.certificates))
+        draw_figure(out / "curve.png", lambda path: plot_curve(curve, path, title))
 
 
-def _radii(found: Certification) -> dict[str, Tensor]:
-    """Radii [N] by the name of each certificate."""
-    return dict(zip(found.certificates[::-1], (found.interval_radii, found.margin_radii), strict=False))
-
-
-def _images_table(found: Certification, images: Sequence[str], names: Sequence[str]) -> Table:
-    table = Table("image", "class", *(f"{name} radius" for name in found.certificates), "runner-up")
-    radii = zip(*(_radii(found)[name].tolist() for name in found.certificates), strict=True)
+def _images_table(found: Certification, images: list[str], names: list[str]) -> Table:
+    table = Table("image", "class", *(f"{name} radius" for name in found.names), "runner-up")
+    radii = zip(*(column.tolist() for column in found.radii.values()), strict=True)
     columns = (found.predictions.tolist(), radii, found.runners_up.tolist())
     for image, first, certified, second in zip(images, *columns, strict=True):
         table.add_row(image, names[first], *map(format_radius, certified), names[second])
@@ -114,12 +107,11 @@ def _images_table(found: Certification, images: Sequence[str], names: Sequence[s
 def _shares_table(found: Certification, images: NamedImages) -> Table:
     clean = "correct" if images.labels is not None else "without a tie"
     table = Table(title=f"{len(images.names)} images of {images.title}, in %", title_justify="left")
-    add_columns(table, ("eps",), (clean, *(f"certified ({name})" for name in found.certificates)))
-    flags = {"margin": found.by_margin}
-    for row, eps in enumerate(found.epsilons):
-        shares = (flags.get(name, found.by_interval)[row].double().mean().item() for name in found.certificates)
+    add_columns(table, ("eps",), (clean, *(f"certified ({name})" for name in found.names)))
+    for eps, *flags in zip(found.epsilons, *found.certified.values(), strict=True):
+        shares = (certified.double().mean().item() for certified in flags)
         table.add_row(format_epsilon(eps), *map(percent, (found.clean, *shares)))
-    medians = (_radii(found)[name].clamp(min=0).median().item() for name in found.certificates)
+    medians = (radii.clamp(min=0).median().item() for radii in found.radii.values())
     table.add_row("median radius", "", *map(format_radius, medians), style="dim")
     if found.arithmetic == "real":
         table.caption = guarantee(found.arithmetic, found.confidence)
@@ -145,7 +137,7 @@ class Predict:
         pixels = torch.stack([read_image(path, net.image_shape) for path in self.images])
         found = certify_images(net, [(pixels, None)])
         table = Table("image", "class", "certified radius", "runner-up")
-        columns = (found.predictions.tolist(), found.radii.tolist(), found.runners_up.tolist())
+        columns = (found.predictions.tolist(), found.best_radii.tolist(), found.runners_up.tolist())
         for path, first, radius, second in zip(self.images, *columns, strict=True):
             table.add_row(str(path), names[first], format_radius(radius), names[second])
         console.print(table)
@@ -193,26 +185,25 @@ class Attack:
         net = load_model(inputs.folder, device=device)
         images = load_images(net, inputs.data, self.split, self.limit, device)
         found = certify_images(net, images.batches(), tuple(sorted(inputs.epsilons)))
-        certified = found.by_margin | found.by_interval  # [E, N]
         results = self._attack(net, images.pixels, found, attacks)
-        console.print(_attacks_table(images, found, certified, results))
+        console.print(_attacks_table(images, found, results))
         if self.out is not None:
             _write_attacked(self.out, images.names, found.labels, results)
-        for at, proven in zip(results, certified, strict=True):
-            check_sandwich(at, proven)
+        for at, certified in zip(results, found.certified_by_any, strict=True):
+            check_sandwich(at, certified)
         console.print("certified ≤ robust ≤ clean holds for every sample")
         return 0
 
     def _attacks(self) -> dict[str, AttackFunction]:
         exponents = parse_exponents(self.p)
-        known = known_attacks(steps=self.steps, restarts=self.restarts, exponents=exponents, queries=self.queries)
-        known["autoattack"] = auto_attack
         if not self.attacks:
-            raise ArgumentError(f"--attacks names none; known are {', '.join(known)}")
+            raise ArgumentError(f"--attacks names none; known are {', '.join(ATTACKS)}")
         for name in self.attacks:
-            if name not in known:
-                raise ArgumentError(f"--attacks has {name!r}; known are {', '.join(known)}")
-        return {name: known[name] for name in self.attacks}
+            if name not in ATTACKS:
+                raise ArgumentError(f"--attacks has {name!r}; known are {', '.join(ATTACKS)}")
+        return known_attacks(
+            self.attacks, steps=self.steps, restarts=self.restarts, exponents=exponents, queries=self.queries
+        )
 
     def _attack(
         self, net: Classifier, pixels: Tensor, found: Certification, attacks: dict[str, AttackFunction]
@@ -222,15 +213,16 @@ class Attack:
             def show(name: str, epsilon: Fraction, left: int) -> None:
                 status.update(f"{name} at eps = {format_epsilon(epsilon)}: {left} samples left")
 
-            return attack_all(net, pixels, found.labels, found.epsilons, attacks, seed=self.seed, tell=show)
+            return attack_all(net, pixels, found.labels, found.epsilons, attacks, seed=self.seed, report=show)
 
 
-def _attacks_table(images: NamedImages, found: Certification, certified: Tensor, results: list[Attacked]) -> Table:
+def _attacks_table(images: NamedImages, found: Certification, results: list[Attacked]) -> Table:
     title = f"{len(images.names)} images of {images.title}: accuracy after each attack in this order, in %"
     names = ("certified", "robust", *results[0].after, "clean")
     table = add_columns(Table(title=title, title_justify="left"), ("eps",), names)
-    for at, proven in zip(results, certified.double().mean(1).tolist(), strict=True):
-        table.add_row(format_epsilon(at.epsilon), *map(percent, (proven, at.robust, *at.after.values(), found.clean)))
+    for at, certified in zip(results, found.certified_by_any.double().mean(1).tolist(), strict=True):
+        shares = (certified, at.robust, *at.after.values(), found.clean)
+        table.add_row(format_epsilon(at.epsilon), *map(percent, shares))
     return table
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from linfnet.distributed.group import Ranks
+from linfnet.distributed.group import Group
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import LinfnetError
 from linfnet.results import Result
@@ -18,7 +18,7 @@ console = Console(highlight=False, markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
-def only_first_prints(group: Ranks) -> Generator[None]:
+def only_first_prints(group: Group) -> Generator[None]:
     """Silence the console on all processes but the first."""
     quiet, console.quiet = console.quiet, not group.first
     try:

@@ -31,7 +31,7 @@ from linfnet.cli.train import new_run_path, start_run
 from linfnet.comparison import Compared, compare_runs
 from linfnet.data import ImageSet, load
 from linfnet.distributed.evaluation import own_part
-from linfnet.distributed.group import ALONE, Ranks, joined, launched, own_device
+from linfnet.distributed.group import ALONE, Group, joined, launched, own_device
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.evaluation import Evaluation, evaluate, save_evaluation
 from linfnet.export import write_card
@@ -48,7 +48,7 @@ DEMO_EPSILONS = tuple(Fraction(k, 20) for k in range(1, 5))
 
 
 def evaluate_with_progress(
-    net: Classifier, images: ImageSet, epsilons: Sequence[Fraction], steps: int, group: Ranks = ALONE
+    net: Classifier, images: ImageSet, epsilons: Sequence[Fraction], steps: int, group: Group = ALONE
 ) -> Evaluation:
     """Evaluate with a progress bar over the samples of this process, for all epsilons."""
     part = own_part(len(images), evaluation.BATCH, group)

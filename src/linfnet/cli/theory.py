@@ -13,7 +13,8 @@ import torch
 import tyro
 from rich.table import Table
 
-from linfnet.certificates import certified_by_interval, certified_by_margin, certify_by_margin
+from linfnet.certificates import certified_by_interval, certify_by_margin
+from linfnet.certificates.real import real_certified
 from linfnet.cli.console import add_columns, console, draw_figure, percent, progress_bar
 from linfnet.cli.inputs import BATCH, check_counts, choose_device, find_inputs, load_split
 from linfnet.cli.train import new_run_path
@@ -212,7 +213,7 @@ def _certified(net: LinfNet, images: ImageSet, epsilon: Fraction, advance: Calla
         part = slice(start, start + BATCH)
         pixels, labels = images.pixels(part), images.labels[part]
         by_margin = certify_by_margin(net, pixels, labels)
-        real = certified_by_margin(by_margin.logits, labels, net.lipschitz, epsilon)
+        real = real_certified(by_margin.logits, labels, net.lipschitz, epsilon)
         flags = (by_margin.at(epsilon), certified_by_interval(net, pixels, labels, epsilon), real)
         counts = {name: count + int(flag.sum()) for (name, count), flag in zip(counts.items(), flags, strict=True)}
         advance(len(labels))

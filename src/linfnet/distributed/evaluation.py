@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from linfnet.distributed.group import Ranks
+from linfnet.distributed.group import Group
 
 T = TypeVar("T")
 
@@ -22,17 +22,17 @@ LONGEST: dict[str, Any] = {"join": max}
 SUMMED: dict[str, Any] = {"join": _sum_by_key}
 
 
-def own_part(images: int, batch: int, group: Ranks) -> slice:
+def own_part(images: int, batch: int, group: Group) -> slice:
     """The images of this process: whole batches, so that each batch is the same as with one process.
 
-    >>> [own_part(69, 20, Ranks(rank, 3)) for rank in range(3)]
+    >>> [own_part(69, 20, Group(rank, 3)) for rank in range(3)]
     [slice(0, 40, None), slice(40, 60, None), slice(60, 69, None)]
     """
     batches = group.share(math.ceil(images / batch))
     return slice(batches.start * batch, min(batches.stop * batch, images))
 
 
-def gather(part: T, group: Ranks) -> T:
+def gather(part: T, group: Group) -> T:
     """The parts of all processes as one, on every process; with several processes its tensors are on the CPU."""
     return part if group.size == 1 else join(group.all(_combine([part], lambda tensors: tensors[0].cpu())))
 

@@ -1,4 +1,4 @@
-"""The model card: what a model is, what it was measured to do, and how to load it, in the hub's layout."""
+"""The model card (README.md of a model folder): description, results and usage, in the format of the hub."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -35,7 +35,7 @@ logits = net(images)  # [batch, {channels}, {rows}, {columns}] in [0, 1]
 
 
 def names_in(config: Mapping[str, Any]) -> list[str]:
-    """The names of the classes in a config, none where they are no list."""
+    """The class names in a config; empty if there is no list of them."""
     given: Any = config.get("class_names")
     return [str(name) for name in cast(list[Any], given)] if isinstance(given, list) else []
 
@@ -51,8 +51,8 @@ def model_card(
 
     Args:
         config: as in config.json.
-        description: what the net is and what its certificates are.
-        parameters: the number of parameters of the net.
+        description: the kind of net and its certificates.
+        parameters: the number of learned parameters.
         results: of training and of evaluations, as far as there are any.
         title: the heading.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from linfnet.certificates.arithmetic import float_above
+from linfnet.certificates.rounding import float_above
 from linfnet.epsilon import format_epsilon
 from linfnet.report.run_summary import RunSummary
 from linfnet.results import Result

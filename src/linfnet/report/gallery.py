@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linfnet.certificates.arithmetic import float_above
+from linfnet.certificates.rounding import float_above
 from linfnet.data import ImageSet
 from linfnet.epsilon import format_epsilon
 from linfnet.report.run_summary import RunSummary

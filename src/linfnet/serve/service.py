@@ -13,7 +13,6 @@ from torch import Tensor
 from linfnet.attacks import closest_break
 from linfnet.certificates import certify_images
 from linfnet.errors import LinfnetError
-from linfnet.nn import LinfNet
 from linfnet.nn.model_path import class_names, find_model
 from linfnet.systems import load_model
 from linfnet.version import __version__
@@ -48,7 +47,7 @@ class Service:
             "class_names": self.names,
             "system": self.net.system,
             "parameters": sum(parameter.numel() for parameter in self.net.parameters()),
-            "lipschitz": self.net.lipschitz if isinstance(self.net, LinfNet) else None,
+            "lipschitz": self.net.lipschitz,
             "arithmetic": self.net.arithmetic,
             "confidence": self.net.confidence,
             "fit": "digit" if digits and self.shape[0] == 1 else "whole",
@@ -61,15 +60,15 @@ class Service:
             logits = self.net(image.unsqueeze(0))[0].double()
         best = int(found.predictions[0])
         earliest: list[float | None] = [None] * self.net.classes
-        if isinstance(self.net, LinfNet):
+        if self.net.lipschitz is not None:
             # No logit changes by more than eps * lipschitz: two of them cannot meet earlier.
             earliest = ((logits[best] - logits) / (2 * self.net.lipschitz)).tolist()
         return {
             "class": self._class(best),
             "runner_up": self._class(int(found.runners_up[0])),
-            "radius": _number(found.radii[0]),
-            "margin_radius": _number(found.margin_radii[0]),
-            "interval_radius": _number(found.interval_radii[0]),
+            "radius": _number(found.best_radii[0]),
+            "margin_radius": _number(found.radii["margin"][0]) if "margin" in found.radii else None,
+            "interval_radius": _number(found.radii[found.names[-1]][0]),
             "scores": [
                 {**self._class(k), "logit": logit, "earliest_eps": reach}
                 for k, (logit, reach) in enumerate(zip(logits.tolist(), earliest, strict=True))
@@ -82,7 +81,7 @@ class Service:
         started = time.monotonic()
         # The proof comes from the attack's own body of the net, in its own thread.
         proof = certify_images(self.attacked, [(image.unsqueeze(0), None)])
-        label, radius = int(proof.predictions[0]), _number(proof.radii[0])
+        label, radius = int(proof.predictions[0]), _number(proof.best_radii[0])
         found = closest_break(
             self.attacked,
             image,

@@ -54,7 +54,7 @@ class HybridNet(Classifier):
     """
 
     system: ClassVar[str] = "hybrid"
-    certificate: ClassVar[str] = "interval"
+    certificate_names: ClassVar[tuple[str, ...]] = ("interval",)
 
     def __init__(
         self,

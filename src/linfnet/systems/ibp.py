@@ -34,7 +34,7 @@ class IbpNet(Classifier):
     """
 
     system: ClassVar[str] = "ibp"
-    certificate: ClassVar[str] = "interval"
+    certificate_names: ClassVar[tuple[str, ...]] = ("interval",)
 
     def __init__(
         self,

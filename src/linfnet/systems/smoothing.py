@@ -60,7 +60,7 @@ class SmoothedNet(Classifier):
     """
 
     system: ClassVar[str] = "smoothing"
-    certificate: ClassVar[str] = "smoothing"
+    certificate_names: ClassVar[tuple[str, ...]] = ("smoothing",)
     cheap: ClassVar[bool] = False
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How far an attack gets: the closest misclassified image that PGD finds around one image, over growing epsilons."""
+"""The closest misclassified image that PGD finds around one image, by a search over epsilon."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -8,38 +8,38 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from linfnet.attacks.restarts import best_pgd
+from linfnet.attacks.pgd import best_pgd
 from linfnet.errors import ArgumentError
 from linfnet.nn import Classifier
 from linfnet.nn.margin import margin
 
-# Epsilons attacked in one call: few enough that `stop` is asked often, even of a net of the paper's size.
+# Epsilons attacked in one call: few enough to call `stop` often, even for a net of the size of the paper's.
 BATCH = 8
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What an attack reached within one epsilon."""
+    """The result of an attack within one epsilon."""
 
     epsilon: float
     margin: float
-    """The smallest margin that was met."""
+    """The smallest margin found."""
     broken: bool
-    """Whether the class was lost, as the net itself judges it (`keeps_class`)."""
+    """Whether the image is misclassified, by the net's own criterion (`keeps_class`)."""
 
 
 @dataclass(frozen=True)
 class Closest:
-    """What a search around one image found."""
+    """The result of a search around one image."""
 
     trials: tuple[Trial, ...]
-    """By rising epsilon."""
+    """In order of epsilon."""
     image: Tensor | None
-    """[C, H, W]: the closest misclassified image; None if nothing broke."""
+    """[C, H, W]: the closest misclassified image; None if none was found."""
     distance: float
-    """The largest change of a pixel in `image`, exact in float64; infinity if nothing broke."""
+    """The largest change of a pixel in `image`, exact in float64; infinity if none was found."""
     complete: bool
-    """Whether the search ran to its end; `stop` may have cut it short."""
+    """Whether the search finished; false if `stop` ended it."""
 
 
 def closest_break(
@@ -54,18 +54,18 @@ def closest_break(
     rounds: int = 3,
     stop: Callable[[], bool] = lambda: False,
 ) -> Closest:
-    """Attack one image at many epsilons, then again between the largest that held and the smallest that broke.
+    """Attack one image at many epsilons, then again between the largest that failed and the smallest that succeeded.
 
     Args:
-        net: attacked at p = inf, whatever its present p.
+        net: attacked at p = inf, independent of its present p.
         image: [C, H, W] in [0, 1].
-        label: the class to be lost.
-        radius: what is certified: a few epsilons are tried inside it, most of them outside.
+        label: the class of the image.
+        radius: the certified radius: a few epsilons are tried inside it, most of them outside.
         steps: PGD steps for each epsilon and exponent.
-        exponents: whose slopes PGD follows in turn (`best_pgd`).
+        exponents: PGD follows the slopes of each of them in turn (`best_pgd`).
         points: epsilons in each round.
-        rounds: each narrows the gap by `points`.
-        stop: asked between attacks; true ends the search with what it has.
+        rounds: each divides the remaining interval by `points`.
+        stop: called between attacks; true ends the search with the result so far.
 
     >>> from linfnet.nn import LinfNet
     >>> net = LinfNet((1, 1, 1), 2, (), identity_init=False)
@@ -99,22 +99,22 @@ def closest_break(
 
 
 def _rounds(trials: dict[float, Trial], radius: float, points: int, rounds: int) -> Iterator[list[float]]:
-    """The epsilons of each round, chosen by what the rounds before it left in `trials`."""
+    """The epsilons of each round, chosen from the `trials` of the rounds before it."""
     inside = [radius * k / 4 for k in (1, 2, 3, 4)] if radius else []
     yield inside + [radius + (1 - radius) * k / points for k in range(1, points + 1)]
     for _ in range(rounds - 1):
-        held, broke = next((a, b) for a, b in pairwise([0.0, *sorted(trials)]) if trials[b].broken)
-        yield [held + (broke - held) * k / points for k in range(1, points)]
+        failed, broken = next((a, b) for a, b in pairwise([0.0, *sorted(trials)]) if trials[b].broken)
+        yield [failed + (broken - failed) * k / points for k in range(1, points)]
 
 
 def _attack(
     net: Classifier, image: Tensor, label: int, epsilons: Tensor, steps: int, p: float
 ) -> tuple[Tensor, list[Trial]]:
-    """The worst image found within each epsilon, and how bad it is."""
+    """The image of smallest margin found within each epsilon, and the trials."""
     images = image.unsqueeze(0).expand(len(epsilons), *image.shape).contiguous()
     labels = torch.full((len(epsilons),), label, device=image.device)
     found = best_pgd(net, images, labels, epsilons, steps=steps, p=p)
     with torch.no_grad(), net.at_infinity():
-        margins, kept = margin(net(found), labels), net.keeps_class(found, labels)
-    rows = zip(epsilons.tolist(), margins.tolist(), kept.tolist(), strict=True)
-    return found, [Trial(epsilon, gap, not held) for epsilon, gap, held in rows]
+        margins, correct = margin(net(found), labels), net.keeps_class(found, labels)
+    rows = zip(epsilons.tolist(), margins.tolist(), correct.tolist(), strict=True)
+    return found, [Trial(epsilon, gap, not right) for epsilon, gap, right in rows]

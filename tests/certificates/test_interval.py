@@ -1,3 +1,5 @@
+"""Interval radii by bisection, and the enclosure of every image of small boxes."""
+
 from fractions import Fraction
 
 import torch
