@@ -23,7 +23,7 @@ from linfnet.files import make_folder
 from linfnet.nn import Classifier
 from linfnet.nn.model_path import class_names, find_model, packaged_hint
 from linfnet.systems import load_model
-from linfnet.train import RunFolder, go_on
+from linfnet.train import RunFolder, resume_hint
 
 BATCH = 500
 # So many images are shown one by one; more are summed up.
@@ -54,7 +54,7 @@ def run_of(model: Path) -> RunFolder | None:
         return None
     run = RunFolder.open(model)
     if not run.finished:
-        raise LinfnetError(f"{model} has not finished; {go_on(model)}")
+        raise LinfnetError(f"{model} has not finished; {resume_hint(model)}")
     return run
 
 

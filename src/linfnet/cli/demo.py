@@ -5,13 +5,15 @@ from fractions import Fraction
 from pathlib import Path
 
 from linfnet.cli.console import console, results_table
+from linfnet.cli.display import train_display
 from linfnet.cli.evaluate import evaluate_with_progress, store_evaluation
 from linfnet.cli.report import write_report
-from linfnet.cli.train import new_run_path, pick_device, start_run
+from linfnet.cli.train import pick_device
 from linfnet.data import load
 from linfnet.nn import LinfNet
 from linfnet.recipes import load_recipe
 from linfnet.theory import nearest_neighbour_net
+from linfnet.train import new_run_path, start_run
 
 # The recipe's own is among them; the others make the attack a curve.
 EPSILONS = tuple(Fraction(k, 20) for k in range(1, 5))
@@ -29,7 +31,7 @@ class Demo:
         device = pick_device("auto")
         recipe = load_recipe("digits")
         console.print("training a net on 1,437 hand-written digits …")
-        folder = start_run(recipe, self.out or new_run_path("demo"), device)
+        folder = start_run(recipe, self.out or new_run_path("demo"), device, display=train_display)
         images = load(recipe.data.name, "train", device=device)
         test = load(recipe.data.name, "test", device=device)
         trained = evaluate_with_progress(LinfNet.load(folder.path, device=device), test, EPSILONS, 100)

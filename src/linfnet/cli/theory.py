@@ -15,7 +15,7 @@ from rich.table import Table
 
 from linfnet.certificates import certified_by_interval, certified_by_margin
 from linfnet.cli.console import console, percent
-from linfnet.cli.train import new_run_path, pick_device
+from linfnet.cli.train import pick_device
 from linfnet.data import ImageSet, load
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, at_least
@@ -30,7 +30,7 @@ from linfnet.theory import (
 )
 from linfnet.theory.plots import draw_pairs, draw_three_points
 from linfnet.theory.three_points import RADIUS, contenders, three_points
-from linfnet.train import environment
+from linfnet.train import environment, new_run_path
 
 BATCH = 500
 # The share of r at which constructed nets are certified: below 1, as certificates are strict and float32 rounds.

@@ -107,6 +107,11 @@ class Classifier(nn.Module):
         """The probability that a certificate is right: 1 but for those that count over random samples."""
         return 1.0
 
+    @property
+    def lipschitz(self) -> float | None:
+        """The Lipschitz constant in l_inf from pixels to logits, where one is known by construction; otherwise None."""
+        return None
+
     def settings(self) -> dict[str, Any]:
         """The arguments of the constructor that are the subclass's own."""
         return {}

@@ -110,7 +110,7 @@ def read_training(path: Path) -> RunRecord:
         results=read_results(path),
         events=folder.events() if folder else [],
         finished=folder.finished if folder else True,
-        held=folder.held if folder else False,
+        held=folder.locked if folder else False,
     )
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from linfnet.epsilon import format_epsilon
 from linfnet.report.chart_data import Figure
 from linfnet.report.run_summary import RunRecord
-from linfnet.systems import looks_at
+from linfnet.systems import has_effect
 
 # Logged for every system; the key of the recipe without which they mean nothing.
 MEANT_BY = {"p": "schedule.p_end", **dict.fromkeys(("lambda", "scale", "above", "between", "below"), "loss")}
@@ -18,7 +18,7 @@ def training_panels(runs: Sequence[RunRecord]) -> list[Figure]:
     shown = [run for run in runs if any(event["event"] == "epoch" for event in run.events)]
     if not shown:
         return []
-    relaxed = [run for run in shown if run.recipe and looks_at(run.recipe, MEANT_BY["p"])]
+    relaxed = [run for run in shown if run.recipe and has_effect(run.recipe, MEANT_BY["p"])]
     panels = _of_one(shown[0]) if len(runs) == 1 else _of_many(runs, shown)
     phases = _phases(shown[0]) if relaxed and len({_phases_key(run) for run in shown}) == 1 else None
     kept = [{**panel, "series": [s for s in panel["series"] if _drawn(s, panel)]} for panel in panels]
@@ -86,7 +86,7 @@ def _series(
     It has no points if the run's system makes nothing of that key.
     """
     points: list[tuple[int, float]] = []
-    said = run.recipe is None or key not in MEANT_BY or looks_at(run.recipe, MEANT_BY[key])
+    said = run.recipe is None or key not in MEANT_BY or has_effect(run.recipe, MEANT_BY[key])
     for entry in run.events if said else ():
         value = entry.get(key) if entry["event"] == event else None
         if isinstance(value, dict):

@@ -10,7 +10,7 @@ from linfnet.evaluation import result_key
 from linfnet.files import read_table, replacing, write_json
 from linfnet.recipes import Recipe, recipe_from_toml, recipe_to_toml
 from linfnet.reproduce.curve import beside_authors
-from linfnet.train import RunFolder, go_on, read_results
+from linfnet.train import RunFolder, read_results, resume_hint
 
 
 def hardware_of(environment: dict[str, Any], trained: dict[str, Any], events: list[dict[str, Any]]) -> str:
@@ -59,7 +59,7 @@ def make_record(path: Path, what: str, events_file: str, commit: str | None = No
     events = folder.events()
     # The log decides, not the weights: those of large nets may have stayed where they were trained.
     if not any(event["event"] == "finish" for event in events):
-        raise LinfnetError(f"{path} has not finished; {go_on(path)}")
+        raise LinfnetError(f"{path} has not finished; {resume_hint(path)}")
     environment, results = read_table(path / "env.json"), read_results(path)
     if commit is not None:
         if environment.get("commit") not in (None, commit):

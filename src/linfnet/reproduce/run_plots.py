@@ -10,7 +10,7 @@ from linfnet.errors import LinfnetError
 from linfnet.files import replacing
 from linfnet.recipes import Recipe
 from linfnet.reproduce.curve import AUTHORS_CURVE, comparable_epochs
-from linfnet.systems import looks_at
+from linfnet.systems import has_effect
 from linfnet.train import parse_events
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def draw_run(path: Path, recipe: Recipe, events: list[dict[str, Any]], title: st
     figure = Figure((7, 9), layout="constrained")
     shares, losses, accuracies = figure.subplots(3, 1, sharex=True)
     numbers = [event["epoch"] for event in epochs]
-    bands = SHARES if looks_at(recipe, "loss") else SHARES_WITHOUT_THETA
+    bands = SHARES if has_effect(recipe, "loss") else SHARES_WITHOUT_THETA
     keys, names, colours = zip(*bands, strict=True)
     shares.stackplot(
         numbers, *([100 * event[key] for event in epochs] for key in keys), labels=names, colors=colours, alpha=0.7
