@@ -17,6 +17,7 @@ from rich.table import Table
 
 from linfnet import evaluation
 from linfnet.cli.console import add_columns, console, only_first_prints, percent, progress_bar, results_table
+from linfnet.cli.display import train_display
 from linfnet.cli.inputs import (
     Texts,
     check_counts,
@@ -27,7 +28,6 @@ from linfnet.cli.inputs import (
     parse_epsilons,
 )
 from linfnet.cli.report import write_report
-from linfnet.cli.train import new_run_path, start_run
 from linfnet.comparison import Compared, compare_runs
 from linfnet.data import ImageSet, load
 from linfnet.distributed.evaluation import own_part
@@ -40,6 +40,7 @@ from linfnet.recipes import load_recipe
 from linfnet.results import add_evaluations, read_results
 from linfnet.systems import load_model
 from linfnet.theory import nearest_neighbour_net
+from linfnet.train import new_run_path, start_run
 
 # The table of `compare` is at least this many characters wide, whatever the terminal: numbers are never cut.
 WIDTH = 250
@@ -169,7 +170,7 @@ class Demo:
         device = choose_device("auto")
         recipe = load_recipe("digits")
         console.print("training a net on 1,437 handwritten digits …")
-        folder = start_run(recipe, self.out or new_run_path("demo"), device).path
+        folder = start_run(recipe, self.out or new_run_path("demo"), device, display=train_display).path
         images, test = (load(recipe.data.name, split, device=device) for split in ("train", "test"))
         net = load_model(folder, device=device)
         trained = evaluate_with_progress(net, test, DEMO_EPSILONS, 100)

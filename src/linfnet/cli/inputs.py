@@ -18,7 +18,7 @@ from linfnet.epsilon import parse_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, at_least, require
 from linfnet.nn import Classifier
 from linfnet.nn.model_path import find_model, packaged_hint
-from linfnet.train import RunFolder, go_on
+from linfnet.train import RunFolder, resume_hint
 
 # Images in one batch of a certificate or an attack.
 BATCH = 500
@@ -62,7 +62,7 @@ def finished_run(folder: Path) -> RunFolder | None:
         return None
     run = RunFolder.open(folder)
     if not run.finished:
-        raise LinfnetError(f"{folder} has not finished; {go_on(folder)}")
+        raise LinfnetError(f"{folder} has not finished; {resume_hint(folder)}")
     return run
 
 

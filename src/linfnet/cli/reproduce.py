@@ -9,9 +9,9 @@ import tyro
 from rich.table import Table
 
 from linfnet.cli.console import console, draw_figure, percent
+from linfnet.cli.display import train_display
 from linfnet.cli.evaluate import evaluate_with_progress, store_evaluation
 from linfnet.cli.inputs import check_counts, choose_device
-from linfnet.cli.train import resume_run, start_run
 from linfnet.data import load
 from linfnet.distributed.group import launched
 from linfnet.errors import ArgumentError
@@ -19,7 +19,7 @@ from linfnet.recipes import Recipe
 from linfnet.reproduce import SMALL, STUDIES, Figures, Options, Outcome, Spread, Study, run_study, spreads
 from linfnet.reproduce.study_plots import draw_study
 from linfnet.systems import load_model
-from linfnet.train import RunFolder
+from linfnet.train import RunFolder, resume_run, start_run
 
 
 class ShownWorkers:
@@ -30,11 +30,11 @@ class ShownWorkers:
 
     def start(self, recipe: Recipe, path: Path) -> None:
         """Train into a new folder."""
-        start_run(recipe, path, self.device)
+        start_run(recipe, path, self.device, display=train_display)
 
     def resume(self, folder: RunFolder) -> None:
         """Train on from the last checkpoint."""
-        resume_run(folder, self.device)
+        resume_run(folder, self.device, display=train_display)
 
     def evaluate(self, folder: RunFolder, limit: int | None, steps: int) -> None:
         """Evaluate on the test set and store the result in the folder."""

@@ -17,7 +17,6 @@ from linfnet.certificates import certified_by_interval, certify_by_margin
 from linfnet.certificates.real import real_certified
 from linfnet.cli.console import add_columns, console, draw_figure, percent, progress_bar
 from linfnet.cli.inputs import BATCH, check_counts, choose_device, find_inputs, load_split
-from linfnet.cli.train import new_run_path
 from linfnet.data import ImageSet, load
 from linfnet.epsilon import format_epsilon, parse_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, at_least
@@ -34,7 +33,7 @@ from linfnet.theory import (
 )
 from linfnet.theory.plots import draw_pairs, draw_quantiles, draw_three_points
 from linfnet.theory.three_points import RADIUS, contenders, three_points
-from linfnet.train import environment
+from linfnet.train import environment, new_run_path
 
 # Constructed nets are certified at this share of r: less than 1, as certificates are strict and float32 rounds.
 SHARE = 1 - Fraction(1, 100000)

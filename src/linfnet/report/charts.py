@@ -13,7 +13,7 @@ from linfnet.certificates.rounding import float_above
 from linfnet.epsilon import format_epsilon
 from linfnet.report.run_summary import RunSummary
 from linfnet.results import Result
-from linfnet.systems import looks_at
+from linfnet.systems import has_effect
 
 BINS = 64  # of the histogram, approximately
 Chart = dict[str, Any]
@@ -134,7 +134,7 @@ def training_panels(runs: Sequence[RunSummary]) -> list[Chart]:
     if not shown:
         return []
     panels = _panels_of_one(shown[0]) if len(runs) == 1 else _panels_of_many(runs, shown)
-    relaxed = any(run.recipe and looks_at(run.recipe, USED_WITH["p"]) for run in shown)
+    relaxed = any(run.recipe and has_effect(run.recipe, USED_WITH["p"]) for run in shown)
     schedules = {run.recipe.schedule.epochs if run.recipe else None for run in shown}
     phases = _phases(shown[0]) if relaxed and len(schedules) == 1 else None
     for panel in panels:
@@ -205,7 +205,7 @@ def _series(
         style: CSS class of the line.
     """
     points: list[tuple[int, float]] = []
-    used = run.recipe is None or key not in USED_WITH or looks_at(run.recipe, USED_WITH[key])
+    used = run.recipe is None or key not in USED_WITH or has_effect(run.recipe, USED_WITH[key])
     for entry in run.events if used else ():
         value = entry.get(key) if entry["event"] == event else None
         if isinstance(value, dict):

@@ -73,7 +73,7 @@ def read_training(path: Path) -> RunSummary:
         results=read_results(path),
         events=folder.events() if folder else [],
         finished=folder.finished if folder else True,
-        in_training=folder.held if folder else False,
+        in_training=folder.locked if folder else False,
     )
 
 

@@ -11,7 +11,7 @@ from linfnet.errors import LinfnetError
 from linfnet.figures import new_figure, save_figure
 from linfnet.recipes import Recipe, load_recipe
 from linfnet.reproduce.studies import differing_sections
-from linfnet.systems import looks_at
+from linfnet.systems import has_effect
 from linfnet.train import parse_events
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def draw_run(path: Path, recipe: Recipe, events: list[dict[str, Any]], title: st
         raise LinfnetError("the event log has no epoch yet: there is nothing to draw")
     shares, losses, accuracies = figure.subplots(3, 1, sharex=True)
     numbers = [event["epoch"] for event in epochs]
-    bands = SHARES if looks_at(recipe, "loss") else SHARES_WITHOUT_THETA
+    bands = SHARES if has_effect(recipe, "loss") else SHARES_WITHOUT_THETA
     names, colours = zip(*bands.values(), strict=True)
     columns = [[100 * event[key] for event in epochs] for key in bands]
     shares.stackplot(numbers, *columns, labels=names, colors=colours, alpha=0.7)

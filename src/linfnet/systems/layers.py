@@ -1,4 +1,8 @@
-"""The small convolutional nets of the literature on interval bounds, and boxes through their layers."""
+"""Building blocks of the other systems: small convolutional nets, and interval bounds through their layers.
+
+Bounds are in real arithmetic. They are propagated as centre and radius: a matrix product maps the centre by W and the
+radius by |W|.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,12 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linfnet.errors import ArgumentError
-from linfnet.systems.linear_bounds import linear_bounds
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Convolutions (channels, kernel, stride), each padded by 1, then hidden linear layers; ReLU after each."""
+    """Convolutions (channels, kernel, stride), each with padding 1, then hidden linear layers; a ReLU after each."""
 
     convolutions: tuple[tuple[int, int, int], ...]
     linear: tuple[int, ...]
@@ -29,7 +32,7 @@ ARCHITECTURES = {
 
 
 def conv_layers(name: str, image_shape: Sequence[int], batch_norm: bool) -> tuple[nn.Sequential, int]:
-    """All layers but the last linear one, and the number of features they give.
+    """All layers except the last linear one, and the number of features they return.
 
     >>> conv_layers("small", (1, 28, 28), False)[1]
     100
@@ -55,9 +58,9 @@ def conv_layers(name: str, image_shape: Sequence[int], batch_norm: bool) -> tupl
 
 @torch.no_grad()
 def bound_preserving_init(net: nn.Module) -> None:
-    """Draw weights from N(0, 2 pi / fan_in^2): interval bounds then neither grow nor shrink from layer to layer.
+    """Draw weights from N(0, 2 pi / fan_in^2): the widths of interval bounds are then preserved by each layer.
 
-    With more usual widths of the distribution they grow with the number of inputs (Shi et al., 2021).
+    With the usual standard deviations they grow with the number of inputs (Shi et al., 2021).
     """
     for module in net.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
@@ -66,7 +69,7 @@ def bound_preserving_init(net: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Box:
-    """What is known of a batch [B, ...] at some layer: its ends, and the unperturbed values where they are wanted."""
+    """Interval bounds of a batch [B, ...] at some layer, and the unperturbed values if they are needed."""
 
     lower: Tensor
     upper: Tensor
@@ -74,7 +77,7 @@ class Box:
 
 
 def through(layer: nn.Module, box: Box) -> Box:
-    """A box after one layer. In training, batch norm takes its statistics from the unperturbed values."""
+    """Propagate a box through one layer. In training, batch norm uses the statistics of the unperturbed values."""
     plain = None if box.centre is None else layer(box.centre)
     if isinstance(layer, nn.Conv2d):
         middle, reach = (box.lower + box.upper) / 2, (box.upper - box.lower) / 2
@@ -87,7 +90,7 @@ def through(layer: nn.Module, box: Box) -> Box:
         return Box(*_through_batch_norm(layer, box), plain)
     if isinstance(layer, nn.ReLU | nn.Flatten):
         return Box(layer(box.lower), layer(box.upper), plain)
-    raise ArgumentError(f"boxes do not know how to go through a {type(layer).__name__}")
+    raise ArgumentError(f"interval bounds are not implemented for {type(layer).__name__}")
 
 
 def _through_batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, box: Box) -> tuple[Tensor, Tensor]:
@@ -105,3 +108,39 @@ def _through_batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, box: Box) -> tup
     moved = (middle - mean.view(shape)) * scale.view(shape) + layer.bias.view(shape)
     spread = reach * scale.abs().view(shape)
     return moved - spread, moved + spread
+
+
+def linear_bounds(lower: Tensor, upper: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Bounds of x W^T + b over lower <= x <= upper: [..., in] -> [..., out]; both are attained.
+
+    >>> linear_bounds(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([[1.0, -2.0]]), None)
+    (tensor([-2.]), tensor([1.]))
+    """
+    centre = F.linear((lower + upper) / 2, weight, bias)
+    radius = F.linear((upper - lower) / 2, weight.abs())
+    return centre - radius, centre + radius
+
+
+def worst_margins(lower: Tensor, upper: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+    """For each class j, the minimum of (w_y - w_j) x + b_y - b_j over lower <= x <= upper: [B, K], 0 at j = y.
+
+    The margin is bounded through the last layer directly: this is tighter than the difference of bounds on the logits.
+
+    Args:
+        lower: [B, d], lower bounds of the inputs of the last layer.
+        upper: [B, d], upper bounds.
+        weight: [K, d] of the last layer.
+        bias: [K].
+        labels: [B].
+    """
+    centre, radius = (lower + upper) / 2, (upper - lower) / 2
+    scores = F.linear(centre, weight, bias)
+    gaps = scores.gather(1, labels.unsqueeze(1)) - scores
+    # |w_y - w_j| for all pairs of classes; each sample then selects the row of its label.
+    spread = (weight.unsqueeze(1) - weight.unsqueeze(0)).abs()
+    return gaps - torch.einsum("bd,bkd->bk", radius, spread[labels])
+
+
+def least_margin(margins: Tensor, labels: Tensor) -> Tensor:
+    """The smallest entry of each row except that of the label: [B, K] -> [B]."""
+    return margins.scatter(1, labels.unsqueeze(1), torch.inf).amin(1)
