@@ -29,7 +29,7 @@ def own_part(images: int, batch: int, group: Group) -> slice:
     [slice(0, 40, None), slice(40, 60, None), slice(60, 69, None)]
     """
     batches = group.share(math.ceil(images / batch))
-    return slice(batches.start * batch, min(batches.stop * batch, images))
+    return slice(min(batches.start * batch, images), min(batches.stop * batch, images))
 
 
 def gather(part: T, group: Group) -> T:
