@@ -106,6 +106,6 @@ def _progress(run: RunSummary, training: bool) -> list[str]:
     last, total = epochs[-1], run.recipe.schedule.phases().total
     p = "∞" if last["p"] == "inf" else f"{last['p']:.4g}"
     seconds = float(last["seconds"])
-    left = seconds / last["epoch"] * (total - last["epoch"])
+    left = seconds / max(last["epoch"], 1) * (total - last["epoch"])
     parts = [f"epoch {last['epoch']}/{total}", f"p {p}", f"lr {last['lr']:.2g}", f"{seconds:.0f} s"]
     return [*parts, *([f"about {left:.0f} s left"] if left and training else [])]
