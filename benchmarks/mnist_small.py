@@ -14,13 +14,13 @@ from linfnet.certificates import certified_by_interval
 from linfnet.certificates.real import real_certified
 from linfnet.cli.console import console, results_table
 from linfnet.cli.evaluate import evaluate_with_progress
-from linfnet.cli.train import pick_device, start_run
 from linfnet.data import ImageSet, load
-from linfnet.files import read_json, write_json
+from linfnet.files import write_json
 from linfnet.nn import LinfNet
 from linfnet.recipes import load_recipe, recipe_to_toml
+from linfnet.results import read_results, results_to_json
 from linfnet.theory import nearest_neighbour_net
-from linfnet.train import accuracy, environment, predict
+from linfnet.train import accuracy, environment, predict, start_run
 
 CHANGES = ("model.depth=4", "model.width=256", "schedule.epochs=[3, 18, 4]", "schedule.snap_p=true", "run.test_every=5")
 NEIGHBOURS = 5000
@@ -40,10 +40,11 @@ def main() -> None:
     recipe = load_recipe("mnist-0.1", CHANGES)
     images, test = load("mnist", "train"), load("mnist", "test")
     with tempfile.TemporaryDirectory() as folder:
-        run = start_run(recipe, Path(folder) / "run", pick_device("cpu"))
+        run = start_run(recipe, Path(folder) / "run", torch.device("cpu"))
         trained = evaluate_with_progress(LinfNet.load(run.path), test, recipe.evaluation.eps, 100)
-        results = read_json(run.path / "results.json")["train"]
-    console.print(results_table("MNIST test images, accuracy in %", [("trained", trained)]))
+        results = results_to_json(read_results(run.path))["training"]
+    (result,) = trained.results
+    console.print(results_table("MNIST test images, accuracy in %", [("trained", result)]))
     few = images.first(NEIGHBOURS)
     neighbour = certified_without_attack(
         nearest_neighbour_net(few.pixels(), few.labels, 10), test, recipe.evaluation.eps[0]
@@ -56,7 +57,11 @@ def main() -> None:
             "environment": environment(),
             "recipe": recipe_to_toml(recipe),
             "train": results,
-            "trained": {"clean": trained.clean, **trained.at[0].summary()},
+            "trained": {
+                "clean": result.clean,
+                "pgd": result.attacked,
+                **{f"certified_{name}": share for name, share in result.certified.items()},
+            },
             "theorem_1": neighbour,
         },
     )
