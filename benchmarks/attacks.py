@@ -16,12 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from linfnet.attacks import best_pgd, known_attacks, pgd, still_right
+from linfnet.attacks import best_pgd, known_attacks, pgd
 from linfnet.certificates import certified_by_interval, certify_by_margin
 from linfnet.data import ImageSet, load
 from linfnet.epsilon import parse_epsilon
 from linfnet.files import write_json
 from linfnet.nn import LinfNet
+from linfnet.nn.margin import label_on_top
 from linfnet.train import environment
 
 BATCH = 1000
@@ -56,7 +57,7 @@ def try_all(net: LinfNet, test: ImageSet, epsilon: Fraction) -> dict[str, object
     certified: list[Tensor] = []
     for part in torch.arange(len(test)).split(BATCH):
         x, y = test.pixels(part), test.labels[part]
-        right.append(still_right(net(x), y))
+        right.append(label_on_top(net(x), y))
         certified.append(certify_by_margin(net, x, y).at(epsilon) | certified_by_interval(net, x, y, epsilon))
     proven = torch.cat(certified)
     open_ = (torch.cat(right) & ~proven).nonzero().flatten()
@@ -67,7 +68,7 @@ def try_all(net: LinfNet, test: ImageSet, epsilon: Fraction) -> dict[str, object
     for name, attack in attacks(net, epsilon).items():
         with torch.enable_grad():
             found = attack(images, labels).detach()
-        left[name] = int(proven.sum() + still_right(net(found), labels).sum())
+        left[name] = int(proven.sum() + label_on_top(net(found), labels).sum())
         print(f"eps = {float(epsilon):g}, {name}: {left[name]} of {count} left", flush=True)
     return {**row, "left_by_each_attack_alone": left}
 

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import torch
 
-from linfnet.certificates import certified_by_interval, certified_by_margin
+from linfnet.certificates import certified_by_interval
+from linfnet.certificates.real import real_certified
 from linfnet.cli.console import console, results_table
 from linfnet.cli.evaluate import evaluate_with_progress
-from linfnet.cli.train import pick_device, start_run
 from linfnet.data import ImageSet, load
-from linfnet.files import read_json, write_json
+from linfnet.files import write_json
 from linfnet.nn import LinfNet
 from linfnet.recipes import load_recipe, recipe_to_toml
+from linfnet.results import read_results, results_to_json
 from linfnet.theory import nearest_neighbour_net
-from linfnet.train import accuracy, environment, predict
+from linfnet.train import accuracy, environment, predict, start_run
 
 CHANGES = ("model.depth=4", "model.width=256", "schedule.epochs=[3, 18, 4]", "schedule.snap_p=true", "run.test_every=5")
 NEIGHBOURS = 5000
@@ -28,7 +29,7 @@ NEIGHBOURS = 5000
 def certified_without_attack(net: LinfNet, images: ImageSet, epsilon: Fraction) -> dict[str, float]:
     """Return clean and certified accuracy; the attack on 5,000 hidden neurons would take hours and add nothing."""
     logits = predict(net, images)
-    by_margin = certified_by_margin(logits, images.labels, net.lipschitz, epsilon)
+    by_margin = real_certified(logits, images.labels, net.lipschitz, epsilon)
     parts = torch.arange(len(images)).split(500)
     by_interval = torch.cat([certified_by_interval(net, images.pixels(p), images.labels[p], epsilon) for p in parts])
     shares = {"certified_margin": by_margin, "certified_interval": by_interval}
@@ -39,10 +40,11 @@ def main() -> None:
     recipe = load_recipe("mnist-0.1", CHANGES)
     images, test = load("mnist", "train"), load("mnist", "test")
     with tempfile.TemporaryDirectory() as folder:
-        run = start_run(recipe, Path(folder) / "run", pick_device("cpu"))
+        run = start_run(recipe, Path(folder) / "run", torch.device("cpu"))
         trained = evaluate_with_progress(LinfNet.load(run.path), test, recipe.evaluation.eps, 100)
-        results = read_json(run.path / "results.json")["train"]
-    console.print(results_table("MNIST test images, accuracy in %", [("trained", trained)]))
+        results = results_to_json(read_results(run.path))["training"]
+    (result,) = trained.results
+    console.print(results_table("MNIST test images, accuracy in %", [("trained", result)]))
     few = images.first(NEIGHBOURS)
     neighbour = certified_without_attack(
         nearest_neighbour_net(few.pixels(), few.labels, 10), test, recipe.evaluation.eps[0]
@@ -55,7 +57,11 @@ def main() -> None:
             "environment": environment(),
             "recipe": recipe_to_toml(recipe),
             "train": results,
-            "trained": {"clean": trained.clean, **trained.at[0].summary()},
+            "trained": {
+                "clean": result.clean,
+                "pgd": result.attacked,
+                **{f"certified_{name}": share for name, share in result.certified.items()},
+            },
             "theorem_1": neighbour,
         },
     )

@@ -99,7 +99,7 @@ def least_margins(net: LinfNet, images: Tensor, labels: Tensor, epsilons: Tensor
 def try_net(net: LinfNet, images: Tensor, steps: int) -> tuple[int, int, dict[str, float]]:
     """Return (certified samples attacked, samples broken, smallest share of the clean margin left by each attack)."""
     certified = certify_images(net, [(images, None)])
-    radii = certified.radii
+    radii = certified.best_radii
     x, y, radii = images[radii > 0], certified.labels[radii > 0], radii[radii > 0]
     if not len(x):
         return 0, 0, {}

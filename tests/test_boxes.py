@@ -1,3 +1,5 @@
+"""Boxes around images, against rational arithmetic."""
+
 from fractions import Fraction
 
 import pytest
@@ -6,34 +8,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from linfnet.boxes import check_images, inner_box, outer_box
-from linfnet.epsilon import format_epsilon, parse_epsilon
 from linfnet.errors import ArgumentError
 
 EPSILONS = st.fractions(0, 1, max_denominator=1000) | st.sampled_from(
     [Fraction(8, 255), Fraction(1, 10), Fraction(3, 10)]
 )
 PIXELS = st.floats(0, 1, width=32, allow_subnormal=True)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("8/255", Fraction(8, 255)),
-        ("0.1", Fraction(1, 10)),
-        ("2/255", Fraction(2, 255)),
-        ("0", Fraction(0)),
-        ("1e-3", Fraction(1, 1000)),
-    ],
-)
-def test_parsing_is_exact(text: str, value: Fraction):
-    assert parse_epsilon(text) == value
-    assert parse_epsilon(format_epsilon(value)) == value
-
-
-@pytest.mark.parametrize("text", ["8/0", "abc", "-1", "", "1.5", "nan", "inf", "8/255/2"])
-def test_bad_epsilons(text: str):
-    with pytest.raises(ArgumentError, match="eps is"):
-        parse_epsilon(text)
 
 
 @example([0.5, 0.25, 1.0], Fraction(1, 4))
@@ -45,11 +25,6 @@ def test_the_inner_box_is_the_largest(pixels: list[float], epsilon: Fraction):
         assert pixel - epsilon <= Fraction(low.item()) <= Fraction(high.item()) <= pixel + epsilon
         assert below < 0 or Fraction(below) < pixel - epsilon
         assert above > 1 or Fraction(above) > pixel + epsilon
-
-
-@given(EPSILONS)
-def test_formatting_loses_nothing(epsilon: Fraction):
-    assert parse_epsilon(format_epsilon(epsilon)) == epsilon
 
 
 @given(st.lists(PIXELS, min_size=1, max_size=8), EPSILONS, st.sampled_from([torch.float32, torch.float64]))

@@ -1,42 +1,45 @@
-"""`linfnet compare` shows what the runs hold, and what a proof is worth."""
+"""`linfnet compare` shows the results of runs, and what their certificates guarantee."""
 
 import csv
 import io
 import json
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from linfnet import LinfNet
 from linfnet.cli.main import main
 from linfnet.comparison import compare_runs
-from linfnet.files import write_json
+from linfnet.results import Accuracies, Result, TrainingResult, add_evaluations, write_training
 from linfnet.systems.hybrid import HybridNet
 
-TRAIN = {"clean": 0.9, "certified": {"0.1": 0.5, "0.3": 0.25}, "seconds": 12.3, "parameters": 1234}
+TRAINING = TrainingResult(
+    Accuracies(0.9, {Fraction(1, 10): 0.5, Fraction(3, 10): 0.25}), None, 10, seconds=12.3, seed=0, parameters=1234
+)
+OURS = Result(
+    data="mnist",
+    split="test",
+    count=10,
+    eps=Fraction(1, 10),
+    clean=0.9,
+    attacked=0.8,
+    certified={"margin": 0.6, "interval": 0.7},
+    certify_seconds={"margin": 1e-4, "interval": 2e-4},
+)
 
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
-    LinfNet((1, 2, 2), 2).save(tmp_path / "ours")
-    ours: dict[str, Any] = {
-        "samples": 10,
-        "clean": 0.9,
-        "pgd": 0.8,
-        "certified_margin": 0.6,
-        "certified_interval": 0.7,
-        "certified_and_broken": 0,
-        "arithmetic": "float32",
-        "confidence": 1.0,
-        "certify_seconds_per_image": {"margin": 1e-4, "interval": 2e-4},
-    }
-    equal = {**ours, "certified_margin": 0.7}
-    results = {"train": TRAIN, "mnist-test eps=0.1": ours, "mnist-test-first-5 eps=1/3": equal}
-    write_json(tmp_path / "ours" / "results.json", results)
-    HybridNet((1, 2, 2), 2, (3,), 4).save(tmp_path / "theirs")
-    write_json(tmp_path / "theirs" / "results.json", {"train": TRAIN})
-    return [tmp_path / "ours", tmp_path / "theirs"]
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    LinfNet((1, 2, 2), 2).save(ours)
+    equal = replace(OURS, eps=Fraction(1, 7), limit=5, certified={"margin": 0.7, "interval": 0.7})
+    add_evaluations(ours, (OURS, equal))
+    HybridNet((1, 2, 2), 2, (3,), 4).save(theirs)
+    for folder in (ours, theirs):
+        write_training(folder, TRAINING)
+    return [ours, theirs]
 
 
 def test_the_best_certificate_is_shown_with_its_price(folders: list[Path]):
@@ -45,7 +48,7 @@ def test_the_best_certificate_is_shown_with_its_price(folders: list[Path]):
     assert (first.clean, first.attacked, first.certified) == (0.9, 0.8, 0.7)
     assert (first.certificate, first.arithmetic, first.certify_seconds_per_image) == ("interval", "float32", 2e-4)
     assert (first.train_seconds, first.parameters) == (12.3, 1234)
-    assert (second.eps, second.certificate, second.certify_seconds_per_image) == ("1/3", "margin", 1e-4)
+    assert (second.eps, second.certificate, second.certify_seconds_per_image) == ("1/7", "margin", 1e-4)
     assert [(row.system, row.eps, row.certified, row.attacked, row.arithmetic) for row in rest] == [
         ("hybrid", "0.1", 0.5, None, "real"),
         ("hybrid", "0.3", 0.25, None, "real"),
@@ -83,8 +86,17 @@ def test_mistakes_are_one_line(folders: list[Path], tmp_path: Path, capsys: pyte
     for arguments, complaint in (
         ([], "no run given"),
         ([str(tmp_path / "nowhere")], "is not a folder"),
-        ([str(tmp_path / "bare")], "holds no results"),
+        ([str(tmp_path / "bare")], "has no results; evaluate it: linfnet evaluate"),
         ([str(folders[0]), "--json", "--csv"], "exclude each other"),
     ):
         assert main(["compare", *arguments]) == 2
         assert complaint in capsys.readouterr().err
+
+
+def test_another_net_has_no_cost_of_the_trained_one(folders: list[Path]):
+    add_evaluations(folders[0], (replace(OURS, net="nearest-neighbour"),))
+    *own, other = compare_runs(folders[:1])
+    assert all((row.train_seconds, row.parameters) == (12.3, 1234) for row in own)
+    assert other.images == "nearest-neighbour mnist-test"
+    assert (other.system, other.train_seconds, other.parameters) == ("", None, None)
+    assert other.certify_seconds_per_image == 2e-4

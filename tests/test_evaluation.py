@@ -1,3 +1,5 @@
+"""Evaluations of nets: accuracies, examples of broken samples, and the check of certificates against the attack."""
+
 import dataclasses
 from fractions import Fraction
 from pathlib import Path
@@ -6,10 +8,14 @@ import pytest
 import torch
 
 from linfnet import evaluation as evaluation_module
+from linfnet.certificates import Certificate, certificates_of
 from linfnet.data import load
 from linfnet.errors import LinfnetError
-from linfnet.evaluation import EXAMPLES, evaluate, write_broken
+from linfnet.evaluation import EXAMPLES, evaluate, save_evaluation, write_broken
 from linfnet.files import read_tensors
+from linfnet.nn import Classifier
+from linfnet.results import AttackSettings, read_results
+from linfnet.results.samples import read_columns, sample_files
 from linfnet.theory import nearest_neighbour_net
 
 
@@ -24,10 +30,14 @@ def test_the_sandwich(net_and_images):
     done: list[int] = []
     result = evaluate(net, test, (Fraction(0), Fraction(1, 20), Fraction(1, 5)), steps=10, advance=done.append)
     assert sum(done) == 180
-    zero, middle, large = (at.summary() for at in result.at)
-    assert zero["certified_margin"] == zero["certified_interval"] == zero["pgd"] == result.clean
-    assert result.clean >= middle["pgd"] >= middle["certified_interval"] >= middle["certified_margin"] > 0
-    assert middle["certified_interval"] >= large["certified_interval"]
+    zero, middle, large = result.results
+    assert zero.certified == {"margin": result.clean, "interval": result.clean}
+    assert zero.attacked == result.clean
+    assert result.clean >= middle.attacked >= middle.certified["interval"] >= middle.certified["margin"] > 0
+    assert middle.certified["interval"] >= large.certified["interval"]
+    assert (large.data, large.split, large.count, large.limit, large.eps) == ("digits", "test", 60, 60, Fraction(1, 5))
+    assert (large.attack, large.arithmetic, large.confidence) == (AttackSettings("pgd", 10), "float32", 1.0)
+    assert large.certify_seconds.keys() == large.certified.keys()
     assert net.p == float("inf")
 
 
@@ -41,7 +51,10 @@ def test_examples_of_broken_samples_are_kept(net_and_images, tmp_path: Path, mon
     fell = ((result.margins > 0) & ~result.at[1].survived).nonzero().flatten()
     assert len(broken.index) == EXAMPLES < len(fell)
     assert set(broken.index.tolist()) <= set(fell.tolist())
-    assert broken.index.tolist() == sorted(fell.tolist(), key=lambda index: -result.radii[index].item())[:EXAMPLES]
+    assert (
+        broken.index.tolist()
+        == sorted(fell.tolist(), key=lambda index: -result.radii["margin"][index].item())[:EXAMPLES]
+    )
     assert (broken.images.double() - test.pixels(broken.index).double()).abs().max() <= 0.3
     assert (broken.predictions != test.labels[broken.index]).all()
     logits = net(broken.images)  # a tie with the true class is broken, too: no logit is above that of the prediction
@@ -58,12 +71,42 @@ def test_a_net_that_is_always_wrong(net_and_images):
     wrong = dataclasses.replace(test, labels=(net(test.pixels()).argmax(1) + 1) % 10)
     result = evaluate(net, wrong, (Fraction(1, 20),), steps=2)
     assert result.clean == 0
-    assert set(result.at[0].summary().values()) == {0.0}
+    (found,) = result.results
+    assert {found.attacked, *found.certified.values()} == {0.0}
 
 
 def test_a_certified_sample_that_breaks_is_named(net_and_images, monkeypatch: pytest.MonkeyPatch):
     net, test = net_and_images
-    everything = torch.ones(60, dtype=torch.bool)
-    monkeypatch.setattr(evaluation_module, "certified_by_interval", lambda *_: everything)
-    with pytest.raises(LinfnetError, match=r"samples \[\d+.* are certified at eps = 0.3 and yet broken"):
+    honest = evaluate(net, test, (Fraction(3, 10),), steps=10)
+    broken = (~honest.at[0].survived).nonzero().flatten().tolist()
+
+    def unsound(net: Classifier) -> dict[str, Certificate]:
+        everything = dataclasses.replace(
+            certificates_of(net)["interval"], at=lambda images, labels, eps: torch.ones_like(labels, dtype=torch.bool)
+        )
+        return {"interval": everything}
+
+    monkeypatch.setattr(evaluation_module, "certificates_of", unsound)
+    with pytest.raises(LinfnetError) as caught:
         evaluate(net, test, (Fraction(3, 10),), steps=10)
+    assert str(caught.value).startswith(f"samples {broken[:20]} are certified at eps = 0.3, but PGD broke them: ")
+
+
+def test_epsilons_may_be_numbers_or_text(net_and_images, tmp_path: Path):
+    net, test = net_and_images
+    found = evaluate(net, test, (8 / 255, "8/255", 0.1), steps=1)
+    assert [result.eps for result in found.results][1:] == [Fraction(8, 255), Fraction(1, 10)]
+    save_evaluation(found, tmp_path)
+    assert read_results(tmp_path).evaluations == found.results
+    (table,) = sample_files(tmp_path, found.results[0])
+    assert "certified_margin@8/255" in read_columns(table)
+
+
+def test_a_net_judged_by_its_logits_runs_once_on_attacked_images(net_and_images, monkeypatch: pytest.MonkeyPatch):
+    net, test = net_and_images
+    forward, calls = net.forward, []
+    monkeypatch.setattr(net, "forward", lambda images: calls.append(len(images)) or forward(images))
+    evaluate(net, test, (Fraction(1, 20),), steps=3)
+    # Logits and the margin certificate on all images, three steps of the attack, and one pass on its result.
+    assert sum(size == 60 for size in calls) == 2
+    assert sum(0 < size < 60 for size in calls) == 4

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "linfnet"
 ORDER: list[set[str]] = [
     {"errors", "version"},
     {"boxes", "epsilon", "files", "registry"},
-    {"results"},
+    {"figures", "results"},
     {"distributed"},
     {"data", "ops"},
     {"nn"},
@@ -25,7 +25,6 @@ ORDER: list[set[str]] = [
     {"train"},
     {"attacks", "theory"},
     {"evaluation"},
-    {"distributed.evaluation"},
     {"comparison", "export", "reproduce", "serve"},
     {"report"},
     {"cli"},

@@ -18,8 +18,8 @@ import tyro
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_table, replacing, write_json
 from linfnet.recipes import Recipe, recipe_to_toml
-from linfnet.reproduce.authors_curve import AUTHORS_CURVE, comparable_epochs
-from linfnet.reproduce.hardware import hardware_of, resumptions
+from linfnet.reproduce.outcome import hardware_of, resumptions
+from linfnet.reproduce.run_plots import AUTHORS_CURVE, comparable_epochs
 from linfnet.results import read_results
 from linfnet.train import RunFolder
 
@@ -91,7 +91,7 @@ def make_record(path: Path, what: str, events_file: str, commit: str | None = No
         "what": what or recipe.title,
         "seed": recipe.run.seed,
         "epochs": list(recipe.schedule.epochs),
-        "hardware": hardware_of(environment, {"device": training.device}, events),
+        "hardware": hardware_of(environment, training.device, events),
         "seconds": training.seconds,
         "seconds_per_epoch": seconds_per_epoch(recipe, events),
         "environment": environment,

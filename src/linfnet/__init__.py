@@ -1,14 +1,42 @@
-"""l-infinity distance nets: networks that are 1-Lipschitz by construction, so that one forward pass is a proof."""
+"""l-infinity distance nets: classifiers that are 1-Lipschitz by construction and certified by one forward pass."""
 
-from linfnet.attacks import pgd as pgd
-from linfnet.certificates import certified_by_interval as certified_by_interval
-from linfnet.certificates import certified_by_margin as certified_by_margin
-from linfnet.certificates import margin_radius as margin_radius
-from linfnet.data import load as load
-from linfnet.epsilon import parse_epsilon as parse_epsilon
-from linfnet.evaluation import evaluate as evaluate
-from linfnet.nn import LinfNet as LinfNet
-from linfnet.ops import linf_distance_bounds as linf_distance_bounds
-from linfnet.ops import lp_distance as lp_distance
-from linfnet.systems import load_model as load_model
-from linfnet.version import __version__ as __version__
+from linfnet.attacks import ATTACKS, pgd
+from linfnet.certificates import (
+    Certificate,
+    Certification,
+    MarginCertificate,
+    certificates_of,
+    certified_by_interval,
+    certify_by_margin,
+    certify_images,
+)
+from linfnet.data import load
+from linfnet.epsilon import parse_epsilon
+from linfnet.evaluation import evaluate
+from linfnet.nn import Classifier, LinfNet, LpDistance, LpDistanceConv2d
+from linfnet.ops import linf_distance_bounds, lp_distance
+from linfnet.systems import load_model
+from linfnet.version import __version__
+
+__all__ = [
+    "ATTACKS",
+    "Certificate",
+    "Certification",
+    "Classifier",
+    "LinfNet",
+    "LpDistance",
+    "LpDistanceConv2d",
+    "MarginCertificate",
+    "__version__",
+    "certificates_of",
+    "certified_by_interval",
+    "certify_by_margin",
+    "certify_images",
+    "evaluate",
+    "linf_distance_bounds",
+    "load",
+    "load_model",
+    "lp_distance",
+    "parse_epsilon",
+    "pgd",
+]

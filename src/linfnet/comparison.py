@@ -1,33 +1,33 @@
-"""Runs of any system side by side: what was measured of each, and what it cost."""
+"""Runs of any system in one table: accuracies and cost."""
 
 import dataclasses
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from linfnet.epsilon import format_epsilon
 from linfnet.errors import LinfnetError
 from linfnet.nn.classifier import read_config
-from linfnet.train import read_results
+from linfnet.results import Result, TrainingResult, read_results
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One evaluation of a run at one epsilon; shares in [0, 1], None where it was not measured."""
+    """A row of the table: one evaluation at one epsilon; None or an empty text where there is no figure."""
 
     run: str
     system: str
     images: str
-    """Which images, and how many steps the attack took if not 100: as in results.json."""
+    """`Result.images`, or "test, after training" for what training itself computed."""
     eps: str
     clean: float
     attacked: float | None
     certified: float | None
+    """By the certificate that certifies most."""
     certificate: str
-    """The certificate that proves most; of equals, the cheaper."""
     arithmetic: str
-    """float32: proven of the program. real: rounding apart."""
     confidence: float
     train_seconds: float | None
     certify_seconds_per_image: float | None
@@ -39,60 +39,43 @@ class Compared:
 
 
 def compare_runs(folders: Iterable[Path]) -> list[Compared]:
-    """A row for each evaluation of each run; runs that were only trained have what training measured in the end."""
+    """The rows of all runs; a run without evaluations has the accuracies that training computed at its end."""
     folders = list(folders)
     names = [folder.resolve().name for folder in folders]
     rows: list[Compared] = []
     for folder, name in zip(folders, names, strict=True):
-        # The runs of a study are all called by their seeds: their paths tell them apart.
-        rows += list(_rows(folder, name if names.count(name) == 1 else str(folder))) or [_fail(folder)]
+        # The runs of a study are all named for their seeds: their paths distinguish them.
+        new = list(_rows(folder, name if names.count(name) == 1 else str(folder)))
+        if not new:
+            raise LinfnetError(f"{folder} has no results; evaluate it: linfnet evaluate {shlex.quote(str(folder))}")
+        rows += new
     return rows
 
 
-def _fail(folder: Path) -> Compared:
-    raise LinfnetError(f"{folder} holds no results; measure it with: linfnet evaluate {shlex.quote(str(folder))}")
-
-
 def _rows(folder: Path, run: str) -> Iterator[Compared]:
-    results, config = read_results(folder), read_config(folder)
-    system = str(config.get("system", "linf"))
-    trained = _table(results.get("train"))
-    cost = {"train_seconds": trained.get("seconds"), "parameters": trained.get("parameters")}
-    evaluated = {key: _table(entry) for key, entry in results.items() if " eps=" in key}
-    for key, entry in evaluated.items():
-        images, _, eps = key.rpartition(" eps=")
-        certificate, share = _best(entry)
-        prices = _table(entry.get("certify_seconds_per_image"))
-        yield Compared(
-            run=run,
-            system=system,
-            images=images,
-            eps=eps,
-            clean=float(entry.get("clean", 0.0)),
-            attacked=entry.get("pgd"),
-            certified=share,
-            certificate=certificate,
-            arithmetic=str(entry.get("arithmetic", "float32")),
-            confidence=float(entry.get("confidence", 1.0)),
-            certify_seconds_per_image=prices.get(certificate),
-            **cost,
-        )
-    if not evaluated and trained:
-        # What training watches is not what one may rely on: real arithmetic, whatever the system.
-        own = _table(trained.get("certified"))
-        for eps in own or {"": None}:
-            named = (run, system, "test, after training", eps)
-            measured = (float(trained.get("clean", 0.0)), None, own.get(eps), "")
-            yield Compared(*named, *measured, "real", 1.0, trained.get("seconds"), None, trained.get("parameters"))
+    results, system = read_results(folder), str(read_config(folder).get("system", "linf"))
+    yield from (_evaluated(run, system, result, results.training) for result in results.evaluations)
+    if results.training is not None and not results.evaluations:
+        test, cost = results.training.test, (results.training.seconds, None, results.training.parameters)
+        for eps, share in test.certified.items() or ((None, None),):
+            named = (run, system, "test, after training", "" if eps is None else format_epsilon(eps))
+            yield Compared(*named, test.clean, None, share, "", "real", 1.0, *cost)
 
 
-def _best(entry: Mapping[str, Any]) -> tuple[str, float | None]:
-    """The certificate with the largest share; the margin comes first among equals, as it costs one forward pass."""
-    shares = {key.removeprefix("certified_"): value for key, value in entry.items() if key.startswith("certified_")}
-    shares.pop("and_broken", None)
-    name = max(shares, key=lambda key: (shares[key], key == "margin"), default="")
-    return name, shares.get(name)
-
-
-def _table(value: Any) -> dict[str, Any]:
-    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+def _evaluated(run: str, system: str, result: Result, training: TrainingResult | None) -> Compared:
+    own = training if not result.net else None  # another net was not trained by this run
+    return Compared(
+        run=run,
+        system="" if result.net else system,
+        images=result.images,
+        eps=format_epsilon(result.eps),
+        clean=result.clean,
+        attacked=result.attacked,
+        certified=result.best_certified,
+        certificate=result.best,
+        arithmetic=result.arithmetic,
+        confidence=result.confidence,
+        train_seconds=own.seconds if own else None,
+        certify_seconds_per_image=result.certify_seconds.get(result.best),
+        parameters=own.parameters if own else None,
+    )

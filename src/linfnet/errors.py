@@ -1,7 +1,4 @@
-"""The one exception that a user's mistake turns into, and the words of common ones.
-
-The command line prints it as one line and exits with 2.
-"""
+"""Exceptions for mistakes of users, which the command line prints as one line, and messages of common ones."""
 
 import difflib
 import importlib
@@ -10,25 +7,29 @@ from types import ModuleType
 
 
 class LinfnetError(Exception):
-    """Something the user can mend: a wrong argument, a missing file, a folder that holds something else."""
+    """An error that the user can fix: a wrong argument, a missing file, a folder with other contents."""
 
 
 class ArgumentError(LinfnetError, ValueError):
-    """An argument is out of its range; the message names it, what it got and what it wanted."""
+    """An argument is out of its range; the message has its name, its value and the range."""
 
 
-def at_least(name: str, value: float, least: float, *, strictly: bool = False, most: float = 2**31) -> None:
-    """Raise unless least <= value <= most; `strictly` leaves out the least."""
+# No option takes a larger number.
+LARGEST = 2**31
+
+
+def at_least(name: str, value: float, least: float, *, strictly: bool = False, most: float = LARGEST) -> None:
+    """Raise unless least <= value <= most; `strictly` excludes the least."""
     if not (value > least if strictly else value >= least):
         bound = "above" if strictly else "of at least"
         raise ArgumentError(f"{name} is {value}; wanted a number {bound} {least}")
     if value > most:
-        got = value if value < 2**31 else "too large"  # not hundreds of digits
-        raise ArgumentError(f"{name} is {got}; wanted a number of at most {most}")
+        shown = "too large" if value > LARGEST else value  # not hundreds of digits
+        raise ArgumentError(f"{name} is {shown}; wanted a number of at most {most}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint at the known word that somebody may have meant, or nothing."""
+    """A hint at the known word that is most similar, or an empty text."""
     match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean {match[0]!r}?" if match else ""
 

@@ -1,9 +1,8 @@
-"""Evaluation of a net on a labelled set: clean, attacked and certified, sample by sample."""
+"""Evaluation of a net on a labelled set: clean, attacked and certified accuracy, sample by sample."""
 
-import csv
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,172 +10,227 @@ import torch
 from torch import Tensor
 
 from linfnet.attacks import pgd
-from linfnet.certificates import MarginCertificate, certified_by_interval, certify_by_margin
-from linfnet.certificates.arithmetic import float_above
+from linfnet.certificates import certificates_of
+from linfnet.certificates.rounding import float_above
 from linfnet.data import ImageSet
-from linfnet.epsilon import format_epsilon
+from linfnet.distributed.evaluation import LONGEST, SUMMED, gather, join, own_part
+from linfnet.distributed.group import ALONE, Group
+from linfnet.epsilon import format_epsilon, parse_epsilon
 from linfnet.errors import LinfnetError
-from linfnet.files import replacing, write_tensors
-from linfnet.nn import Classifier, LinfNet
-from linfnet.nn.margin import margin
+from linfnet.files import write_tensors
+from linfnet.nn import Classifier
+from linfnet.nn.margin import label_on_top, margin
+from linfnet.results import AttackSettings, Result, add_evaluations, samples
 
 BATCH = 500
-# So many broken samples of each epsilon are kept with the image that breaks them.
+# The number of broken samples that are saved for each epsilon.
 EXAMPLES = 12
 
 
 @dataclass(frozen=True)
 class Broken:
-    """Samples that the attack broke, those of the largest proven radius first."""
+    """Samples that the attack broke."""
 
     index: Tensor  # [n]
     images: Tensor  # [n, C, H, W]: within epsilon of the samples
-    predictions: Tensor  # [n]: what the net takes them for
+    predictions: Tensor  # [n]: the class that the net predicts for them
+    radii: Tensor  # [n]: the certified radii of the samples
 
-    def best(self, radii: Tensor) -> "Broken":
-        """The few that came nearest to being proven, by radii [N] of all samples."""
-        order = radii[self.index].argsort(descending=True, stable=True)[:EXAMPLES]
-        return Broken(self.index[order], self.images[order], self.predictions[order])
-
-    def __add__(self, other: "Broken") -> "Broken":
-        pairs = ((self.index, other.index), (self.images, other.images), (self.predictions, other.predictions))
-        return Broken(*(torch.cat(pair) for pair in pairs))
+    def best(self) -> "Broken":
+        """The examples with the largest certified radius: those came nearest to being certified."""
+        order = self.radii.argsort(descending=True, stable=True)[:EXAMPLES]
+        return Broken(self.index[order], self.images[order], self.predictions[order], self.radii[order])
 
 
 @dataclass(frozen=True)
 class AtEpsilon:
     """What holds for each sample [N] at one epsilon."""
 
-    epsilon: Fraction
-    by_margin: Tensor
-    by_interval: Tensor
-    survived: Tensor  # classified rightly, and still so after the attack
-    broken: Broken  # a few examples
-    seconds: float
-    # Both certificates of an l_inf-distance net, or the one of another system, kept as the interval one.
-    certificates: tuple[str, ...] = ("margin", "interval")
-    certify_seconds: tuple[float, ...] = ()  # of each certificate, for all samples
-
-    def held(self) -> dict[str, Tensor]:
-        """Which samples [N] are certified, by the name of each certificate."""
-        flags = (self.by_margin, self.by_interval)
-        return dict(zip(self.certificates, flags[-len(self.certificates) :], strict=True))
-
-    def summary(self) -> dict[str, float]:
-        """Accuracies in [0, 1]."""
-        shares = {"pgd": self.survived, **{f"certified_{name}": held for name, held in self.held().items()}}
-        return {name: flags.double().mean().item() for name, flags in shares.items()}
+    eps: Fraction
+    certified: dict[str, Tensor]
+    """bool [N] by the name of each certificate."""
+    survived: Tensor
+    """bool [N]: classified correctly, also after the attack."""
+    broken: Broken
+    """A few examples."""
+    seconds: float = field(metadata=LONGEST)
+    certify_seconds: dict[str, float] = field(metadata=SUMMED)
+    """For all samples, by the name of each certificate."""
 
     def violations(self) -> list[int]:
-        """The samples that are certified and yet did not survive; there must be none."""
-        return ((self.by_margin | self.by_interval) & ~self.survived).nonzero().flatten().tolist()
-
-    def cost(self) -> dict[str, float]:
-        """Seconds for each image, by the name of each certificate."""
-        spent = zip(self.certificates, self.certify_seconds, strict=True)
-        return {name: float(f"{seconds / max(len(self.survived), 1):.3g}") for name, seconds in spent}
+        """The samples that are certified and did not survive; there must be none."""
+        certified = torch.stack(list(self.certified.values())).any(0)
+        return (certified & ~self.survived).nonzero().flatten().tolist()
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A set evaluated at p = inf."""
+    """What an evaluation at p = inf found, sample by sample; `results` has the accuracies."""
 
+    data: str
+    split: str
+    limit: int | None
+    attack: AttackSettings
+    arithmetic: str
+    confidence: float
     logits: Tensor  # [N, K]
     labels: Tensor  # [N]
-    margins: Tensor  # [N], in the units of the logits
-    radii: Tensor  # [N], in pixels: the margin radius proven of the program; -inf where wrong
-    real_radii: Tensor  # [N], in pixels: the margin radius in real arithmetic
-    steps: int
+    radii: dict[str, Tensor]
+    """float64 [N] in pixels, by the name of each certificate that has radii in closed form; -inf where wrong."""
+    real_radii: Tensor | None
+    """float64 [N] in pixels: the margin radius in real arithmetic, for nets with a margin certificate."""
     at: tuple[AtEpsilon, ...]
-    arithmetic: str = "float32"  # what the certificates speak of: the program, or real numbers
-    confidence: float = 1.0  # the probability with which each of them is right
+
+    @property
+    def margins(self) -> Tensor:
+        """[N], in the units of the logits."""
+        return margin(self.logits, self.labels)
 
     @property
     def clean(self) -> float:
         """Share of samples whose true class is strictly on top."""
-        return (self.margins > 0).double().mean().item()
+        return _share(label_on_top(self.logits, self.labels))
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """The record of each epsilon."""
+        count = len(self.labels)
+        return tuple(
+            Result(
+                data=self.data,
+                split=self.split,
+                count=count,
+                eps=at.eps,
+                clean=self.clean,
+                attacked=_share(at.survived),
+                certified={name: _share(flags) for name, flags in at.certified.items()},
+                attack=self.attack,
+                limit=self.limit,
+                arithmetic=self.arithmetic,
+                confidence=self.confidence,
+                certify_seconds={
+                    name: float(f"{spent / max(count, 1):.3g}") for name, spent in at.certify_seconds.items()
+                },
+                seconds=round(at.seconds, 2),
+            )
+            for at in self.at
+        )
 
 
 def evaluate(
     net: Classifier,
     images: ImageSet,
-    epsilons: tuple[Fraction, ...],
+    epsilons: Sequence[Fraction | float | str],
     *,
     steps: int = 100,
     seed: int = 0,
     advance: Callable[[int], None] = lambda samples: None,
+    group: Group = ALONE,
 ) -> Evaluation:
-    """Evaluate a net at p = inf: margins, certificates and PGD for each epsilon.
+    """Evaluate a net at p = inf: every certificate of the net, and PGD, at each epsilon.
 
-    Only samples that are classified rightly are attacked. `advance` is told how many samples are done.
     Raises an error that names the samples if a certified one is broken: that would be a bug in this library.
+
+    Args:
+        net: of any system.
+        images: the labelled set; only correctly classified samples are attacked.
+        epsilons: in pixel units, as `8/255`, 0.1 or a fraction.
+        steps: of the PGD attack.
+        seed: batch k is attacked from noise of seed + k.
+        advance: called with the number of samples that this process has finished, once per batch and epsilon.
+        group: the processes that share the work; each returns the evaluation of the whole set.
     """
-    evaluation = measure(net, images, epsilons, steps=steps, seed=seed, advance=advance)
-    check_sandwich(evaluation)
-    return evaluation
+    sizes = tuple(parse_epsilon(epsilon) for epsilon in epsilons)
+    part = own_part(len(images), BATCH, group)
+    own = replace(images, images=images.images[part], labels=images.labels[part])
+    found = gather(_evaluate_part(net, own, sizes, part.start, steps, seed + part.start // BATCH, advance), group)
+    found = replace(
+        found,
+        limit=len(images) if len(images) < images.info.sizes.get(images.split, 0) else None,
+        at=tuple(replace(at, broken=at.broken.best()) for at in found.at),
+    )
+    _check_certified_survived(found)
+    return found
 
 
-def measure(
+def _evaluate_part(
     net: Classifier,
     images: ImageSet,
     epsilons: tuple[Fraction, ...],
-    *,
+    first: int,
     steps: int,
     seed: int,
     advance: Callable[[int], None],
 ) -> Evaluation:
-    """What `evaluate` gives, before it is checked. Batch k of the images is attacked from noise of the seed + k."""
+    """Evaluate consecutive images; `first` is the index of the first one in the whole set."""
+    parts = [slice(start, start + BATCH) for start in range(0, len(images), BATCH)] or [slice(0, 0)]
+    labels, certificates = images.labels, certificates_of(net)
     with net.at_infinity():
-        parts = [slice(start, start + BATCH) for start in range(0, len(images), BATCH)]
-        labels = images.labels
+        with torch.no_grad():
+            logits = torch.cat([net(images.pixels(part)) for part in parts])
+        correct = label_on_top(logits, labels)
         clock = _Clock(labels.device)
-        proven = _certify_all(net, images, parts)
-        margin_seconds = clock.lap()
-        # Systems with radii in closed form prove every epsilon at once, and pay for it at each.
-        reach = [net.certified_radius(images.pixels(part), labels[part]) for part in parts]
-        radii_seconds = clock.lap()
-        logits = proven.logits
-        margins = margin(logits, labels)
+        radii: dict[str, Tensor] = {}
+        radii_seconds = dict.fromkeys(certificates, 0.0)
+        for name, certificate in certificates.items():
+            if not certificate.resolution:  # in closed form: once for all epsilons
+                radii[name] = torch.cat([certificate.radius(images.pixels(part), labels[part]) for part in parts])
+                radii_seconds[name] = clock.lap()
+        order = next(iter(radii.values()), torch.full_like(labels, -torch.inf, dtype=torch.float64))
         results: list[AtEpsilon] = []
-        for epsilon in epsilons:
-            start, interval_seconds = time.perf_counter(), 0.0
-            survived, by_interval = (
-                torch.zeros_like(labels, dtype=torch.bool),
-                torch.zeros_like(labels, dtype=torch.bool),
-            )
-            broken = Broken(labels[:0], images.pixels(slice(0, 0)), labels[:0])
-            for number, (part, radii) in enumerate(zip(parts, reach, strict=True)):
-                generator = torch.Generator(labels.device).manual_seed(seed + number)
+        for eps in epsilons:
+            start, seconds = time.perf_counter(), dict(radii_seconds)
+            survived = torch.zeros_like(correct)
+            certified = {name: torch.zeros_like(correct) for name in certificates}
+            broken = Broken(labels[:0], images.pixels(slice(0, 0)), labels[:0], order[:0])
+            for number, part in enumerate(parts):
                 pixels, truth = images.pixels(part), labels[part]
                 clock.lap()
-                if radii is None:
-                    by_interval[part] = certified_by_interval(net, pixels, truth, epsilon)
-                else:
-                    by_interval[part] = radii >= float_above(epsilon)
-                interval_seconds += clock.lap()
-                right = margins[part] > 0
-                moved = pgd(net, pixels[right], truth[right], epsilon, steps=steps, generator=generator)
-                with torch.no_grad():
-                    attacked = net(moved)
-                # Nothing moves at 0: what is right stays so, also for a net that is judged by fresh noise.
-                held = net.keeps_class(moved, truth[right]) | (epsilon == 0)
-                survived[part] = right.masked_scatter(right, held)
-                index = right.nonzero().flatten()[~held] + part.start
-                found = Broken(index, moved[~held], _most_likely_other(attacked[~held], labels[index]))
-                broken = (broken + found).best(proven.radii)
+                for name, certificate in certificates.items():
+                    closed = radii[name][part] >= float_above(eps) if name in radii else None
+                    certified[name][part] = certificate.at(pixels, truth, eps) if closed is None else closed
+                    seconds[name] += clock.lap()
+                right = correct[part]
+                generator = torch.Generator(labels.device).manual_seed(seed + number)
+                moved = pgd(net, pixels[right], truth[right], eps, steps=steps, generator=generator)
+                kept, attacked = _judge(net, moved, truth[right])
+                # Nothing moves at 0: what is correct stays so, also for a net that is judged by fresh noise.
+                kept |= eps == 0
+                survived[part] = right.masked_scatter(right, kept)
+                index = right.nonzero().flatten()[~kept] + part.start
+                others = _most_likely_other(attacked[~kept], labels[index])
+                new = Broken(index + first, moved[~kept], others, order[index])
+                broken = join([broken, new]).best()
                 advance(len(truth))
-            seconds = time.perf_counter() - start
-            at = (epsilon, proven.at(epsilon), by_interval, survived, broken, seconds)
-            if isinstance(net, LinfNet):
-                results.append(AtEpsilon(*at, certify_seconds=(margin_seconds, interval_seconds)))
-            else:
-                results.append(AtEpsilon(*at, (net.certificate,), (radii_seconds + interval_seconds,)))
-    radii = (proven.radii, proven.real_radii)
-    return Evaluation(logits, labels, margins, *radii, steps, tuple(results), net.arithmetic, net.confidence)
+            results.append(AtEpsilon(eps, certified, survived, broken, time.perf_counter() - start, seconds))
+    real = margin(logits.double(), labels) * net.normalize.std.item() / 2 if net.lipschitz is not None else None
+    sound = all(certificate.arithmetic == "float32" for certificate in certificates.values())
+    return Evaluation(
+        data=images.info.name,
+        split=images.split,
+        limit=None,
+        attack=AttackSettings("pgd", steps),
+        arithmetic="float32" if sound else "real",
+        confidence=min(certificate.confidence for certificate in certificates.values()),
+        logits=logits,
+        labels=labels,
+        radii=radii,
+        real_radii=real,
+        at=tuple(results),
+    )
+
+
+@torch.no_grad()
+def _judge(net: Classifier, moved: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Which attacked images [n] keep their class, and their logits [n, K]."""
+    logits = net(moved)
+    if type(net).keeps_class is Classifier.keeps_class:
+        return label_on_top(logits, labels), logits
+    return net.keeps_class(moved, labels), logits  # by other passes than this one, such as votes under fresh noise
 
 
 class _Clock:
-    """Seconds between laps, work that a GPU still has to do included."""
+    """Seconds between laps, including work that a GPU still has to do."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -189,77 +243,62 @@ class _Clock:
         return self.last - before
 
 
-def _certify_all(net: Classifier, images: ImageSet, parts: list[slice]) -> MarginCertificate:
-    """One forward pass over a whole set, with the margin certificate of every sample; other systems have none."""
-    if not isinstance(net, LinfNet):
-        with torch.no_grad():
-            logits = torch.cat([net(images.pixels(part)) for part in parts or [slice(0, 0)]])
-        labels = images.labels
-        return MarginCertificate(logits, labels, *(torch.full_like(labels, -torch.inf, dtype=torch.float64),) * 2)
-    found = [certify_by_margin(net, images.pixels(part), images.labels[part]) for part in parts or [slice(0, 0)]]
-    names = ("logits", "labels", "radii", "real_radii")
-    return MarginCertificate(**{name: torch.cat([getattr(part, name) for part in found]) for name in names})
+def _share(flags: Tensor) -> float:
+    return flags.double().mean().item()
 
 
 def _most_likely_other(logits: Tensor, labels: Tensor) -> Tensor:
-    """The class [n] of the largest logit but the label's."""
+    """The class [n] of the largest logit except the label's."""
     return logits.scatter(1, labels.unsqueeze(1), -torch.inf).argmax(1)
 
 
-def check_sandwich(evaluation: Evaluation) -> None:
-    """A sample that is certified and yet broken is a bug: name it, never average it away."""
+def _check_certified_survived(evaluation: Evaluation) -> None:
+    """A sample that is certified and broken is a bug: name it, do not average it away."""
     for at in evaluation.at:
         if broken := at.violations():
             raise LinfnetError(
-                f"samples {broken[:20]} are certified at eps = {format_epsilon(at.epsilon)} and yet broken by PGD: "
+                f"samples {broken[:20]} are certified at eps = {format_epsilon(at.eps)}, but PGD broke them: "
                 "this is a bug, please report it"
             )
 
 
-def result_key(what: str, epsilon: Fraction, *, limit: int | None = None, steps: int = 100) -> str:
-    """The name of an evaluation in results.json: which images, attacked in so many steps, at which epsilon.
-
-    >>> result_key("mnist-test", Fraction(3, 10), limit=500)
-    'mnist-test-first-500 eps=0.3'
-    """
-    first = "" if limit is None else f"-first-{limit}"
-    attack = "" if steps == 100 else f"-pgd-{steps}"
-    return f"{what}{first}{attack} eps={format_epsilon(epsilon)}"
+def save_evaluation(evaluation: Evaluation, folder: Path) -> None:
+    """Add the results to the folder's results.json, and write the samples and the broken images beside it."""
+    results = evaluation.results
+    add_evaluations(folder, results)
+    if results:
+        path = samples.samples_path(folder, results)
+        write_samples(evaluation, path)
+        write_broken(evaluation, samples.broken_path(path))
 
 
 def write_samples(evaluation: Evaluation, path: Path) -> None:
-    """Write a CSV with a row for each sample: label, prediction, margin, radius, and what holds at each epsilon."""
-    header = ["index", "label", "prediction", "runner_up", "margin"]
-    first = evaluation.logits.argmax(1)
-    columns: list[list[object]] = [
-        list(range(len(evaluation.labels))),
-        evaluation.labels.tolist(),
-        first.tolist(),
-        _most_likely_other(evaluation.logits, first).tolist(),
-        [f"{value:.9g}" for value in evaluation.margins.tolist()],
-    ]
-    if any("margin" in at.certificates for at in evaluation.at):
-        header += ["margin_radius", "real_margin_radius"]
-        # In full: a rounded radius might be one that was not proven.
-        columns.append(evaluation.radii.tolist())
-        columns.append([f"{value:.9g}" for value in evaluation.real_radii.tolist()])
+    """Write a CSV with a row for each sample: label, prediction, margin, radii, and what holds at each epsilon."""
+    prediction = evaluation.logits.argmax(1)
+    columns: dict[str, Sequence[object]] = {
+        samples.INDEX: range(len(evaluation.labels)),
+        samples.LABEL: evaluation.labels.tolist(),
+        samples.PREDICTION: prediction.tolist(),
+        samples.RUNNER_UP: _most_likely_other(evaluation.logits, prediction).tolist(),
+        samples.MARGIN: [f"{value:.9g}" for value in evaluation.margins.tolist()],
+    }
+    for name, radii in evaluation.radii.items():
+        columns[samples.radius_column(name)] = radii.tolist()  # in full: a rounded radius might not be certified
+    if evaluation.real_radii is not None:
+        columns[samples.REAL_MARGIN_RADIUS] = [f"{value:.9g}" for value in evaluation.real_radii.tolist()]
     for at in evaluation.at:
-        name = format_epsilon(at.epsilon)
-        held = {f"certified_{kind}@{name}": flags for kind, flags in at.held().items()}
-        held[f"pgd{evaluation.steps}@{name}"] = at.survived
-        header += list(held)
-        columns += [flags.int().tolist() for flags in held.values()]
-    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        writer.writerows(zip(*columns, strict=True))
+        for name, flags in at.certified.items():
+            columns[samples.certified_column(name, at.eps)] = flags.int().tolist()
+        columns[samples.attacked_column(evaluation.attack, at.eps)] = at.survived.int().tolist()
+    samples.write_columns(path, columns)
 
 
 def write_broken(evaluation: Evaluation, path: Path) -> None:
     """Write the examples of broken samples as safetensors: `index@EPS`, `images@EPS` and `predictions@EPS`."""
     tensors: dict[str, Tensor] = {}
     for at in evaluation.at:
-        name = format_epsilon(at.epsilon)
-        parts = {"index": at.broken.index, "images": at.broken.images, "predictions": at.broken.predictions}
-        tensors |= {f"{part}@{name}": tensor for part, tensor in parts.items()}
-    write_tensors(path, tensors, {"linfnet": "broken-samples-1", "attack": f"pgd-{evaluation.steps}"})
+        tensors[samples.at_epsilon(samples.INDEX, at.eps)] = at.broken.index
+        tensors[samples.at_epsilon(samples.IMAGES, at.eps)] = at.broken.images
+        tensors[samples.at_epsilon(samples.PREDICTIONS, at.eps)] = at.broken.predictions
+    attack = f"{evaluation.attack.name}-{evaluation.attack.steps}"
+    write_tensors(path, tensors, {"linfnet": "broken-samples-1", "attack": attack})

@@ -1,9 +1,8 @@
-"""Files that are whole or absent: everything is written beside its place and moved there in one step."""
+"""Files that are complete or absent: everything is written to a temporary file and then renamed."""
 
 import contextlib
 import json
 import os
-import re
 import struct
 import tempfile
 from collections.abc import Generator
@@ -19,9 +18,9 @@ from linfnet.errors import LinfnetError
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """A temporary path beside `path`; when the block ends well it takes the place of `path`, durably.
+    """A temporary path beside `path`, which replaces `path` durably when the block ends without an error.
 
-    Where the system fails to write it, the error names `path`: a full disk does not say of itself which file it met.
+    An OSError names `path`: that of a full disk has no file name.
     """
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -38,14 +37,14 @@ def replacing(path: Path) -> Generator[Path]:
         _sync_folder(path.parent)
     except OSError as error:
         if error.filename not in (None, name):
-            raise  # of another file, read meanwhile
+            raise  # about another file, which the block reads
         raise _named(error, path) from None
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def make_folder(folder: Path) -> Path:
-    """The folder, made with all above it where it was not there; one sentence where it cannot be."""
+    """Create a folder and its parents unless they exist, and return it; the error is one sentence."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -54,7 +53,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def _named(error: OSError, path: Path) -> OSError:
-    if error.errno is None:  # a library's own words
+    if error.errno is None:  # raised by a library
         return OSError(f"{path}: {error}")
     return OSError(error.errno, error.strerror, os.fspath(path))
 
@@ -105,18 +104,14 @@ def read_table(path: Path) -> dict[str, Any]:
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write named tensors as safetensors in one step."""
     whole = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    # As bytes: safetensors' own writer reports a full disk as an exception that has no errno.
+    content = safetensors.torch.save(whole, metadata)
     with replacing(path) as temporary:
-        try:
-            safetensors.torch.save_file(whole, temporary, metadata)
-        except safetensors.SafetensorError as error:  # the system's own errors come wrapped: a full disk, a quota
-            number = re.search(r"os error (\d+)", str(error))
-            if number is None:
-                raise LinfnetError(f"{path} cannot be written: {str(error).splitlines()[0]}") from None
-            raise OSError(int(number[1]), os.strerror(int(number[1])), os.fspath(path)) from None
+        temporary.write_bytes(content)
 
 
 def cut_short(path: Path) -> bool:
-    """Whether a safetensors file ends before its header says; the tensors are not read."""
+    """Whether a safetensors file is shorter than its header says; the tensors are not read."""
     try:
         with safetensors.safe_open(path, framework="pt"):
             return False
@@ -125,9 +120,9 @@ def cut_short(path: Path) -> bool:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The named tensors and the metadata of a safetensors file, or an error that says it is truncated or foreign."""
+    """The named tensors and the metadata of a safetensors file, or an error if it is truncated or of another format."""
     if path.exists() and not os.access(path, os.R_OK):
-        raise LinfnetError(f"{path} may not be read")
+        raise LinfnetError(f"{path} cannot be read: permission denied")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}

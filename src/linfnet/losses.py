@@ -1,30 +1,30 @@
-"""Training losses: pure functions of logits [B, K] and labels [B], and the objectives that recipes name as `loss.name`.
+"""Training losses: functions of logits [B, K] and labels [B], and the objectives that recipes select by `loss.name`.
 
-Thresholds are in the units of the logits: theta pixels are `theta * net.lipschitz` logits.
+Thresholds are in the units of the logits: a theta in pixel units is `theta * net.lipschitz` there.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linfnet.errors import ArgumentError, at_least, nearest
+from linfnet.errors import ArgumentError, at_least
 from linfnet.nn.margin import margin
-from linfnet.schedules import mixing_coefficient
+from linfnet.registry import Registry
+from linfnet.schedules import StepState, mixing_coefficient
 
 
 def scaled_cross_entropy(logits: Tensor, labels: Tensor, scale: Tensor | float = 1.0) -> Tensor:
-    """Cross-entropy of `scale * logits`, averaged over the batch; the scale s is learnable, as the net has none."""
+    """Cross-entropy of `scale * logits`, averaged over the batch. The scale s is trained: the net has none."""
     return F.cross_entropy(scale * logits, labels)
 
 
 def thresholded(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
-    """The logits with that of the true class lowered by the threshold.
+    """The logits, with the threshold subtracted from that of the true class.
 
     >>> thresholded(torch.tensor([[3.0, 1.0]]), torch.tensor([0]), 2.0)
     tensor([[1., 1.]])
@@ -33,23 +33,28 @@ def thresholded(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
     return logits.scatter_add(1, labels.unsqueeze(1), lowered)
 
 
-def hinge(logits: Tensor, labels: Tensor, threshold: float, *, max_share: float = 1.0, warmth: float = 1.0) -> Tensor:
-    """mean of max(1 - margin / threshold, 0), or with a share of it on the mean over all classes instead of the worst.
+def hinge(logits: Tensor, labels: Tensor, threshold: float, *, max_share: float = 1.0, required: float = 1.0) -> Tensor:
+    """mean of max(1 - margin / threshold, 0).
 
-    The mean counts the true class as 0. A warmth below 1 asks for that part of the threshold only.
+    Args:
+        logits: [B, K].
+        labels: [B].
+        threshold: the margin from which on a sample has loss 0.
+        max_share: weight of the worst class; the rest is on the mean over all classes (the true class counts as 0).
+        required: the share of the threshold that is required, during a warm-up.
 
     >>> logits, labels = torch.tensor([[1.0, 0.0, -1.0, 2.0]]), torch.tensor([0])
-    >>> hinge(logits, labels, 2.0), hinge(logits, labels, 2.0, max_share=0.75, warmth=0.0)
+    >>> hinge(logits, labels, 2.0), hinge(logits, labels, 2.0, max_share=0.75, required=0.0)
     (tensor(1.5000), tensor(0.4062))
     """
     column = labels.unsqueeze(1)
     gaps = logits.gather(1, column) - logits
-    terms = (warmth - gaps / threshold).clamp(min=0).scatter(1, column, 0.0)
+    terms = (required - gaps / threshold).clamp(min=0).scatter(1, column, 0.0)
     return max_share * terms.max(1).values.mean() + (1 - max_share) * terms.mean()
 
 
 def clipped_hinge(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
-    """mean of min(max(1 - margin / threshold, 0), 1): flat for misclassified samples.
+    """mean of min(max(1 - margin / threshold, 0), 1): constant for misclassified samples.
 
     >>> clipped_hinge(torch.tensor([[1.0, 0.0]]), torch.tensor([1]), 2.0)
     tensor(1.)
@@ -70,7 +75,7 @@ def mixture(
 
 
 def margin_shares(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
-    """How many samples have a margin above the threshold, in [0, threshold], and below 0: a count tensor [3].
+    """The numbers of samples with a margin above the threshold, in [0, threshold], and below 0: [3].
 
     >>> margin_shares(torch.tensor([[9.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0, 0]), 2.0)
     tensor([1, 1, 1])
@@ -80,82 +85,59 @@ def margin_shares(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Moment:
-    """Where training stands: all that an objective may look at besides logits and labels."""
-
-    started: float  # progress through the first phase, 0 to 1
-    relaxed: float  # progress of the rise of p, 0 to 1
-    scale: Tensor  # the temperature s of the net
-    lipschitz: float  # logits per pixel unit at p = inf
-
-
-@dataclass(frozen=True)
 class Objective(ABC):
-    """A training objective. Its fields are the keys of a recipe's [loss], checked when it is made."""
+    """A training objective. Its fields are the keys of a recipe's [loss] and are checked when it is created."""
 
-    # In pixel units. Training also counts the margins above it, whatever the objective makes of it.
+    # The margin to train for, in pixel units. Training also counts the margins above it, whatever the objective.
     theta: Fraction = Fraction(48, 255)
 
-    name: ClassVar[str]
     learns_scale: ClassVar[bool] = False
+    """Whether the temperature s of the net is trained."""
 
     def __post_init__(self) -> None:
         at_least("loss.theta", float(self.theta), 0, strictly=True)
 
+    @property
+    def name(self) -> str:
+        """The name under which the class is registered."""
+        return LOSSES.name_of(type(self))
+
     @abstractmethod
-    def __call__(self, logits: Tensor, labels: Tensor, moment: Moment) -> Tensor:
-        """The loss of a batch, averaged over its samples: logits [B, K], labels [B]."""
+    def __call__(self, logits: Tensor, labels: Tensor, state: StepState, *, scale: Tensor, lipschitz: float) -> Tensor:
+        """The loss of a batch, averaged over its samples.
+
+        Args:
+            logits: [B, K].
+            labels: [B].
+            state: the schedule at this step.
+            scale: the temperature s of the net.
+            lipschitz: Lipschitz constant of the net at p = inf: logits per pixel unit.
+        """
 
     def mixing(self, relaxed: float) -> float:
-        """The weight of the cross-entropy at a progress of the relaxation, for objectives that mix."""
+        """The `mixing` of `StepState` at a progress of the rise of p; 0 for objectives that do not mix."""
         return 0.0
 
-    def threshold(self, moment: Moment) -> float:
+    def threshold(self, lipschitz: float) -> float:
         """theta in the units of the logits."""
-        return float(self.theta) * moment.lipschitz
+        return float(self.theta) * lipschitz
 
 
-_KNOWN: dict[str, type[Objective]] = {}
-Kind = TypeVar("Kind", bound=type[Objective])
+LOSSES: Registry[type[Objective]] = Registry("loss.name")
 
 
-def objective(name: str) -> Callable[[Kind], Kind]:
-    """Class decorator: recipes may ask for the class as `loss.name`."""
-
-    def note(kind: Kind) -> Kind:
-        known = _KNOWN.setdefault(name, kind)
-        if known is not kind:
-            raise ArgumentError(f"objective is {name!r}, which is already {known.__module__}.{known.__qualname__}")
-        kind.name = name
-        return kind
-
-    return note
-
-
-def objective_names() -> tuple[str, ...]:
-    """All objectives by name."""
-    return tuple(sorted(_KNOWN))
-
-
-def find_objective(name: object) -> type[Objective]:
-    """The class of a name; an error lists the names there are."""
-    if isinstance(name, str) and name in _KNOWN:
-        return _KNOWN[name]
-    hint = nearest(str(name), _KNOWN)
-    raise ArgumentError(f"loss.name is {name!r}; wanted one of {', '.join(objective_names())}{hint}")
-
-
-@objective("mixture")
+@LOSSES.register("mixture")
 @dataclass(frozen=True)
 class Mixture(Objective):
     """lambda * CE(s * g, y) + min(hinge(g / theta, y), 1).
 
-    lambda falls from mixing_start to mixing_end while p rises: equal ends fix it, zeros leave the clipped hinge alone.
+    lambda falls from mixing_start to mixing_end while p rises. Equal ends keep it constant; zeros leave only the
+    clipped hinge.
     """
 
     mixing_start: float = 0.1
     mixing_end: float = 5e-4
-    # The paper's text drops the cross-entropy in the last phase; its published numbers kept it at mixing_end.
+    # The paper's text drops the cross-entropy in the last phase; its published figures were trained with mixing_end.
     mixing_zero_at_infinity: bool = False
 
     learns_scale: ClassVar[bool] = True
@@ -166,7 +148,7 @@ class Mixture(Objective):
         at_least("loss.mixing_end", self.mixing_end, 0)
 
     def mixing(self, relaxed: float) -> float:
-        """lambda at a progress of the relaxation.
+        """lambda at a progress of the rise of p.
 
         >>> Mixture(mixing_start=0.25, mixing_end=0.0625).mixing(0.5)
         0.125
@@ -175,21 +157,20 @@ class Mixture(Objective):
             return 0.0
         return mixing_coefficient(relaxed, start=self.mixing_start, end=self.mixing_end)
 
-    def __call__(self, logits: Tensor, labels: Tensor, moment: Moment) -> Tensor:
-        mixing = self.mixing(moment.relaxed)
-        return mixture(logits, labels, threshold=self.threshold(moment), mixing=mixing, scale=moment.scale)
+    def __call__(self, logits: Tensor, labels: Tensor, state: StepState, *, scale: Tensor, lipschitz: float) -> Tensor:
+        return mixture(logits, labels, threshold=self.threshold(lipschitz), mixing=state.mixing, scale=scale)
 
 
-@objective("hinge")
+@LOSSES.register("hinge")
 @dataclass(frozen=True)
 class Hinge(Objective):
-    """hinge(g / theta, y), as it stands or with the class mixing and the warm-up of 2021; no s."""
+    """hinge(g / theta, y), optionally with the mean over classes and the warm-up of the 2021 paper; no s."""
 
     theta: Fraction = Fraction(80, 255)
-    # 1: the worst class alone. 2021 took 0.75 of the worst class and 0.25 of the mean over classes.
+    # 1: only the worst class. The 2021 paper uses 0.75: the other 0.25 is on the mean over classes.
     max_share: float = 1.0
-    # Let the threshold grow from 0 to theta through the first phase. The 2021 code can; its commands for the net
-    # without an MLP leave it off.
+    # Raise the threshold from 0 to theta during the first phase. An option of the 2021 code that its commands for the
+    # net without an MLP do not use.
     warmup: bool = False
 
     def __post_init__(self) -> None:
@@ -197,15 +178,15 @@ class Hinge(Objective):
         if not 0 <= self.max_share <= 1:
             raise ArgumentError(f"loss.max_share is {self.max_share}; wanted a number from 0 to 1")
 
-    def __call__(self, logits: Tensor, labels: Tensor, moment: Moment) -> Tensor:
-        warmth = moment.started if self.warmup else 1.0
-        return hinge(logits, labels, self.threshold(moment), max_share=self.max_share, warmth=warmth)
+    def __call__(self, logits: Tensor, labels: Tensor, state: StepState, *, scale: Tensor, lipschitz: float) -> Tensor:
+        required = state.started if self.warmup else 1.0
+        return hinge(logits, labels, self.threshold(lipschitz), max_share=self.max_share, required=required)
 
 
-@objective("cross_entropy")
+@LOSSES.register("cross_entropy")
 @dataclass(frozen=True)
 class CrossEntropy(Objective):
-    """CE(s * g, y) with s fixed; theta has no part in it."""
+    """CE(s * g, y) with s fixed; theta has no effect."""
 
     fixed_scale: float = 1.0
 
@@ -213,18 +194,18 @@ class CrossEntropy(Objective):
         super().__post_init__()
         at_least("loss.fixed_scale", self.fixed_scale, 0, strictly=True)
 
-    def __call__(self, logits: Tensor, labels: Tensor, moment: Moment) -> Tensor:
+    def __call__(self, logits: Tensor, labels: Tensor, state: StepState, *, scale: Tensor, lipschitz: float) -> Tensor:
         return scaled_cross_entropy(logits, labels, self.fixed_scale)
 
 
-@objective("thresholded_cross_entropy")
+@LOSSES.register("thresholded_cross_entropy")
 @dataclass(frozen=True)
 class ThresholdedCrossEntropy(Objective):
-    """CE(s * (g - theta 1_y), y) with s learned: a smooth hinge. (The paper prints g(x - theta 1_y).)"""
+    """CE(s * (g - theta 1_y), y) with trained s: a smooth hinge. (The paper prints g(x - theta 1_y).)"""
 
     theta: Fraction = Fraction(32, 255)
 
     learns_scale: ClassVar[bool] = True
 
-    def __call__(self, logits: Tensor, labels: Tensor, moment: Moment) -> Tensor:
-        return scaled_cross_entropy(thresholded(logits, labels, self.threshold(moment)), labels, moment.scale)
+    def __call__(self, logits: Tensor, labels: Tensor, state: StepState, *, scale: Tensor, lipschitz: float) -> Tensor:
+        return scaled_cross_entropy(thresholded(logits, labels, self.threshold(lipschitz)), labels, scale)

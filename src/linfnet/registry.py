@@ -52,6 +52,13 @@ class Registry(Generic[T]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
+    def name_of(self, entry: object) -> str:
+        """The name under which an entry is registered."""
+        for name, known in self._entries.items():
+            if known is entry:
+                return name
+        raise ArgumentError(f"{entry!r} is not registered as a {self.kind}")
+
     def names(self) -> tuple[str, ...]:
         """All names, sorted."""
         return tuple(sorted(self._entries))

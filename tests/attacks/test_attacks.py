@@ -1,4 +1,4 @@
-"""The attacks beyond the paper's PGD: inside the ball, stronger, and honest about what they broke."""
+"""The attacks besides the paper's PGD: inside the ball, stronger, and the suite that runs them in turn."""
 
 import math
 from collections.abc import Callable
@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linfnet.attacks import (
+    ATTACKS,
+    DEFAULT_ATTACKS,
     OBJECTIVES,
     attack_all,
     best_pgd,
@@ -20,7 +22,7 @@ from linfnet.attacks import (
     smoothed_logits,
     square_attack,
 )
-from linfnet.attacks.objectives import dlr
+from linfnet.attacks.pgd import dlr
 from linfnet.attacks.square import square_share
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import LinfNet, reestimate_means
@@ -149,7 +151,7 @@ def test_objectives_rise_as_the_margin_falls():
         assert near > far
     two = dlr(torch.tensor([[3.0, 1.0]]), torch.tensor([0]), 1.0)
     assert two.item() == -2.0
-    with pytest.raises(ArgumentError, match="objective is 'cw'; known are ce, margin, dlr"):
+    with pytest.raises(ArgumentError, match="objective is 'cw'; wanted one of ce, margin, dlr"):
         best_pgd(random_net(0), torch.rand(1, 2, 4, 3), labels[:1], TENTH, objective="cw")
 
 
@@ -158,14 +160,12 @@ class TestSuite:
         net = random_net(0)
         images, labels = sample(net, 80, 0)
         labels[:5] = (labels[:5] + 1) % 3
-        told = []
+        reports = []
         epsilons = [Fraction(1, 10), Fraction(1, 100), Fraction(1, 5)]
         attacks = known_attacks(steps=10, restarts=1, exponents=(4.0,), queries=20)
-        results = attack_all(
-            net, images, labels, epsilons, attacks, tell=lambda name, epsilon, left: told.append((epsilon, name, left))
-        )
+        results = attack_all(net, images, labels, epsilons, attacks, report=lambda *report: reports.append(report))
         assert [result.epsilon for result in results] == sorted(epsilons)
-        lefts = [left for _, _, left in told]
+        lefts = [left for _, _, left in reports]
         assert lefts == sorted(lefts, reverse=True)
         assert lefts[0] == 75
         assert lefts[-1] < 60
@@ -198,12 +198,12 @@ class TestSuite:
         for text in ("x", "0.5", ""):
             with pytest.raises(ArgumentError, match="--p is"):
                 parse_exponents(text)
-        with pytest.raises(ArgumentError, match="steps=0"):
+        with pytest.raises(ArgumentError, match="steps is 0; wanted a number of at least 1"):
             known_attacks(steps=0)
 
 
 def test_nothing_is_attacked_at_zero():
-    """There is nothing to move, and some attacks of others take no such epsilon."""
+    """Nothing can change, and attacks of other libraries do not accept an epsilon of 0."""
 
     def refuse(*_: object) -> torch.Tensor:
         raise AssertionError("attacked at 0")
@@ -213,3 +213,26 @@ def test_nothing_is_attacked_at_zero():
     (found,) = attack_all(net, images, net(images).argmax(1), [Fraction(0)], {"any": refuse})
     assert found.after == {"any": 1.0}
     assert torch.equal(found.images, images)
+
+
+def test_an_attack_from_outside_is_registered_and_receives_its_settings():
+    received = []
+
+    @ATTACKS.register("nothing")
+    def nothing(net: LinfNet, x: torch.Tensor, y: torch.Tensor, eps: Fraction, g: torch.Generator, *, steps: int = 1):
+        received.append(steps)
+        return x
+
+    try:
+        assert "nothing" in ATTACKS.names()
+        net = random_net(0)
+        images, labels = sample(net, 4, 0)
+        (found,) = attack_all(net, images, labels, [TENTH], known_attacks(("nothing",), steps=7, queries=3))
+    finally:
+        del ATTACKS._entries["nothing"]
+    assert received == [7]
+    assert found.robust == 1.0
+    with pytest.raises(ArgumentError, match="attack is 'nothing'; wanted one of autoattack, best-pgd"):
+        known_attacks(("nothing",))
+    assert tuple(known_attacks()) == DEFAULT_ATTACKS
+    assert set(DEFAULT_ATTACKS) < set(ATTACKS)

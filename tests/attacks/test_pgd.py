@@ -1,3 +1,5 @@
+"""The paper's PGD: inside the ball in floating point, repeatable, and without side effects on the net."""
+
 from fractions import Fraction
 
 import pytest
@@ -5,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linfnet.attacks import pgd
+from linfnet.attacks import best_pgd, pgd, square_attack
 from linfnet.errors import ArgumentError
 from linfnet.nn import LinfNet
 from linfnet.nn.margin import margin
@@ -58,3 +60,33 @@ def test_no_weight_gets_a_gradient():
 def test_images_outside_the_pixel_range_are_refused():
     with pytest.raises(ArgumentError, match=r"wanted \[0, 1\]"):
         pgd(random_net(0), torch.full((1, 1, 3, 3), 1.5), torch.zeros(1, dtype=torch.int64), Fraction(1, 10))
+
+
+def test_a_net_in_training_mode_is_attacked_at_infinity_and_left_unchanged():
+    net = random_net(0)
+    case = (net, torch.rand(8, 1, 3, 3), torch.zeros(8, dtype=torch.int64), Fraction(1, 10))
+    attacks = [
+        lambda: pgd(*case, steps=5, generator=torch.Generator().manual_seed(0)),
+        lambda: best_pgd(*case, steps=5),
+        lambda: square_attack(*case, queries=5, generator=torch.Generator().manual_seed(0)),
+    ]
+    expected = [attack() for attack in attacks]
+    net.train()
+    net.p = 8.0
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    for attack, moved in zip(attacks, expected, strict=True):
+        assert torch.equal(attack(), moved)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert net.p == 8.0
+    assert net.training
+
+
+def test_as_is_attacks_the_present_p():
+    net = random_net(0)
+    images, labels = torch.rand(8, 1, 3, 3), torch.zeros(8, dtype=torch.int64)
+    net.p = 4.0
+    runs = [
+        pgd(net, images, labels, Fraction(1, 10), steps=5, generator=torch.Generator().manual_seed(0), as_is=as_is)
+        for as_is in (False, True)
+    ]
+    assert not torch.equal(*runs)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linfnet.attacks import pgd
-from linfnet.certificates import certified_by_interval, certified_by_margin, margin_radius
+from linfnet.certificates import certified_by_interval
+from linfnet.certificates.real import margin_radius, real_certified
 from linfnet.errors import ArgumentError
 from linfnet.nn import LinfNet
 from linfnet.nn.margin import margin
@@ -37,7 +38,7 @@ def test_zero_certifies_exactly_the_rightly_classified_without_ties(seed: int):
     net, images, labels = random_net(seed)
     logits = net(images).detach()
     right = margin(logits, labels) > 0
-    assert torch.equal(certified_by_margin(logits, labels, net.lipschitz, Fraction(0)), right)
+    assert torch.equal(real_certified(logits, labels, net.lipschitz, Fraction(0)), right)
     assert torch.equal(certified_by_interval(net, images, labels, Fraction(0)), right)
 
 
@@ -47,13 +48,13 @@ def test_ties_are_not_certified():
         net.layers[-1].weight.copy_(net.layers[-1].weight[:1].expand(3, -1))
     logits = net(images).detach()
     labels = logits.argmax(1)
-    assert not certified_by_margin(logits, labels, net.lipschitz, Fraction(0)).any()
+    assert not real_certified(logits, labels, net.lipschitz, Fraction(0)).any()
     assert not certified_by_interval(net, images, labels, Fraction(0)).any()
 
 
 def test_a_margin_of_exactly_twice_epsilon_is_not_enough():
     logits, labels = torch.tensor([[0.5, 0.0], [0.5000001, 0.0]]), torch.tensor([0, 0])
-    assert certified_by_margin(logits, labels, 1.0, Fraction(1, 4)).tolist() == [False, True]
+    assert real_certified(logits, labels, 1.0, Fraction(1, 4)).tolist() == [False, True]
     assert margin_radius(logits, labels, 2.0)[0].item() == 0.125
 
 
@@ -71,7 +72,7 @@ def test_no_certified_sample_is_broken(seed: int, epsilon: Fraction):
     net, images, labels = random_net(seed)
     logits = net(images).detach()
     certified = certified_by_interval(net, images, labels, epsilon)
-    certified |= certified_by_margin(logits, labels, net.lipschitz, epsilon)
+    certified |= real_certified(logits, labels, net.lipschitz, epsilon)
     generator = torch.Generator().manual_seed(seed)
     moved = pgd(net, images, labels, epsilon, steps=10, generator=generator)
     assert (margin(net(moved), labels)[certified] > 0).all()
@@ -98,7 +99,7 @@ def test_clipping_to_pixels_can_prove_more_than_the_margin():
     logits = net(images).detach()
     epsilon = Fraction(2, 5)
     assert margin_radius(logits, labels, net.lipschitz).item() == pytest.approx(0.25)
-    assert not certified_by_margin(logits, labels, net.lipschitz, epsilon).item()
+    assert not real_certified(logits, labels, net.lipschitz, epsilon).item()
     assert certified_by_interval(net, images, labels, Fraction(1, 5)).item()
 
 

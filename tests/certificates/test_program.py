@@ -1,4 +1,4 @@
-"""What a hostile reader of docs/certificates.md would try: each premise of the proofs, broken or kept to the bit."""
+"""The preconditions of the proofs in docs/certificates.md: each holds to the bit, or its violation is refused."""
 
 import itertools
 import math
@@ -14,9 +14,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from linfnet.boxes import outer_box
-from linfnet.certificates import certified_by_interval, certify_by_margin, certify_images
+from linfnet.certificates import (
+    certificates_of,
+    certified_by_interval,
+    certify_by_margin,
+    certify_images,
+    interval_radius,
+)
 from linfnet.errors import ArgumentError
-from linfnet.nn import LinfNet
+from linfnet.nn import LinfNet, LpDistance
 
 SEEDS = st.integers(0, 2**32 - 1)
 FLOATS = st.floats(0, 1, width=32)
@@ -99,7 +105,7 @@ def test_a_tie_has_no_class_whichever_argmax_takes():
         assert certify_by_margin(net, image, labels).radii.item() == -math.inf
         assert not certified_by_interval(net, image, labels, Fraction(0)).item()
     found = certify_images(net, [(image, None)])
-    assert found.radii.item() == -math.inf
+    assert found.best_radii.item() == -math.inf
     # One float32 away the tie is over, and only there.
     for towards, label in ((0.0, 0), (1.0, 1)):
         beside = torch.nextafter(image, torch.tensor(towards))
@@ -184,6 +190,30 @@ def test_compiled_nets_are_refused():
         ):
             with pytest.raises(ArgumentError, match="the net is compiled"):
                 certify(compiled)
+
+
+@pytest.mark.parametrize("foreign", [torch.nn.Sequential(torch.nn.Flatten(), LpDistance(3, 2)), torch.nn.Linear(3, 2)])
+def test_a_module_that_is_not_a_classifier_is_named(foreign: torch.nn.Module):
+    images, labels = torch.rand(2, 1, 1, 3), torch.tensor([0, 1])
+    for certify in (
+        lambda: certify_by_margin(foreign, images),
+        lambda: certified_by_interval(foreign, images, labels, HUNDREDTH),
+        lambda: interval_radius(foreign, images, labels),
+        lambda: certify_images(foreign, [(images, None)]),
+        lambda: certificates_of(foreign),
+    ):
+        with pytest.raises(ArgumentError, match=f"net is a {type(foreign).__name__}, not a linfnet Classifier"):
+            certify()
+    with pytest.raises(ArgumentError, match="the net is compiled"):
+        certificates_of(torch.compile(foreign, backend="eager"))
+
+
+def test_nets_of_other_systems_have_no_certificate_of_the_program():
+    class Other(LinfNet):
+        system, certificate_names, arithmetic = "other", ("bounds",), "real"
+
+    with pytest.raises(ArgumentError, match=r"the net of system 'other' has no certificate for the float32 .* bounds"):
+        certify_by_margin(Other((1, 1, 3), 2), torch.rand(2, 1, 1, 3))
 
 
 @pytest.mark.process

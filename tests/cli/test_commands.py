@@ -1,10 +1,10 @@
 """The commands at work."""
 
 import csv
-import json
 import shlex
 import shutil
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,8 @@ from PIL import Image
 from linfnet.certificates import Certification, certify_images
 from linfnet.cli.main import main
 from linfnet.data import load
+from linfnet.epsilon import parse_epsilon
+from linfnet.results import AttackSettings, read_results
 
 TINY = ["--set", "limit=400", "width=24", "depth=3", "--set", "epochs=[4, 4, 2]", "--set", "batch=32"]
 
@@ -33,37 +35,41 @@ def test_evaluate(run: Path, capsys: pytest.CaptureFixture[str]):
     printed = capsys.readouterr().out
     for word in ("clean", "PGD-15", "certified (margin)", "certified (interval)", "8/255", "results.json"):
         assert word in printed
-    results = json.loads((run / "results.json").read_text())
-    assert "train" in results
-    keys = [f"digits-test-first-120-pgd-15 eps={eps}" for eps in ("8/255", "0.1", "0.02")]
-    assert set(keys) <= results.keys()
+    results = read_results(run)
+    assert results.training is not None
     with (run / "samples-digits-test-first-120-pgd-15-eps-8-255_0.1_0.02.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 120
     assert all(row["runner_up"] != row["prediction"] for row in rows)
-    for key, eps in zip(keys, ("8/255", "0.1", "0.02"), strict=True):
-        entry = results[key]
-        assert entry["certified_margin"] <= entry["certified_interval"] <= entry["pgd"] <= entry["clean"]
-        assert entry["clean"] == sum(float(row["margin"]) > 0 for row in rows) / 120
-        assert entry["certified_interval"] == sum(row[f"certified_interval@{eps}"] == "1" for row in rows) / 120
+    card = (run / "README.md").read_text()
+    assert f"rounding ignored: clean {100 * results.training.test.clean:.2f}, certified " in card
+    for eps in ("8/255", "0.1", "0.02"):
+        found = results.find("digits", parse_epsilon(eps), limit=120, attack=AttackSettings("pgd", 15))
+        assert found.certified["margin"] <= found.certified["interval"] <= found.attacked <= found.clean
+        assert found.clean == sum(float(row["margin"]) > 0 for row in rows) / 120 > 0.3
+        assert found.attacked == sum(row[f"pgd15@{eps}"] == "1" for row in rows) / 120
+        assert found.certified["interval"] == sum(row[f"certified_interval@{eps}"] == "1" for row in rows) / 120
         assert (
-            entry["certified_margin"]
+            found.certified["margin"]
             == sum(float(row["margin_radius"]) > (8 / 255 if "/" in eps else float(eps)) for row in rows) / 120
         )
-    assert results[keys[0]]["clean"] > 0.3
-    assert results[keys[0]]["certified_and_broken"] == 0
-    card = (run / "README.md").read_text()
-    assert f"| train clean | {results['train']['clean']:.6g} |" in card
-    assert f"| {keys[1]} pgd | {results[keys[1]]['pgd']:.6g} |" in card
+        accuracies = f"{100 * found.clean:.2f} | {100 * found.attacked:.2f} | PGD-15"
+        assert f"| digits-test-first-120-pgd-15 | {eps} | {accuracies} |" in card
+
+
+def test_evaluate_writes_the_card_without_loading_the_model_again(run: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("linfnet.export.hub.load_model", None)
+    assert main(["evaluate", str(run), "--limit", "9", "--steps", "1"]) == 0
+    assert "| digits-test-first-9-pgd-1 |" in (run / "README.md").read_text()
 
 
 def test_a_second_evaluation_keeps_the_first(run: Path):
     assert main(["evaluate", str(run), "--limit", "30", "--steps", "3", "--split", "train"]) == 0
-    before = json.loads((run / "results.json").read_text())
+    before = read_results(run)
     assert main(["evaluate", str(run), "--limit", "31", "--steps", "3", "--split", "train"]) == 0
-    after = json.loads((run / "results.json").read_text())
-    assert before.items() <= after.items()
-    assert after.keys() - before.keys() == {"digits-train-first-31-pgd-3 eps=0.1"}
+    *others, added = read_results(run).evaluations
+    assert tuple(others) == before.evaluations
+    assert (added.images, added.eps) == ("digits-train-first-31-pgd-3", Fraction(1, 10))
 
 
 def test_samples_of_many_epsilons_have_files_with_names_that_fit(run: Path, tmp_path: Path):
@@ -138,9 +144,9 @@ def test_a_broken_certificate_fails_loudly(
 ):
     def boast(*arguments: object, **options: object) -> Certification:
         found = certify_images(*arguments, **options)
-        return replace(found, by_interval=torch.ones_like(found.by_interval))
+        return replace(found, certified={name: torch.ones_like(flags) for name, flags in found.certified.items()})
 
-    monkeypatch.setattr("linfnet.cli.attack.certify_images", boast)
+    monkeypatch.setattr("linfnet.cli.certify.certify_images", boast)
     assert main(["attack", str(run), "--eps", "0.3", "--limit", "40", "--attacks", "pgd", "--steps", "20"]) == 2
     error = capsys.readouterr().err
     assert "are certified at eps = 0.3 and yet broken" in error
@@ -159,7 +165,7 @@ def test_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert sorted(file.name for file in folder.iterdir()) == names
     label = load("digits", "test").labels[7].item()
     assert f"; class {label} within" in (folder / names[2]).read_text()
-    assert "train clean" in (run / "README.md").read_text()
+    assert "Trained for 10 epochs" in (run / "README.md").read_text()
 
 
 def test_the_packaged_net_predicts_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

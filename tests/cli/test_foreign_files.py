@@ -24,7 +24,7 @@ def test_damaged_checkpoints(place: Path, refused: Callable[..., str]):
     for path in checkpoints:
         shutil.copy(place / "run" / "model.safetensors", path)
     assert "is not a checkpoint of this library" in refused("train", "--resume", "stopped")
-    assert not RunFolder.open(place / "stopped").held
+    assert not RunFolder.open(place / "stopped").locked
 
 
 def test_a_checkpoint_for_other_images(place: Path, refused: Callable[..., str]):
@@ -153,10 +153,10 @@ def test_a_full_disk_is_told_with_the_file(
 def test_results_that_were_edited(command: list[str], place: Path, refused: Callable[..., str]):
     file = place / "run" / "results.json"
     results = json.loads(file.read_text())
-    file.write_text(json.dumps({**results, "train": {**results["train"], "seconds": "long"}}))
-    assert "run/results.json: 'seconds' of 'train' is 'long'; wanted a number" in refused(*command)
-    file.write_text(json.dumps({**results, "digits-test eps=0.1": {"clean": 98.5}}))
-    assert "'clean' of 'digits-test eps=0.1' is 98.5; wanted a share from 0 to 1" in refused(*command)
+    file.write_text(json.dumps({**results, "training": {**results["training"], "seconds": "long"}}))
+    assert "run/results.json: 'seconds' of training is 'long'; wanted a number" in refused(*command)
+    file.write_text(json.dumps({**results, "evaluations": [{"data": "digits", "split": "test", "count": "many"}]}))
+    assert "'count' of evaluation 1 is 'many'; wanted a whole number of at least 0" in refused(*command)
 
 
 def test_records_that_were_edited(place: Path, refused: Callable[..., str]):
@@ -171,7 +171,7 @@ def test_records_that_were_edited(place: Path, refused: Callable[..., str]):
     [
         ("config.json", {"hidden": "abc"}),
         ("config.json", {"class_names": 5}),
-        ("results.json", {"train": {"certified": {"0.1": 0.5}}}),
+        ("results.json", {"train": {"clean": 0.9, "certified": {"0.1": 0.5}}}),
     ],
     ids=str,
 )

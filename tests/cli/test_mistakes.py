@@ -29,10 +29,16 @@ from linfnet.train import RunFolder
         (["train", "digits", "--set", "theta=1e400"], "loss.theta is 'inf'"),
         (["train", "digits", "--set", "theta="], "loss.theta is ''"),
         (["train", "digits", "--set", "epochs=" + "[" * 3000], "schedule.epochs"),
-        (["train", "mnist-0.3-hybrid", "--set", "theta=0.5"], "loss.theta is 1/2, but the system 'hybrid' does not"),
-        (["train", "mnist-0.3-hybrid", "--set", "loss.name=hinge"], "but the system 'hybrid' does not look at it"),
-        (["train", "mnist-0.3-ibp", "--set", "width=64"], "model.width is 64, but the system 'ibp' does not"),
-        (["train", "mnist-0.3-ibp", "--set", "p_end=99"], "schedule.p_end is 99.0, but the system 'ibp' does not"),
+        (
+            ["train", "mnist-0.3-hybrid", "--set", "theta=0.5"],
+            "loss.theta is 1/2, but it has no effect for system 'hybrid'",
+        ),
+        (["train", "mnist-0.3-hybrid", "--set", "loss.name=hinge"], "but it has no effect for system 'hybrid'"),
+        (["train", "mnist-0.3-ibp", "--set", "width=64"], "model.width is 64, but it has no effect for system 'ibp'"),
+        (
+            ["train", "mnist-0.3-ibp", "--set", "p_end=99"],
+            "schedule.p_end is 99.0, but it has no effect for system 'ibp'",
+        ),
         (
             [
                 "train",
@@ -66,7 +72,7 @@ from linfnet.train import RunFolder
         (["evaluate", "absent"], "absent is not a folder"),
         (["attack", "run", "--seed", "9" * 30], "--seed is too large"),
         (["lipschitz", "run", "--seed", "-1"], "--seed is -1; wanted a number of at least 0"),
-        (["export", "mnist-small", "--card"], "mnist-small is not a folder of yours"),
+        (["export", "mnist-small", "--card"], "--card writes into a folder of yours; mnist-small is not one"),
         (["evaluate", "cache"], "has no recipe.toml: give --data and --eps"),
         (["evaluate", "stopped"], "has not finished"),
         (["evaluate", "run", "--data", "cifar10"], "linfnet data fetch cifar10"),
@@ -92,7 +98,7 @@ from linfnet.train import RunFolder
         (["attack", "run", "--attacks", "magic"], "--attacks has 'magic'; known are pgd"),
         (["attack", "run", "--attacks"], "--attacks names none; known are pgd"),
         (["attack", "run", "--p", "0"], "--p is"),
-        (["attack", "run", "--steps", "0"], "steps=0"),
+        (["attack", "run", "--steps", "0"], "steps is 0; wanted a number of at least 1"),
         (["attack", "run", "--eps", "2"], "--eps is 2"),
         (["attack", "cache"], "has no recipe.toml: give --data and --eps"),
         (["export", "run"], "nothing to export"),
@@ -102,7 +108,7 @@ from linfnet.train import RunFolder
         (["export", "absent", "--onnx", "x.onnx"], "absent is not a folder"),
         (["predict", "run", "absent.png"], "absent.png does not exist"),
         *(
-            ([*command, "mnist-small"], "linfnet certify, attack, predict, export and serve take it")
+            ([*command, "mnist-small"], "use it with linfnet certify, attack, predict, export and serve")
             for command in (
                 ["report"],
                 ["compare"],
@@ -127,11 +133,11 @@ def test_a_run_is_held_before_it_is_looked_at(place: Path, refused: Callable[...
     assert "run is in use by another process" in refused("train", "--resume", "run")
     other.release()
     assert "run has finished" in refused("train", "--resume", "run")
-    assert not other.held
+    assert not other.locked
 
 
 def test_what_torchrun_may_not_start(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "a study runs in one process" in refused("reproduce", "table1")
-    assert "under torchrun give --out" in refused("train", "digits")
+    assert "--out is required under torchrun" in refused("train", "digits")

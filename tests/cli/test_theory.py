@@ -1,13 +1,17 @@
 """`linfnet separation`, `construct` and `lipschitz` at work, and their mistakes."""
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
+from linfnet.certificates import certify_by_margin
+from linfnet.cli import theory
 from linfnet.cli.main import main
 from linfnet.data import load
 from linfnet.nn import LinfNet
+from linfnet.theory import set_separation
 
 
 def test_separation_writes_result_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -24,12 +28,25 @@ def test_construct_certifies_all_and_saves_an_ordinary_net(tmp_path: Path, capsy
     out = tmp_path / "net"
     assert main(["construct", "digits", "--layers", "4", "--limit", "150", "--out", str(out)]) == 0
     result = json.loads((out / "construct.json").read_text())
-    assert result["certified_margin"] == result["certified_interval"] == 1
+    assert result["certified_margin"] == result["certified_interval"] == result["certified_real_margin"] == 1
     assert result["hidden"] == [50 + 10 + 128, 50 + 10 + 128, 50 + 10]
     assert main(["evaluate", str(out), "--data", "digits", "--eps", "0.05", "--limit", "10", "--steps", "2"]) == 0
     assert len(LinfNet.load(out)(load("digits", "test").first(2).pixels())) == 2
     assert main(["construct", "digits", "--out", str(out)]) == 2
     assert "already holds files" in capsys.readouterr().err
+
+
+def test_construct_writes_the_sound_share_by_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # So near to r that rounding matters: in real arithmetic, more images are certified.
+    monkeypatch.setattr(theory, "SHARE", 1 - Fraction(8, 10**7))
+    out = tmp_path / "net"
+    assert main(["construct", "digits", "--limit", "150", "--out", str(out)]) == 0
+    result = json.loads((out / "construct.json").read_text())
+    images = load("digits", "train").first(150)
+    net, eps = LinfNet.load(out), set_separation(images, count=1).radius * theory.SHARE
+    sound = certify_by_margin(net, images.pixels(), images.labels).at(eps)
+    assert result["certified_margin"] == sound.double().mean().item()
+    assert result["certified_margin"] < result["certified_real_margin"]
 
 
 def test_lipschitz_of_a_net(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -1,4 +1,4 @@
-"""`linfnet watch` and TensorBoard: training as it is looked on."""
+"""`linfnet watch` and TensorBoard: the progress of training."""
 
 import json
 import threading

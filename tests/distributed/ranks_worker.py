@@ -1,4 +1,4 @@
-"""One of several processes that train a tiny net together; `test_ranks` starts them and reads what they leave."""
+"""One of several processes that train a tiny net together; `test_group` starts them and reads their files."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from linfnet.data import load
-from linfnet.distributed.group import ALONE, Ranks, joined
+from linfnet.distributed.group import ALONE, Group, joined
 from linfnet.recipes import load_recipe
 from linfnet.train import RunFolder, Trainer, predict
 
@@ -15,7 +15,7 @@ CHANGES = ("limit=149", "width=24", "depth=3", "epochs=[2, 3, 2]", "batch=64", "
 STEPS = 20
 
 
-def train(folder: Path, dtype: torch.dtype, ranks: Ranks = ALONE) -> dict[str, torch.Tensor]:
+def train(folder: Path, dtype: torch.dtype, ranks: Group = ALONE) -> dict[str, torch.Tensor]:
     """Twenty steps; the weights, means, losses of all steps and test logits, at p and at re-estimated infinity."""
     recipe = load_recipe("digits", CHANGES)
     images, test = load("digits", "train"), load("digits", "test").first(101)
@@ -44,6 +44,6 @@ if __name__ == "__main__":
         for dtype in (torch.float64, torch.float32):
             found = train(out, dtype, ranks)
             torch.save(found, out / f"{str(dtype).removeprefix('torch.')}-{ranks.rank}.pt")
-    # Threads of a group that outlive it abort the process at its end, now and then.
+    # Threads that outlive their group sometimes abort the process at exit.
     threads = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]
     assert not [name for name in threads if "gloo" in name], threads

@@ -1,4 +1,4 @@
-"""Several processes follow the run of a single one, and a killed one is replaced."""
+"""Several processes train like a single one, and a killed process is replaced."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ import torch
 from torch.distributed import TCPStore
 
 from linfnet.cli.main import main
-from linfnet.distributed.group import ALONE, GradientSum, Ranks, joined
+from linfnet.distributed.group import ALONE, GradientSum, Group, joined
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.train import StoppedError
 
@@ -24,17 +24,17 @@ WORKER = Path(__file__).with_name("ranks_worker.py")
 
 @pytest.fixture(scope="module")
 def together(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes leave after twenty steps."""
+    """The files of two processes after twenty steps."""
     out = tmp_path_factory.mktemp("together")
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
-    environment = {**os.environ, **place, "TORCHELASTIC_USE_AGENT_STORE": "True"}  # as torchrun has it
+    address = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
+    environment = {**os.environ, **address, "TORCHELASTIC_USE_AGENT_STORE": "True"}  # as torchrun sets it
     started = [
         subprocess.Popen([sys.executable, WORKER, out], env={**environment, "RANK": str(rank)}, stderr=subprocess.PIPE)
         for rank in range(2)
     ]
-    told = [process.communicate(timeout=120)[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0], told
+    errors = [process.communicate(timeout=120)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], errors
     return out
 
 
@@ -86,7 +86,7 @@ def test_a_killed_process_is_replaced_and_the_run_finishes(processes: None, tmp_
             launcher.terminate()
     printed = (tmp_path / "log").read_text()
     assert printed.count("resuming at step") == 1
-    assert printed.count("run folder:") == 1  # only the first process speaks
+    assert printed.count("run folder:") == 1  # only the first process prints
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert [event["epoch"] for event in events if event["event"] == "epoch"] == list(range(1, 25))
     (resumed,) = [event["step"] for event in events if event["event"] == "resume"]
@@ -103,16 +103,16 @@ def test_a_killed_process_is_replaced_and_the_run_finishes(processes: None, tmp_
         ("mat1 and mat2 shapes cannot be multiplied", RuntimeError),
     ],
 )
-def test_a_process_that_died_or_hangs_is_told_in_a_line(
+def test_a_process_that_died_or_hangs_is_reported_in_a_line(
     words: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr("linfnet.distributed.group._join", lambda device: Ranks(0, 2))
+    monkeypatch.setattr("linfnet.distributed.group._join", lambda device: Group(0, 2))
     monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: None)
     with pytest.raises(kind) as raised, joined(torch.device("cpu")):
         raise RuntimeError(words)
-    lost = f"contact to another process was lost: {words}"
+    lost = f"connection to another process was lost: {words}"
     assert str(raised.value) == (lost if kind is LinfnetError else words)
 
 
@@ -123,7 +123,7 @@ def test_only_the_first_process_says_that_the_run_was_stopped(
     def stop(*_: object, **__: object) -> None:
         raise StoppedError("stopped")
 
-    monkeypatch.setattr("linfnet.cli.train.joined", lambda device: contextlib.nullcontext(Ranks(rank, 1)))
+    monkeypatch.setattr("linfnet.cli.train.joined", lambda device: contextlib.nullcontext(Group(rank, 1)))
     monkeypatch.setattr("linfnet.cli.train.start_run", stop)
     assert main(["train", "digits", "--out", str(tmp_path / "run")]) == 130
     assert capsys.readouterr().err == ("" if rank else "stopped\n")
@@ -132,9 +132,9 @@ def test_only_the_first_process_says_that_the_run_was_stopped(
 def test_every_sample_is_in_one_share():
     for samples in range(12):
         for size in range(1, 7):
-            taken = [index for rank in range(size) for index in range(samples)[Ranks(rank, size).share(samples)]]
+            taken = [index for rank in range(size) for index in range(samples)[Group(rank, size).share(samples)]]
             assert taken == list(range(samples))
-            sizes = [len(range(samples)[Ranks(rank, size).share(samples)]) for rank in range(size)]
+            sizes = [len(range(samples)[Group(rank, size).share(samples)]) for rank in range(size)]
             assert max(sizes) - min(sizes) <= 1
 
 
@@ -149,12 +149,12 @@ def test_alone_everything_stays_as_it_is():
 
 def test_too_many_processes_for_a_batch_are_refused(tmp_path: Path):
     with pytest.raises(ArgumentError, match=r"optimizer.batch is 64: it leaves a last batch of 21 images, too few"):
-        ranks_worker.train(tmp_path, torch.float32, Ranks(0, 22))
+        ranks_worker.train(tmp_path, torch.float32, Group(0, 22))
 
 
 def test_a_temperature_that_does_not_learn_is_left_out_of_the_sums():
-    """The objectives without s fix it; torch refuses a hook on it."""
+    """Objectives without s do not train it, and torch refuses a hook on a parameter without gradient."""
     learned, fixed = torch.nn.Parameter(torch.ones(())), torch.nn.Parameter(torch.ones(()), requires_grad=False)
-    GradientSum(Ranks(0, 2), [learned, fixed])
+    GradientSum(Group(0, 2), [learned, fixed])
     assert learned._post_accumulate_grad_hooks
     assert not fixed._post_accumulate_grad_hooks

@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 import types
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_tensors, write_tensors
 from linfnet.nn import LinfNet, means_at_infinity, reestimate_means
 from linfnet.nn.model_path import PRETRAINED
+from linfnet.results import Accuracies, Result, Results, TrainingResult
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -171,19 +173,22 @@ class TestFolder:
         assert torch.equal(read_tensors(tmp_path / "logits.safetensors")[0]["logits"], net.eval()(images))
 
     def test_the_card_tells_what_the_net_is_and_what_was_measured(self, tmp_path: Path):
-        results = {"train": {"clean": 0.987654321, "certified": {"0.1": 0.5}, "note": "a|b", "none": None}, "runs": 3}
+        training = TrainingResult(Accuracies(0.98765, {Fraction(1, 10): 0.5}), None, 3, 12.0, 0, 100)
+        linf = Result("mnist", "test", 5, Fraction(8, 255), 0.9, 0.8, {"margin": 0.6, "interval": 0.7}, limit=5)
+        results = Results(training, (linf, Result("mnist", "test", 5, Fraction(0), 0.9, 0.8, {"other": 0.5})))
         small_net().save(tmp_path, class_names=["ant", "bee", "cat", "dog"], results=results)
         card = (tmp_path / "README.md").read_text()
         assert card.startswith("---\nlibrary_name: linfnet\n")
         for text in ("2×3×3 images", "4 classes", "11×13", "4-Lipschitz", "ant, bee, cat, dog"):
             assert text in card
-        for row in (
-            "| train clean | 0.987654 |",
-            "| train certified 0.1 | 0.5 |",
-            "| train note | a/b |",
-            "| runs | 3 |",
+        for line in (
+            "Trained for 3 epochs in 12 s, seed 0.",
+            "rounding ignored: clean 98.77, certified 50.00 at ε = 0.1.",
+            "| attacked | attack | certified (margin) | certified (interval) | certified (other) |",
+            "| mnist-test-first-5 | 8/255 | 90.00 | 80.00 | PGD-100 | 60.00 | 70.00 |  |",
+            "| mnist-test | 0 | 90.00 | 80.00 | PGD-100 |  |  | 50.00 |",
         ):
-            assert row in card
+            assert line in card
         small_net().save(tmp_path)
         assert "None were given" in (tmp_path / "README.md").read_text()
 

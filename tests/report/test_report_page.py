@@ -1,4 +1,4 @@
-"""The report as a reader meets it: in a browser, from disk, by mouse and by keyboard."""
+"""The report in a browser: from disk, by mouse and by keyboard."""
 
 import json
 import shutil
@@ -10,24 +10,26 @@ import pytest
 from browser import Open, Visit
 
 from linfnet.cli.main import main
+from linfnet.epsilon import format_epsilon
 from linfnet.report import read_run, render
+from linfnet.results import Result, read_results
 
 
-def measured(run: Path) -> dict[str, dict[str, float]]:
-    """The evaluations in results.json by epsilon as it was typed."""
-    results = json.loads((run / "results.json").read_text())
-    return {key.split(" eps=")[1]: entry for key, entry in results.items() if " eps=" in key}
+def measured(run: Path) -> dict[str, Result]:
+    """The evaluations of a run by epsilon."""
+    return {format_epsilon(result.eps): result for result in read_results(run).evaluations}
 
 
 def read_out(visit: Visit, chart: str = "curve") -> dict[str, str]:
-    """What the read-out of a chart says, by key; shares as they are printed."""
+    """The read-out of a chart by key, as printed."""
     found: list[Any] = visit.page.locator(f"#{chart}-readout [data-key]").all()
     return {item.get_attribute("data-key"): item.text_content() for item in found}
 
 
-def in_percent(entry: dict[str, float]) -> dict[str, str]:
-    names = {"certified": "certified_margin", "interval": "certified_interval", "pgd": "pgd", "clean": "clean"}
-    return {name: f"{100 * entry[key]:.2f} %" for name, key in names.items()}
+def in_percent(result: Result) -> dict[str, str]:
+    margin, interval = result.certified["margin"], result.certified["interval"]
+    shares = {"certified": margin, "interval": interval, "attacked": result.attacked, "clean": result.clean}
+    return {name: f"{100 * share:.2f} %" for name, share in shares.items()}
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -49,10 +51,10 @@ def test_hovering_the_curve_reads_what_was_measured(open_page: Open, report: Pat
     place = box.bounding_box()
     figures = json.loads(visit.page.locator("#figures").text_content())
     low, high = place["x"] + 44, place["x"] + place["width"] - 12  # the margins of the chart
-    for eps, entry in measured(evaluated).items():
+    for eps, result in measured(evaluated).items():
         value = 8 / 255 if eps == "8/255" else float(eps)
         visit.page.mouse.move(low + (high - low) * value / figures["curve"]["end"] + 2, place["y"] + 100)
-        assert read_out(visit) == {"eps": eps, **in_percent(entry)}
+        assert read_out(visit) == {"eps": eps, **in_percent(result)}
     visit.page.mouse.move(5, 5)
     assert read_out(visit) == {"eps": "0.1", **in_percent(measured(evaluated)["0.1"])}, "the recipe's epsilon at rest"
 
@@ -79,7 +81,12 @@ def test_keys_and_typing_read_any_epsilon(open_page: Open, report: Path, evaluat
     visit.page.locator("#ask-eps").fill("eight")
     visit.page.keyboard.press("Enter")
     assert visit.page.locator("#ask-eps").get_attribute("aria-invalid") == "true"
+    assert visit.page.locator("#ask-error").text_content().startswith("Type a number from 0 to 1")
     assert read_out(visit)["eps"] == "8/255"
+    visit.page.locator("#ask-eps").fill("2e-2")
+    visit.page.keyboard.press("Enter")
+    assert read_out(visit)["eps"] == "0.02"
+    assert visit.page.locator("#ask-error").text_content() == ""
 
 
 def test_between_measured_points_the_curve_counts_radii(open_page: Open, report: Path, evaluated: Path):
@@ -93,7 +100,7 @@ def test_between_measured_points_the_curve_counts_radii(open_page: Open, report:
         radii = [float(row["margin_radius"]) for row in csv.DictReader(lines)]
     told = read_out(visit)
     assert told["certified"] == f"{100 * sum(radius >= 0.07 for radius in radii) / len(radii):.2f} %"
-    assert told["pgd"] == f"at most {100 * measured(evaluated)['8/255']['pgd']:.2f} %"
+    assert told["attacked"] == f"at most {100 * measured(evaluated)['8/255'].attacked:.2f} %"
     assert "interval" not in told
 
 
@@ -116,7 +123,7 @@ def test_training_curves_and_histogram_are_read_by_keys(open_page: Open, report:
         visit.page.keyboard.press("ArrowRight")
         if plot.get_attribute("aria-valuenow") == before:
             break
-    assert total == measured(evaluated)["0.1"]["samples"]
+    assert total == measured(evaluated)["0.1"].count
 
 
 def test_the_gallery_has_images(open_page: Open, report: Path):
@@ -126,7 +133,13 @@ def test_the_gallery_has_images(open_page: Open, report: Path):
     widths = images.evaluate_all("images => images.map(image => image.complete && image.naturalWidth)")
     assert set(widths) == {8}
     text = visit.page.locator("#gallery").text_content()
-    for heading in ("Most robust", "Wrong-proof at ε = 0.1", "Broken at ε = 0.1", "Least robust", "Proven wrong"):
+    for heading in (
+        "Most robust",
+        "Barely certified at ε = 0.1",
+        "Broken at ε = 0.1",
+        "Least robust",
+        "Misclassified by",
+    ):
         assert heading in text
     assert visit.page.locator("#gallery ul.wide li").first.locator("img").count() == 3
 
@@ -150,8 +163,7 @@ def test_without_radii_the_curve_tells_what_follows(open_page: Open, evaluated: 
     assert main(["report", str(folder)]) == 0
     visit = open_page(folder / "report.html", width=375)
     assert (visit.errors, visit.overflow(), visit.violations()) == ([], 0, [])
-    entry = measured(evaluated)["0.1"]
-    best = max(entry["certified_margin"], entry["certified_interval"])
+    best = measured(evaluated)["0.1"].best_certified
     visit.page.locator("#ask-eps").fill("0.07")
     visit.page.keyboard.press("Enter")
     assert read_out(visit)["certified"] == f"at least {100 * best:.2f} %"

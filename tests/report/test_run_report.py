@@ -1,4 +1,4 @@
-"""What goes into a report, and what it says where parts are missing."""
+"""The contents of a report, and its notes where parts are missing."""
 
 import base64
 import io
@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from linfnet.certificates.arithmetic import float_above
+from linfnet.certificates.rounding import float_above
 from linfnet.cli.evaluate import store_evaluation
 from linfnet.cli.main import main
 from linfnet.data import ImageSet, load, set_info, to_pixels
@@ -22,12 +22,11 @@ from linfnet.epsilon import parse_epsilon
 from linfnet.evaluation import AtEpsilon, Broken, Evaluation
 from linfnet.recipes import load_recipe, recipe_to_toml
 from linfnet.report import read_run, render
-from linfnet.report.chart_data import certified_curve, histogram
-from linfnet.report.gallery import gallery
-from linfnet.report.png import encode_png
+from linfnet.report.charts import certified_curve, histogram, training_panels
+from linfnet.report.gallery import encode_png, gallery
 from linfnet.report.repeat import commands
-from linfnet.report.table import published
-from linfnet.report.training_curves import training_panels
+from linfnet.report.results_table import published
+from linfnet.results import AttackSettings, add_evaluations, read_results
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 7), (1, 1, 1)], ids=str)
@@ -44,13 +43,14 @@ def test_the_curve_passes_through_what_was_measured(evaluated: Path):
     (line,) = figure["runs"]
     radii = np.frombuffer(base64.b64decode(line["radii"]), "<f8")
     assert (np.diff(radii[np.isfinite(radii)]) >= 0).all()
-    results = json.loads((evaluated / "results.json").read_text())
+    results = read_results(evaluated)
     assert [point["name"] for point in line["measured"]] == ["0.02", "8/255", "0.1", "0.25"]
     for point in line["measured"]:
-        entry = results[f"digits-test-pgd-10 eps={point['name']}"]
-        assert point["eps"] == float_above(parse_epsilon(point["name"]))
-        assert (radii >= point["eps"]).mean() == entry["certified_margin"] == point["certified"]
-        assert (point["pgd"], point["others"]) == (entry["pgd"], {"interval": entry["certified_interval"]})
+        result = results.find("digits", parse_epsilon(point["name"]), attack=AttackSettings("pgd", 10))
+        assert result is not None
+        assert point["eps"] == float_above(result.eps)
+        assert (radii >= point["eps"]).mean() == result.certified["margin"] == point["certified"]
+        assert (point["attacked"], point["others"]) == (result.attacked, {"interval": result.certified["interval"]})
     assert figure["end"] >= 0.25
 
 
@@ -75,16 +75,17 @@ def test_panels_have_all_epochs(evaluated: Path):
 
 def test_the_gallery_is_sorted_and_true(evaluated: Path):
     run = read_run(evaluated)
-    groups = {group.title.split(" at ε")[0]: group for group in gallery(run, levels=False)}
-    told = {title: [float(card.lines[-1 if title == "Broken" else 0].split()[-1]) for card in group.cards]
-            for title, group in groups.items() if title != "Proven wrong"}  # fmt: skip
-    assert told["Most robust"] == sorted(told["Most robust"], reverse=True)
-    assert told["Most robust"][0] == pytest.approx(run.samples.radii.max(), abs=1e-4)
-    assert told["Least robust"] == sorted(told["Least robust"])
-    assert 0.1 <= told["Wrong-proof"][0] <= told["Wrong-proof"][-1] <= told["Most robust"][0]
-    assert all(radius < 0.1 for radius in told["Broken"])
+    groups = {group.id: group for group in gallery(run, levels=False)}
+    assert list(groups) == ["most", "barely", "broken", "least", "misclassified"]
+    radii = {name: [float(card.lines[0].split()[-1]) for card in group.cards]
+             for name, group in groups.items() if name != "misclassified"}  # fmt: skip
+    assert radii["most"] == sorted(radii["most"], reverse=True)
+    assert radii["most"][0] == pytest.approx(run.samples.radii.max(), abs=1e-4)
+    assert radii["least"] == sorted(radii["least"])
+    assert 0.1 <= radii["barely"][0] <= radii["barely"][-1] <= radii["most"][0]
+    assert all(radius < 0.1 for radius in radii["broken"])
     images = load("digits", "test")
-    for card in groups["Most robust"].cards:
+    for card in groups["most"].cards:
         k = int(re.search(r"image (\d+)", card.pictures[0].alt)[1])
         assert card.title == str(images.labels[k].item()) == str(run.samples.predictions[k])
         with Image.open(io.BytesIO(base64.b64decode(card.pictures[0].uri.split(",")[1]))) as picture:
@@ -93,8 +94,8 @@ def test_the_gallery_is_sorted_and_true(evaluated: Path):
 
 def test_a_run_that_is_only_trained_says_so(trained: Path):
     page = render([read_run(trained)])
-    assert f"has not been evaluated on its test images. Do so with: linfnet evaluate {trained}" in page
-    assert "as training measured it" in page
+    assert f"has not been evaluated on its test images. Evaluate it with: linfnet evaluate {trained}" in page
+    assert "measured by training on the test images" in page
     assert 'id="training"' in page
     assert not re.search('<section id="(curve|gallery|margins)"', page)
 
@@ -104,9 +105,9 @@ def test_an_unfinished_run_says_so(trained: Path, tmp_path: Path):
     folder.mkdir()
     for name in ("recipe.toml", "env.json", "events.jsonl"):
         shutil.copy(trained / name, folder)
-    assert f"The run has not finished. Go on with: linfnet train --resume '{folder}'" in read_run(folder).notes
+    assert f"The run has not finished. Resume it with: linfnet train --resume '{folder}'" in read_run(folder).notes
     (folder / "events.jsonl").unlink()
-    assert "No epoch of training has been logged" in render([read_run(folder)])
+    assert "no epoch has been logged" in render([read_run(folder)])
 
 
 def test_missing_samples_and_images_are_told(evaluated: Path, tmp_path: Path):
@@ -115,7 +116,7 @@ def test_missing_samples_and_images_are_told(evaluated: Path, tmp_path: Path):
     for file in folder.glob("*.broken.safetensors"):
         file.unlink()
     page = render([read_run(folder)])
-    assert "Images that break the net were not kept" in page
+    assert "Images that break the net were not saved" in page
     assert "Most robust" in page
     assert "Broken at" not in page
     (table,) = folder.glob("samples-*.csv")
@@ -158,11 +159,10 @@ def test_the_commands_repeat_the_run(evaluated: Path, tmp_path: Path, capsys: py
     train[-1] = evaluate[1] = str(again)
     assert main(train) == 0
     assert main(evaluate) == 0
-    ours, theirs = (json.loads((folder / "results.json").read_text()) for folder in (evaluated, again))
-    assert ours.keys() == theirs.keys()
-    for key, entry in ours.items():
-        figures = [{k: v for k, v in e.items() if "seconds" not in k} for e in (entry, theirs[key])]
-        assert figures[0] == figures[1]
+    ours, theirs = read_results(evaluated), read_results(again)
+    assert replace(ours.training, seconds=0.0) == replace(theirs.training, seconds=0.0)
+    untimed = [[replace(r, seconds=0.0, certify_seconds={}) for r in e.evaluations] for e in (ours, theirs)]
+    assert untimed[0] == untimed[1]
 
 
 def test_no_log_of_the_authors_stands_beside_other_images(evaluated: Path):
@@ -180,7 +180,7 @@ def test_the_commands_take_the_steps_of_the_attack_not_the_recipes(evaluated: Pa
     run = read_run(evaluated)
     assert run.recipe is not None
     recipe = replace(run.recipe, evaluation=replace(run.recipe.evaluation, pgd_steps=20))
-    run = replace(run, recipe=recipe, measured=tuple(replace(m, pgd_steps=asked) for m in run.measured))
+    run = replace(run, recipe=recipe, main=tuple(replace(m, attack=AttackSettings("pgd", asked)) for m in run.main))
     words = commands(run)[-1].split()
     assert words[words.index("0.25") + 1 :] == option
 
@@ -210,10 +210,10 @@ def test_a_run_given_twice_is_shown_once(evaluated: Path, trained: Path, tmp_pat
 def test_attacks_of_different_lengths_are_told_so(evaluated: Path, tmp_path: Path):
     folder = tmp_path / "other"
     shutil.copytree(evaluated, folder)
-    results = (folder / "results.json").read_text()
-    (folder / "results.json").write_text(results.replace('"pgd_steps": 10', '"pgd_steps": 20'))
-    assert "Dots are what PGD-10 left" in render([read_run(evaluated)])
-    assert "Dots are what PGD left" in render([read_run(evaluated), read_run(folder)])
+    assert main(["evaluate", str(folder), "--eps", "0.1", "--steps", "100"]) == 0
+    assert "Dots show the accuracy under PGD-10 " in render([read_run(evaluated)])
+    assert "Dots show the accuracy under PGD at" in render([read_run(evaluated), read_run(folder)])
+    assert "evaluated, PGD-10" in render([replace(read_run(folder), name="evaluated")])
 
 
 def test_lines_that_are_no_event_are_left_out(evaluated: Path, tmp_path: Path):
@@ -234,7 +234,7 @@ def _cut(table: Path) -> None:
     [
         (lambda run: next(run.glob("samples-*.csv")).write_text("index,label\n0,1\n"), "is not a table of samples"),
         (lambda run: next(run.glob("samples-*.csv")).write_bytes(b"\xff\x00"), "is not a table of samples"),
-        (lambda run: _cut(next(run.glob("samples-*.csv"))), "99 samples, but results.json tells of 360"),
+        (lambda run: _cut(next(run.glob("samples-*.csv"))), "99 samples, but results.json reports 360"),
         (lambda run: next(run.glob("*.broken.safetensors")).write_text("x"), "truncated"),
         (lambda run: (run / "results.json").write_text("["), "not readable JSON"),
         (lambda run: (run / "env.json").write_text("[]"), "holds no table"),
@@ -267,7 +267,7 @@ def test_mistakes(tmp_path: Path, evaluated: Path, capsys: pytest.CaptureFixture
     for arguments, word in (
         ([], "run folder"),
         ([str(tmp_path / "absent")], "is not a folder"),
-        ([str(tmp_path)], "is no run or model folder"),
+        ([str(tmp_path)], "is not a run or model folder"),
         ([str(evaluated), "--out", str(tmp_path)], "wanted a file"),
     ):
         assert main(["report", *arguments]) == 2
@@ -316,9 +316,9 @@ def test_a_net_with_one_certificate_and_no_radii(tmp_path: Path):
     page = render([run])
     assert "The net has no margin certificate" in page
     assert "hold in real arithmetic" in page
-    assert "certified, interval" in page
-    assert "certified, margin" not in page
-    assert {group.title for group in gallery(run, levels=False)} <= {"Broken at ε = 0.1"}
+    assert "certified by interval" in page
+    assert "certified by margin" not in page
+    assert {group.id for group in gallery(run, levels=False)} <= {"broken"}
     # It has a p, but neither mixing nor temperature, and no theta that margins could be above.
     assert [panel["title"] for panel in training_panels([run])] == ["Accuracy", "Loss", "Exponent p"]
 
@@ -353,12 +353,33 @@ def test_a_conventional_net_has_no_p(evaluated: Path, tmp_path: Path):
     shutil.copytree(evaluated, folder)
     with (folder / "recipe.toml").open("a") as file:
         file.write('[system]\nname = "smoothing"\n')
-    results = json.loads((folder / "results.json").read_text())
-    for entry in results.values():
-        entry["confidence"] = 0.999
-        entry["arithmetic"] = "real"
-    (folder / "results.json").write_text(json.dumps(results))
+    results = read_results(folder).evaluations
+    add_evaluations(folder, tuple(replace(result, confidence=0.999, arithmetic="real") for result in results))
     run = read_run(folder)
     assert [panel["title"] for panel in training_panels([run])] == ["Accuracy", "Loss"]
     assert training_panels([run])[0]["phases"] is None
     assert "Some hold with probability 0.999 each" in render([run])
+
+
+def test_a_caption_without_epsilon_is_a_sentence(evaluated: Path):
+    run = replace(read_run(evaluated), recipe=None, main=())
+    assert run.epsilon is None
+    page = render([run])
+    caption = re.search("<figcaption>(Half the margin.*?)</figcaption>", page, re.DOTALL)[1]
+    assert re.findall(r"\s+\.|\.\s*\.", caption) == []
+    assert "certified, up to rounding" not in caption
+    assert "Images beyond ε = 0.1 are certified, up to rounding." in render([read_run(evaluated)])
+
+
+def test_the_page_says_what_certified_means(evaluated: Path, trained: Path):
+    for runs in ([evaluated], [evaluated, trained]):
+        assert "An image is certified at ε if it is classified correctly" in render([read_run(path) for path in runs])
+
+
+def test_each_net_is_named_once_in_the_table_of_results(evaluated: Path, tmp_path: Path):
+    folder = tmp_path / "run"
+    shutil.copytree(evaluated, folder)
+    other = replace(read_results(evaluated).evaluations[0], net="nearest-neighbour")
+    add_evaluations(folder, (other,))
+    heads = re.findall(r'<th scope="rowgroup" rowspan="(\d)">(.*?)</th>', render([read_run(folder)]))
+    assert heads == [("4", "run"), ("1", "nearest-neighbour net")]

@@ -1,4 +1,4 @@
-"""The paper's ablation and sensitivity tables, as literals; small runs of them, labelled; their pictures."""
+"""The paper's ablation and sensitivity tables as literals; small runs of them with their label; their plots."""
 
 import json
 import re
@@ -14,6 +14,7 @@ from linfnet.losses import CrossEntropy, Hinge, Mixture, ThresholdedCrossEntropy
 from linfnet.recipes import load_recipe
 from linfnet.reproduce import SMALL, STUDIES, Outcome, RunOutcome
 from linfnet.reproduce.study_plots import draw_study
+from linfnet.results import read_results
 
 EPS = Fraction(8, 255)
 
@@ -163,7 +164,9 @@ def test_a_small_study_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert found["scale"] == SMALL.scale
     long, short = (cell["runs"][0] for cell in found["cells"])
     assert (long["epochs"], short["epochs"]) == (3 + 34 + 2, 3 + 20 + 2)
-    results = json.loads((Path(long["folder"]) / "results.json").read_text())["train"]["training_images"]
-    assert long["certified_train"] == results["certified"]["8/255"]
-    assert long["above_theta"] == results["above"]
-    assert results["above"] + results["between"] + results["below"] == pytest.approx(1.0)
+    training = read_results(Path(long["folder"])).training
+    assert training is not None
+    assert training.train is not None
+    assert long["certified_train"] == training.train.certified[EPS]
+    assert long["above_theta"] == training.train.above
+    assert training.train.above + training.train.between + training.train.below == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""A study keeps what is finished, goes on with what was interrupted, and says what it did."""
+"""A study keeps finished runs, resumes interrupted ones, and reports what it did."""
 
 import csv
 import errno
@@ -18,6 +18,7 @@ from linfnet.cli.reproduce import Reproduce, outcome_table
 from linfnet.errors import LinfnetError
 from linfnet.reproduce import STUDIES, Cell, Figures, Options, Outcome, RunOutcome, Study, spreads
 from linfnet.reproduce.runner import plan
+from linfnet.results import read_results, results_to_json, write_training
 
 SMALL = ("limit=100", "width=8", "depth=2", "epochs=[2, 4, 2]", "test_every=0")
 STUDY = Study(
@@ -46,7 +47,7 @@ def test_a_study_is_run_once_and_kept(capsys: pytest.CaptureFixture[str]):
     first = stamps("out/narrow")
     assert reproduce("--seeds", "2") == 0
     printed = capsys.readouterr().out
-    assert "1/4 narrow, seed 0: kept\n" in printed
+    assert "1/4 narrow, seed 0: already finished\n" in printed
     assert "4/4 wide, seed 1: trained, evaluated" in printed
     assert "paper" in printed
     assert "90.00" in printed
@@ -147,7 +148,7 @@ def test_an_interrupted_run_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
     monkeypatch.setattr(Trainer, "_step", interrupted)
     assert reproduce("--row", "wide") == 130
-    assert "wide, seed 0: stopped at step 6; the same command goes on from there" in capsys.readouterr().err
+    assert "wide, seed 0: stopped at step 6; the same command resumes it" in capsys.readouterr().err
     monkeypatch.setattr(Trainer, "_step", step)
     assert reproduce("--row", "wide") == 0
     printed = capsys.readouterr().out
@@ -170,8 +171,8 @@ def test_a_folder_is_not_taken_for_that_of_another_recipe(capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ("width=6", "--set changes in [model] what row narrow of tiny stands for"),
-        ("model.width=6", "--set changes in [model] what row narrow of tiny stands for"),
+        ("width=6", "--set overrides keys of [model] that define row narrow of tiny"),
+        ("model.width=6", "--set overrides keys of [model] that define row narrow of tiny"),
         ("system.name=hybrid", "--set system.name is 'hybrid'; wanted 'linf'"),
         ("system.hidden=3", "unknown key 'system.hidden'"),
     ],
@@ -226,12 +227,12 @@ def test_a_run_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch, cap
 def test_a_run_that_cannot_be_read_leaves_the_others(capsys: pytest.CaptureFixture[str]):
     assert reproduce() == 0
     run = Path("out/narrow/seed-0")
-    environment, results = ((run / name).read_text() for name in ("env.json", "results.json"))
-    trained = {**json.loads(results), "train": {"seconds": 1.0}}
+    environment = (run / "env.json").read_text()
+    untrained = json.dumps(results_to_json(replace(read_results(run), training=None)))
     for file, text, complaint in (
         ("env.json", "{", "env.json is not readable JSON"),
         ("env.json", "[]", "env.json holds no table"),
-        ("results.json", json.dumps(trained), "results.json lacks 'epochs'"),
+        ("results.json", untrained, "results.json lacks the results of training"),
     ):
         (run / "env.json").write_text(environment)
         (run / file).write_text(text)
@@ -239,15 +240,15 @@ def test_a_run_that_cannot_be_read_leaves_the_others(capsys: pytest.CaptureFixtu
         assert reproduce() == 2
         printed = capsys.readouterr().out
         assert f"1/2 narrow, seed 0: failed: {run}/{complaint}" in printed
-        assert "2/2 wide, seed 0: kept" in printed
+        assert "2/2 wide, seed 0: already finished" in printed
 
 
 def test_a_run_without_its_commit_or_figures_of_training_images_is_kept(capsys: pytest.CaptureFixture[str]):
     assert reproduce("--row", "narrow") == 0
     run = Path("out/narrow/seed-0")
-    results = json.loads((run / "results.json").read_text())
-    results["train"]["training_images"] = {}
-    (run / "results.json").write_text(json.dumps(results))
+    training = read_results(run).training
+    assert training is not None
+    write_training(run, replace(training, train=None))
     (run / "env.json").write_text("{}")
     assert reproduce("--row", "narrow") == 0
     (found,) = json.loads(Path("out/outcome.json").read_text())["cells"][0]["runs"]

@@ -14,7 +14,8 @@ import torch
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from linfnet import LinfNet, certified_by_interval, margin_radius
+from linfnet import LinfNet, certified_by_interval
+from linfnet.certificates.real import margin_radius
 from linfnet.serve import Service, create_app
 from linfnet.systems.ibp import IbpNet
 from linfnet.systems.smoothing import SmoothedNet

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from linfnet.systems.linear_bounds import least_margin, linear_bounds, worst_margins
 
 from linfnet.boxes import inner_box
 from linfnet.data import load
@@ -15,7 +16,6 @@ from linfnet.nn.margin import margin
 from linfnet.recipes import load_recipe
 from linfnet.systems import system_of
 from linfnet.systems.hybrid import Hybrid, HybridNet, ScaledLinear
-from linfnet.systems.linear_bounds import least_margin, linear_bounds, worst_margins
 
 
 def small_net(seed: int = 0) -> HybridNet:

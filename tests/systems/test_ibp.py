@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from linfnet.systems.convnets import ARCHITECTURES, Box, conv_layers, through
 from torch import nn
 
 from linfnet.boxes import inner_box
@@ -15,7 +16,6 @@ from linfnet.errors import ArgumentError
 from linfnet.nn.margin import margin
 from linfnet.recipes import load_recipe
 from linfnet.systems import system_of
-from linfnet.systems.convnets import ARCHITECTURES, Box, conv_layers, through
 from linfnet.systems.ibp import Ibp, IbpNet, balance, smooth_ramp, tightness
 
 

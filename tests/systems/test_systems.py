@@ -95,26 +95,26 @@ class TestCommands:
         assert "real arithmetic" in capsys.readouterr().out
         entry = read_json(runs[name] / "results.json")["digits-test-first-100-pgd-5 eps=0.02"]
         net = load_model(runs[name])
-        certified = entry[f"certified_{net.certificate}"]
+        certified = entry[f"certified_{net.certificate_names[0]}"]
         assert entry["arithmetic"] == "real"
         assert "certified_margin" not in entry
         assert 0 < certified <= entry["pgd"] <= entry["clean"]
         assert entry["clean"] > 0.5
-        assert entry["certify_seconds_per_image"][net.certificate] > 0
+        assert entry["certify_seconds_per_image"][net.certificate_names[0]] > 0
 
     def test_radii_are_proven_and_written(self, runs: dict[str, Path], name: str, tmp_path: Path):
         assert main(["certify", str(runs[name]), "--limit", "20", "--out", str(tmp_path), "--device", "cpu"]) == 0
         net, digits = load_model(runs[name]), load("digits", "test").first(20)
         with (tmp_path / "radii.csv").open() as file:
             rows = list(csv.DictReader(file))
-        radii = torch.tensor([float(row[f"{net.certificate}_radius"]) for row in rows], dtype=torch.float64)
+        radii = torch.tensor([float(row[f"{net.certificate_names[0]}_radius"]) for row in rows], dtype=torch.float64)
         found = certify_images(net, [(digits.pixels(), digits.labels)], [Fraction(1, 50)])
         assert found.arithmetic == "real"
-        assert torch.equal(radii, found.interval_radii)
+        assert torch.equal(radii, found.radii[net.certificate_names[0]])
         assert found.clean == (radii >= 0).double().mean().item()
         # Bisection stops a little short of what is proven, never beyond.
-        assert bool((found.by_interval[0] | (radii < 0.02)).all())
-        assert bool((~found.by_interval[0] | (radii >= 0.02 - 2**-15)).all())
+        assert bool((found.certified[net.certificate_names[0]][0] | (radii < 0.02)).all())
+        assert bool((~found.certified[net.certificate_names[0]][0] | (radii >= 0.02 - 2**-15)).all())
 
     def test_attacks_keep_the_sandwich(self, runs: dict[str, Path], name: str, capsys: pytest.CaptureFixture[str]):
         attacks = ["--attacks", "pgd", "best-pgd", "smoothed", "square", "--steps", "4", "--queries", "10"]
@@ -196,7 +196,7 @@ class TestFinding:
 
     def test_a_base_net_proves_nothing(self):
         class Silent(Classifier):
-            system, certificate = "silent", "none"
+            system, certificate_names = "silent", ("none",)
 
             def forward(self, images: torch.Tensor) -> torch.Tensor:
                 return images.flatten(1)[:, :2]

@@ -1,6 +1,5 @@
 """AutoAttack (Croce and Hein, 2020) through the Adversarial Robustness Toolbox, the extra `autoattack`."""
 
-import importlib
 from fractions import Fraction
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from linfnet.boxes import inner_box
-from linfnet.errors import LinfnetError
+from linfnet.errors import require
 from linfnet.nn import Classifier
 
 BATCH = 256
@@ -26,23 +25,20 @@ def auto_attack(
     restarts: int = 5,
     queries: int = 5000,
 ) -> Tensor:
-    """APGD on cross-entropy and DLR, DeepFool and Square, the toolbox's own four, put back into the exact ball.
+    """APGD on cross-entropy and DLR, DeepFool and Square of the toolbox; results are clamped to the exact ball.
 
     Args:
-        net: attacked as it stands.
+        net: attacked at its present p.
         images: [N, C, H, W] in [0, 1].
         labels: [N].
         epsilon: exact, in pixel units.
-        generator: gives the seed of the toolbox, which draws from NumPy's global generator.
+        generator: its seed is the seed of the toolbox, which uses the global generator of NumPy.
         steps: steps of APGD and DeepFool.
         restarts: starts of APGD and Square.
         queries: forward passes of each start of Square.
     """
-    try:
-        evasion: Any = importlib.import_module("art.attacks.evasion")
-        classification: Any = importlib.import_module("art.estimators.classification")
-    except ImportError:
-        raise LinfnetError("AutoAttack needs the toolbox: pip install 'linfnet[autoattack]'") from None
+    evasion: Any = require("art.attacks.evasion", "autoattack")
+    classification: Any = require("art.estimators.classification", "autoattack")
     np.random.seed(generator.initial_seed() % 2**32)
     kind = "gpu" if images.device.type == "cuda" else "cpu"
     classifier = classification.PyTorchClassifier(

@@ -1,4 +1,4 @@
-"""The Square attack (Andriushchenko et al., 2020): random squares at ±eps, kept where the margin falls."""
+"""The Square attack (Andriushchenko et al., 2020): random squares at ±eps, accepted where the margin decreases."""
 
 import math
 from fractions import Fraction
@@ -10,12 +10,12 @@ from linfnet.boxes import check_images, inner_box
 from linfnet.nn import Classifier
 from linfnet.nn.margin import margin
 
-# Progress through the search (of 10,000 queries) at which the share of changed pixels halves.
+# Progress of the search at which the share of changed pixels halves.
 HALVINGS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
 
 
 def square_share(progress: float, first: float) -> float:
-    """The share of pixels that a square covers at some progress in [0, 1].
+    """The share of pixels that a square covers, for a progress in [0, 1].
 
     >>> square_share(0.0, 0.8), square_share(0.003, 0.8)
     (0.8, 0.4)
@@ -34,14 +34,14 @@ def square_attack(
     share: float = 0.8,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Images within epsilon of the given ones, found by random search on the margin alone.
+    """Images within epsilon of the given ones, found by random search on the margin, without gradients.
 
     Args:
-        net: attacked at p = inf in eval mode, whatever its present p.
+        net: attacked at p = inf in eval mode, independent of its present p.
         images: [N, C, H, W] in [0, 1].
         labels: [N], the true classes.
-        epsilon: exact, in pixel units; a float64 tensor [N] gives each image its own.
-        queries: forward passes for each sample.
+        epsilon: exact, in pixel units; a float64 tensor [N] contains one epsilon per image.
+        queries: forward passes per sample.
         share: the share of pixels that the first squares cover.
         generator: source of the squares, on the CPU.
     """
@@ -70,7 +70,7 @@ def square_attack(
 
 
 def _squares(count: int, side: int, rows: int, columns: int, generator: torch.Generator | None) -> Tensor:
-    """bool [count, 1, rows, columns]: a square of that side at a random place in each."""
+    """bool [count, 1, rows, columns]: a square of this side at a random position in each."""
     top = torch.randint(rows - side + 1, (count, 1), generator=generator)
     left = torch.randint(columns - side + 1, (count, 1), generator=generator)
     in_rows = (torch.arange(rows) >= top) & (torch.arange(rows) < top + side)

@@ -1,90 +1,166 @@
-"""All attacks in turn: only samples that nothing has broken yet go on, from the smallest epsilon to the largest."""
+"""The registry of attacks, and a run of several attacks: each attacks the samples that those before it left."""
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from linfnet.attacks.objectives import still_right
-from linfnet.attacks.pgd import pgd
-from linfnet.attacks.restarts import best_pgd
+from linfnet.attacks.autoattack import auto_attack
+from linfnet.attacks.pgd import best_pgd, pgd
 from linfnet.attacks.square import square_attack
 from linfnet.boxes import inner_box
 from linfnet.epsilon import format_epsilon
-from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.nn import Classifier
+from linfnet.nn.margin import label_on_top
 from linfnet.ops import check_p
+from linfnet.registry import Registry
 
 BATCH = 500
-# On the packaged net, slopes of p = 16 to 64 break most; p = 4 leads astray, p = inf touches too few pixels.
+# On the packaged net, slopes of p = 16 to 64 break most samples; those of p = 4 are too far from p = inf.
 EXPONENTS = (16.0, 64.0)
-# Runners-up of an image that are also aimed at one by one.
+# The number of runners-up that are also targeted one by one.
 RIVALS = 3
 
 Attack = Callable[[Classifier, Tensor, Tensor, Fraction, torch.Generator], Tensor]
-"""(net at p = inf, images, labels, epsilon, generator on the CPU or the device) -> images within epsilon."""
+"""(net at p = inf, images, labels, epsilon, generator on the device of the images) -> images within epsilon.
+
+An attack may have keyword arguments of the names of `known_attacks`: steps, restarts, exponents, queries.
+"""
+ATTACKS: Registry[Attack] = Registry("attack")
+"""All attacks by name; register an own attack by `@ATTACKS.register("name")`."""
+# The attacks of the suite, cheapest first.
+DEFAULT_ATTACKS = ("pgd", "best-pgd", "smoothed", "square")
+
+
+@ATTACKS.register("pgd")
+def _pgd(
+    net: Classifier, images: Tensor, labels: Tensor, epsilon: Fraction, generator: torch.Generator, *, steps: int = 100
+) -> Tensor:
+    """The attack of the paper."""
+    return pgd(net, images, labels, epsilon, steps=steps, generator=generator)
+
+
+@ATTACKS.register("best-pgd")
+def _best_pgd(
+    net: Classifier,
+    images: Tensor,
+    labels: Tensor,
+    epsilon: Fraction,
+    generator: torch.Generator,
+    *,
+    steps: int = 100,
+    restarts: int = 2,
+) -> Tensor:
+    """Best iterate and restarts, along the gradient of the net itself."""
+    return best_pgd(net, images, labels, epsilon, steps=steps, restarts=restarts, generator=generator)
+
+
+@ATTACKS.register("smoothed")
+def _smoothed(
+    net: Classifier,
+    images: Tensor,
+    labels: Tensor,
+    epsilon: Fraction,
+    generator: torch.Generator,
+    *,
+    steps: int = 100,
+    restarts: int = 2,
+    exponents: Sequence[float] = EXPONENTS,
+) -> Tensor:
+    """`best_pgd` along slopes of l_p for each exponent, with both margin objectives and against three runners-up."""
+    moved, left = images.clone(), torch.ones_like(labels, dtype=torch.bool)
+    rivals = range(1, min(RIVALS, net.classes - 1) + 1)
+    tries = [("margin", p, 0) for p in exponents] + [("dlr", p, 0) for p in exponents]
+    for objective, p, rival in tries + [("margin", p, k) for p in exponents for k in rivals]:
+        found = best_pgd(
+            net, images[left], labels[left], epsilon,
+            steps=steps, restarts=restarts, objective=objective, p=p, rival=rival, generator=generator,
+        )  # fmt: skip
+        moved[left] = found
+        with torch.no_grad():
+            left[left.clone()] = label_on_top(net(found), labels[left])
+    return moved
+
+
+@ATTACKS.register("square")
+def _square(
+    net: Classifier,
+    images: Tensor,
+    labels: Tensor,
+    epsilon: Fraction,
+    generator: torch.Generator,
+    *,
+    queries: int = 1000,
+) -> Tensor:
+    """Random search without gradients; its random numbers are drawn on the CPU."""
+    source = torch.Generator().manual_seed(generator.initial_seed())
+    return square_attack(net, images, labels, epsilon, queries=queries, generator=source)
+
+
+@ATTACKS.register("autoattack")
+def _auto_attack(
+    net: Classifier, images: Tensor, labels: Tensor, epsilon: Fraction, generator: torch.Generator
+) -> Tensor:
+    """AutoAttack with its own settings; needs the extra `autoattack`."""
+    return auto_attack(net, images, labels, epsilon, generator)
 
 
 def known_attacks(
-    *, steps: int = 100, restarts: int = 2, exponents: Sequence[float] = EXPONENTS, queries: int = 1000
+    names: Sequence[str] = DEFAULT_ATTACKS,
+    *,
+    steps: int = 100,
+    restarts: int = 2,
+    exponents: Sequence[float] = EXPONENTS,
+    queries: int = 1000,
 ) -> dict[str, Attack]:
-    """The attacks by name, cheapest first.
+    """Attacks of the registry by name; each receives the settings that it has as keyword arguments.
 
-    pgd: the paper's; best-pgd: best iterate and restarts on the net's own gradient; smoothed: the same along slopes of
-    l_p, for each exponent, with both margin objectives and against each of three runners-up; square: without gradients.
+    Args:
+        names: in the order in which they run.
+        steps: steps of the gradient attacks.
+        restarts: starts of best-pgd and smoothed.
+        exponents: of the slopes that the smoothed attack follows.
+        queries: queries of the Square attack.
+
+    >>> list(known_attacks(("square", "pgd"), steps=10))
+    ['square', 'pgd']
     """
     for p in exponents:
         check_p(p)
-    if min(steps, restarts, queries) < 1:
-        raise ArgumentError(f"{steps=}, {restarts=}, {queries=}; wanted at least 1 of each")
-
-    def paper(net: Classifier, x: Tensor, y: Tensor, epsilon: Fraction, generator: torch.Generator) -> Tensor:
-        return pgd(net, x, y, epsilon, steps=steps, generator=generator)
-
-    def sparse(net: Classifier, x: Tensor, y: Tensor, epsilon: Fraction, generator: torch.Generator) -> Tensor:
-        return best_pgd(net, x, y, epsilon, steps=steps, restarts=restarts, generator=generator)
-
-    def smoothed(net: Classifier, x: Tensor, y: Tensor, epsilon: Fraction, generator: torch.Generator) -> Tensor:
-        moved, open_ = x.clone(), torch.ones_like(y, dtype=torch.bool)
-        rivals = range(1, min(RIVALS, net.classes - 1) + 1)
-        tries = [("margin", p, 0) for p in exponents] + [("dlr", p, 0) for p in exponents]
-        for objective, p, rival in tries + [("margin", p, k) for p in exponents for k in rivals]:
-            found = best_pgd(
-                net, x[open_], y[open_], epsilon,
-                steps=steps, restarts=restarts, objective=objective, p=p, rival=rival, generator=generator,
-            )  # fmt: skip
-            moved[open_] = found
-            with torch.no_grad():
-                open_[open_.clone()] = still_right(net(found), y[open_])
-        return moved
-
-    def square(net: Classifier, x: Tensor, y: Tensor, epsilon: Fraction, generator: torch.Generator) -> Tensor:
-        source = torch.Generator().manual_seed(generator.initial_seed())
-        return square_attack(net, x, y, epsilon, queries=queries, generator=source)
-
-    return {"pgd": paper, "best-pgd": sparse, "smoothed": smoothed, "square": square}
+    settings: dict[str, Any] = {"steps": steps, "restarts": restarts, "exponents": exponents, "queries": queries}
+    for name in ("steps", "restarts", "queries"):
+        at_least(name, settings[name], 1)
+    attacks: dict[str, Attack] = {}
+    for name in names:
+        accepted = inspect.signature(ATTACKS[name]).parameters.keys() & settings.keys()
+        attacks[name] = partial(ATTACKS[name], **{key: settings[key] for key in accepted})
+    return attacks
 
 
 @dataclass(frozen=True)
 class Attacked:
-    """What is left of N samples at one epsilon."""
+    """The result of all attacks on N samples at one epsilon."""
 
     epsilon: Fraction
     clean: Tensor
-    """bool [N]: rightly classified to begin with."""
+    """bool [N]: classified correctly without a perturbation."""
     survived: Tensor
-    """bool [N]: right, and not broken by any attack."""
+    """bool [N]: classified correctly, also after all attacks."""
     after: dict[str, float]
-    """The share of samples left after each attack in turn."""
+    """The share of samples that survived, after each attack in turn."""
     images: Tensor
     """[N, C, H, W]: within epsilon; where `survived` is false (and `clean` true), images that are misclassified."""
 
     @property
     def robust(self) -> float:
-        """The share that survived everything."""
+        """The share of samples that survived all attacks."""
         return self.survived.double().mean().item()
 
 
@@ -97,23 +173,32 @@ def attack_all(
     attacks: Mapping[str, Attack],
     *,
     seed: int = 0,
-    tell: Callable[[str, Fraction, int], None] = lambda name, epsilon, left: None,
+    report: Callable[[str, Fraction, int], None] = lambda name, epsilon, left: None,
 ) -> list[Attacked]:
-    """Attack rightly classified samples at each epsilon, in rising order; what broke at a smaller one stays broken.
+    """Attack the correctly classified samples at each epsilon in increasing order.
 
-    `tell` hears the name of each attack before it runs, the epsilon, and how many samples are left.
+    A sample that is broken at one epsilon counts as broken at all larger ones.
+
+    Args:
+        net: attacked at p = inf in eval mode, independent of its present p.
+        images: [N, C, H, W] in [0, 1].
+        labels: [N], the true classes.
+        epsilons: exact, in pixel units.
+        attacks: by name, in the order in which they run, as `known_attacks` returns them.
+        seed: each attack starts from a generator with this seed.
+        report: called before each attack with its name, the epsilon and the number of samples left.
     """
     with net.at_infinity():
-        clean = still_right(net(images), labels)
+        clean = label_on_top(net(images), labels)
         survived, moved = clean.clone(), images.clone()
         results: list[Attacked] = []
         for epsilon in sorted(epsilons):
             after: dict[str, float] = {}
             for name, attack in attacks.items():
                 left = survived.nonzero().flatten()
-                tell(name, epsilon, len(left))
+                report(name, epsilon, len(left))
                 generator = torch.Generator(images.device).manual_seed(seed)
-                # Nothing moves at 0, and fresh noise, by which some nets are judged, is no attack.
+                # Nothing can change at 0, and the random noise of some nets (smoothing) is not an attack.
                 for part in left.split(BATCH) if len(left) and epsilon else ():
                     with torch.enable_grad():
                         found = attack(net, images[part], labels[part], epsilon, generator).detach()
@@ -126,18 +211,18 @@ def attack_all(
 
 
 def check_inside(found: Tensor, images: Tensor, epsilon: Fraction, name: str) -> None:
-    """An attack that leaves the ball proves nothing: refuse its result."""
+    """Raise if an attack left the ball: its result proves nothing."""
     lower, upper = inner_box(images, epsilon)
     if not bool(((found >= lower) & (found <= upper)).all()):
-        raise LinfnetError(f"attack {name!r} left the ball of eps = {format_epsilon(epsilon)}: its result is void")
+        raise LinfnetError(f"attack {name!r} left the ball of eps = {format_epsilon(epsilon)}: its result is invalid")
 
 
 def check_sandwich(attacked: Attacked, certified: Tensor) -> None:
-    """Certified samples that are broken would be a bug in this library: name them, never average them away.
+    """Raise if a certified sample is broken, which is a bug in this library; the message names the samples.
 
     Args:
         attacked: the result at one epsilon.
-        certified: bool [N]: proven at that epsilon.
+        certified: bool [N]: certified at that epsilon.
     """
     wrong = (certified & ~attacked.survived).nonzero().flatten().tolist()
     if wrong:
@@ -149,7 +234,7 @@ def check_sandwich(attacked: Attacked, certified: Tensor) -> None:
 
 
 def parse_exponents(text: str) -> tuple[float, ...]:
-    """Exponents from `4,16,inf`.
+    """Parse exponents such as `4,16,inf`.
 
     >>> parse_exponents("4, inf")
     (4.0, inf)
@@ -157,4 +242,4 @@ def parse_exponents(text: str) -> tuple[float, ...]:
     try:
         return tuple(check_p(math.inf if part.strip() == "inf" else float(part), "--p") for part in text.split(","))
     except ValueError:
-        raise ArgumentError(f"--p is {text!r}; wanted numbers of at least 1, as 16,64 or inf") from None
+        raise ArgumentError(f"--p is {text!r}; wanted numbers of at least 1, such as 16,64 or inf") from None

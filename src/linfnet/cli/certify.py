@@ -1,157 +1,237 @@
-"""`linfnet certify`: what is proven about each image of a data set, a folder or an array."""
+"""`linfnet certify`, `predict` and `attack`: certified radii of images, and attempts to break them."""
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 import tyro
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import Tensor
 
+from linfnet.attacks import ATTACKS, Attacked, attack_all, check_sandwich, known_attacks, parse_exponents
+from linfnet.attacks import Attack as AttackFunction
 from linfnet.certificates import Certification, certify_images, plot_curve, write_curve, write_radii
-from linfnet.cli.console import console, guarantee, percent
-from linfnet.cli.image_files import read_images
-from linfnet.cli.predict import format_radius
-from linfnet.cli.train import pick_device
-from linfnet.data import known_sets, load
-from linfnet.epsilon import format_epsilon, parse_epsilon
-from linfnet.errors import ArgumentError, LinfnetError, at_least
-from linfnet.files import make_folder
+from linfnet.cli.console import add_columns, console, draw_figure, guarantee, percent, progress_bar
+from linfnet.cli.inputs import (
+    NamedImages,
+    Texts,
+    choose_device,
+    find_inputs,
+    load_images,
+    parse_epsilons,
+    read_image,
+)
+from linfnet.epsilon import format_epsilon
+from linfnet.errors import ArgumentError, at_least
+from linfnet.files import make_folder, replacing
 from linfnet.nn import Classifier
-from linfnet.nn.model_path import class_names, find_model, packaged_hint
+from linfnet.nn.model_path import class_names, find_model
+from linfnet.results.samples import write_columns
 from linfnet.systems import load_model
-from linfnet.train import RunFolder, go_on
 
-BATCH = 500
-# So many images are shown one by one; more are summed up.
+# Up to this many images of the user are listed one by one.
 SHOWN = 20
 
 
-@dataclass(frozen=True)
-class Subject:
-    """The images to work on: pixels [N, C, H, W], their names, and their labels where those are known."""
+def format_radius(radius: float) -> str:
+    """A radius truncated, never rounded up, after five digits.
 
-    pixels: Tensor
-    names: list[str]
-    labels: Tensor | None
-    title: str
-
-    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Pixels and labels, `size` at a time."""
-        for start in range(0, len(self.pixels), size):
-            part = slice(start, start + size)
-            yield self.pixels[part], None if self.labels is None else self.labels[part]
-
-
-def run_of(model: Path) -> RunFolder | None:
-    """The finished run a folder holds, if it is more than a model."""
-    if not model.is_dir():
-        raise LinfnetError(f"{model} is not a folder{packaged_hint(model)}")
-    if not (model / "recipe.toml").is_file():
-        return None
-    run = RunFolder.open(model)
-    if not run.finished:
-        raise LinfnetError(f"{model} has not finished; {go_on(model)}")
-    return run
-
-
-def find_subject(data: str, split: str, limit: int | None, net: Classifier, device: torch.device) -> Subject:
-    """A known data set, or else the user's own folder or file."""
-    if limit is not None:
-        at_least("--limit", limit, 1)
-    if data not in known_sets() and Path(data).exists():
-        pixels, names = read_images(Path(data), net.image_shape)
-        return Subject(pixels[:limit].to(device), names[:limit], None, data)
-    images = load(data, split, device=device).first(limit)
-    if images.info.image_shape != net.image_shape:
-        raise LinfnetError(f"the net is for images of shape {net.image_shape}; {data} has {images.info.image_shape}")
-    names = [str(k) for k in range(len(images))]
-    return Subject(images.pixels(), names, images.labels, f"{data} {split}")
+    >>> format_radius(0.123459), format_radius(0.29), format_radius(-float("inf"))
+    ('0.12345', '0.28999', 'none')
+    """
+    if radius < 0:
+        return "none"
+    # In integers: a product of floats would round 0.29, which is stored as slightly less, up to 29,000.
+    whole, part = divmod(math.floor(Fraction(radius) * 100_000), 100_000)
+    return f"{whole}.{part:05d}"
 
 
 @dataclass(frozen=True)
 class Certify:
-    """Prove, image by image, how far each pixel may change without changing the class (in the program itself)."""
+    """Compute for each image how far every pixel may change without changing the predicted class."""
 
     model: tyro.conf.Positional[Path]
     """A finished run, any folder with model.safetensors and config.json, mnist-small, or hf://user/name."""
     data: str | None = None
-    """A data set, a folder of images or a .npy array; by default the run's own data set."""
-    eps: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
-    """Perturbations in pixel units, as 8/255 or 0.1; by default those of the run's recipe."""
+    """A data set, a folder of images or a .npy array; by default the run's data set."""
+    eps: Texts = ()
+    """Perturbations in pixel units, such as 8/255 or 0.1; by default those of the run's recipe."""
     split: Literal["test", "train"] = "test"
     """Which images of a data set."""
     limit: int | None = None
-    """Only the first so many images."""
+    """Only the first LIMIT images."""
     out: Path | None = None
     """A folder for radii.csv, curve.csv and curve.png (the latter with the extra `plots`)."""
     device: str = "auto"
     """cpu, cuda, …; auto takes a GPU if there is one."""
 
     def run(self) -> int:
-        """Print what holds at each epsilon; write radii and curve if asked to."""
-        asked = tuple(parse_epsilon(text, "--eps") for group in self.eps for text in group)
-        device = pick_device(self.device)
-        model = find_model(self.model)
-        run = run_of(model)
-        data = self.data or (run.recipe.data.name if run else None)
-        if data is None:
-            raise ArgumentError(f"{self.model} has no recipe.toml: give --data")
-        epsilons = asked or (run.recipe.evaluation.eps if run else ())
-        net = load_model(model, device=device)
-        subject = find_subject(data, self.split, self.limit, net, device)
-        columns = (TextColumn("certifying"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-            task = progress.add_task("", total=len(subject.pixels))
-            found = certify_images(
-                net, subject.batches(BATCH), epsilons, advance=lambda count: progress.advance(task, count)
-            )
-        if subject.labels is None and len(subject.names) <= SHOWN:
-            console.print(_images_table(found, subject, class_names(model, net.classes)))
-        console.print(_shares_table(found, subject))
+        """Print certified accuracies at each epsilon; write radii and curve into `--out`."""
+        epsilons = parse_epsilons(self.eps)
+        device = choose_device(self.device)
+        inputs = find_inputs(self.model, self.data, epsilons, needs_eps=False)
+        net = load_model(inputs.folder, device=device)
+        images = load_images(net, inputs.data, self.split, self.limit, device)
+        with progress_bar("certifying", len(images.pixels)) as advance:
+            found = certify_images(net, images.batches(), inputs.epsilons, advance=advance)
+        if images.labels is None and len(images.names) <= SHOWN:
+            console.print(_images_table(found, images.names, class_names(inputs.folder, net.classes)))
+        console.print(_shares_table(found, images))
         if self.out is not None:
-            self._write(self.out, found, subject)
+            self._write(self.out, found, images)
         return 0
 
-    def _write(self, out: Path, found: Certification, subject: Subject) -> None:
+    def _write(self, out: Path, found: Certification, images: NamedImages) -> None:
         make_folder(out)
-        write_radii(found, out / "radii.csv", subject.names)
-        rows = found.curve()
-        write_curve(rows, out / "curve.csv", found.certificates)
+        write_radii(found, out / "radii.csv", images.names)
+        curve = found.curve()
+        write_curve(curve, out / "curve.csv")
         console.print(f"radii and curve: {out}")
-        try:
-            plot_curve(rows, out / "curve.png", f"{self.model.name} on {subject.title}", found.certificates)
-        except LinfnetError as error:
-            console.print(f"no plot: {error}", markup=False)
+        title = f"{self.model.name} on {images.title}"
+        draw_figure(out / "curve.png", lambda path: plot_curve(curve, path, title))
 
 
-def _images_table(found: Certification, subject: Subject, names: list[str]) -> Table:
-    table = Table("image", "class", *(f"{name} radius" for name in found.certificates), "runner-up")
-    radii = (found.margin_radii, found.interval_radii)[-len(found.certificates) :]
-    rows = zip(
-        subject.names, found.predictions.tolist(), zip(*(column.tolist() for column in radii), strict=True),
-        found.runners_up.tolist(), strict=True,
-    )  # fmt: skip
-    for image, first, proven, second in rows:
-        table.add_row(image, names[first], *map(format_radius, proven), names[second])
+def _images_table(found: Certification, images: list[str], names: list[str]) -> Table:
+    table = Table("image", "class", *(f"{name} radius" for name in found.names), "runner-up")
+    radii = zip(*(column.tolist() for column in found.radii.values()), strict=True)
+    columns = (found.predictions.tolist(), radii, found.runners_up.tolist())
+    for image, first, certified, second in zip(images, *columns, strict=True):
+        table.add_row(image, names[first], *map(format_radius, certified), names[second])
     return table
 
 
-def _shares_table(found: Certification, subject: Subject) -> Table:
-    whole = "right" if subject.labels is not None else "without a tie"
-    table = Table(title=f"{len(subject.names)} images of {subject.title}, in %", title_justify="left")
-    table.add_column("eps")
-    for name in (whole, *(f"certified ({name})" for name in found.certificates)):
-        table.add_column(name, justify="right")
-    kept = slice(-len(found.certificates), None)
-    for epsilon, *held in zip(found.epsilons, found.by_margin, found.by_interval, strict=True):
-        shares = (found.clean, *(flags.double().mean().item() for flags in held[kept]))
-        table.add_row(format_epsilon(epsilon), *map(percent, shares))
-    medians = [radii.clamp(min=0).median().item() for radii in (found.margin_radii, found.interval_radii)[kept]]
+def _shares_table(found: Certification, images: NamedImages) -> Table:
+    clean = "correct" if images.labels is not None else "without a tie"
+    table = Table(title=f"{len(images.names)} images of {images.title}, in %", title_justify="left")
+    add_columns(table, ("eps",), (clean, *(f"certified ({name})" for name in found.names)))
+    for eps, *flags in zip(found.epsilons, *found.certified.values(), strict=True):
+        shares = (certified.double().mean().item() for certified in flags)
+        table.add_row(format_epsilon(eps), *map(percent, (found.clean, *shares)))
+    medians = (radii.clamp(min=0).median().item() for radii in found.radii.values())
     table.add_row("median radius", "", *map(format_radius, medians), style="dim")
     if found.arithmetic == "real":
         table.caption = guarantee(found.arithmetic, found.confidence)
     return table
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Classify image files, and compute the radius inside which the class is certified not to change."""
+
+    model: tyro.conf.Positional[Path]
+    """A finished run, any folder with model.safetensors and config.json, mnist-small, or hf://user/name."""
+    images: tyro.conf.Positional[tuple[Path, ...]]
+    """Images of the net's size: PNG, JPEG, or .npy with floats in [0, 1] or bytes."""
+
+    def run(self) -> int:
+        """Print a row for each image."""
+        if not self.images:
+            raise ArgumentError("no image given")
+        model = find_model(self.model)
+        net = load_model(model)
+        names = class_names(model, net.classes)
+        pixels = torch.stack([read_image(path, net.image_shape) for path in self.images])
+        found = certify_images(net, [(pixels, None)])
+        table = Table("image", "class", "certified radius", "runner-up")
+        columns = (found.predictions.tolist(), found.best_radii.tolist(), found.runners_up.tolist())
+        for path, first, radius, second in zip(self.images, *columns, strict=True):
+            table.add_row(str(path), names[first], format_radius(radius), names[second])
+        console.print(table)
+        return 0
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Try to break a net with every attack, and compare the result with the certificates."""
+
+    model: tyro.conf.Positional[Path]
+    """A finished run, any folder with model.safetensors and config.json, mnist-small, or hf://user/name."""
+    data: str | None = None
+    """A data set, by default the run's; or a folder or .npy array of images (their predicted classes are attacked)."""
+    eps: Texts = ()
+    """Perturbations in pixel units, such as 8/255 or 0.1; by default those of the run's recipe."""
+    attacks: tuple[str, ...] = ("pgd", "best-pgd", "smoothed", "square")
+    """The attacks, in this order: pgd, best-pgd, smoothed, square, autoattack (with the extra `autoattack`)."""
+    p: str = "16,64"
+    """Exponents whose gradients the smoothed attack follows."""
+    steps: int = 100
+    """Steps of the gradient attacks."""
+    restarts: int = 2
+    """Starts of best-pgd and smoothed."""
+    queries: int = 1000
+    """Queries of the Square attack."""
+    split: Literal["test", "train"] = "test"
+    """Which images of a data set."""
+    limit: int | None = None
+    """Only the first LIMIT images."""
+    seed: int = 0
+    """Seed of all random choices."""
+    out: Path | None = None
+    """A folder for attacked.csv and, for each epsilon, the attacked images as .npy."""
+    device: str = "auto"
+    """cpu, cuda, …; auto takes a GPU if there is one."""
+
+    def run(self) -> int:
+        """Print the table; a certified sample that was broken is an error that names it."""
+        epsilons = parse_epsilons(self.eps)
+        at_least("--seed", self.seed, 0)
+        attacks = self._attacks()
+        device = choose_device(self.device)
+        inputs = find_inputs(self.model, self.data, epsilons)
+        net = load_model(inputs.folder, device=device)
+        images = load_images(net, inputs.data, self.split, self.limit, device)
+        found = certify_images(net, images.batches(), tuple(sorted(inputs.epsilons)))
+        results = self._attack(net, images.pixels, found, attacks)
+        console.print(_attacks_table(images, found, results))
+        if self.out is not None:
+            _write_attacked(self.out, images.names, found.labels, results)
+        for at, certified in zip(results, found.certified_by_any, strict=True):
+            check_sandwich(at, certified)
+        console.print("certified ≤ robust ≤ clean holds for every sample")
+        return 0
+
+    def _attacks(self) -> dict[str, AttackFunction]:
+        exponents = parse_exponents(self.p)
+        if not self.attacks:
+            raise ArgumentError(f"--attacks names none; known are {', '.join(ATTACKS)}")
+        for name in self.attacks:
+            if name not in ATTACKS:
+                raise ArgumentError(f"--attacks has {name!r}; known are {', '.join(ATTACKS)}")
+        return known_attacks(
+            self.attacks, steps=self.steps, restarts=self.restarts, exponents=exponents, queries=self.queries
+        )
+
+    def _attack(
+        self, net: Classifier, pixels: Tensor, found: Certification, attacks: dict[str, AttackFunction]
+    ) -> list[Attacked]:
+        with console.status("attacking") as status:
+
+            def show(name: str, epsilon: Fraction, left: int) -> None:
+                status.update(f"{name} at eps = {format_epsilon(epsilon)}: {left} samples left")
+
+            return attack_all(net, pixels, found.labels, found.epsilons, attacks, seed=self.seed, report=show)
+
+
+def _attacks_table(images: NamedImages, found: Certification, results: list[Attacked]) -> Table:
+    title = f"{len(images.names)} images of {images.title}: accuracy after each attack in this order, in %"
+    names = ("certified", "robust", *results[0].after, "clean")
+    table = add_columns(Table(title=title, title_justify="left"), ("eps",), names)
+    for at, certified in zip(results, found.certified_by_any.double().mean(1).tolist(), strict=True):
+        shares = (certified, at.robust, *at.after.values(), found.clean)
+        table.add_row(format_epsilon(at.epsilon), *map(percent, shares))
+    return table
+
+
+def _write_attacked(out: Path, names: list[str], labels: Tensor, results: list[Attacked]) -> None:
+    make_folder(out)
+    survived = {f"survived@{format_epsilon(at.epsilon)}": at.survived.int().tolist() for at in results}
+    write_columns(out / "attacked.csv", {"image": names, "label": labels.tolist(), **survived})
+    for at in results:
+        name = format_epsilon(at.epsilon).replace("/", "-of-")
+        with replacing(out / f"attacked-{name}.npy") as temporary, temporary.open("wb") as file:
+            np.save(file, at.images.cpu().numpy())
+    console.print(f"attacked images: {out}")

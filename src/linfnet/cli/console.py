@@ -1,67 +1,88 @@
-"""How the command line speaks: tables and progress on standard output, mistakes as one line on standard error."""
+"""Output of the command line: tables, progress bars and figures; only `main` writes to standard error."""
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from linfnet.distributed.group import Ranks
+from linfnet.distributed.group import Group
 from linfnet.epsilon import format_epsilon
-from linfnet.evaluation import Evaluation
+from linfnet.errors import LinfnetError
+from linfnet.results import Result
 
-# Paths and commands must stay whole, to be copied: no wrapping, and brackets are only brackets.
+# No wrapping and no markup: paths and commands can be copied as they are.
 console = Console(highlight=False, markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
-def heard(ranks: Ranks) -> Generator[None]:
-    """Of several processes, only the first speaks on the console."""
-    quiet, console.quiet = console.quiet, not ranks.first
+def only_first_prints(group: Group) -> Generator[None]:
+    """Silence the console on all processes but the first."""
+    quiet, console.quiet = console.quiet, not group.first
     try:
         yield
     finally:
         console.quiet = quiet
 
 
-def percent(share: float) -> str:
-    """A share in [0, 1] as a percentage.
+@contextlib.contextmanager
+def progress_bar(name: str, total: int) -> Generator[Callable[[int], None]]:
+    """A progress bar on a terminal; the block calls the function with the number of items it has finished."""
+    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+def draw_figure(path: Path, draw: Callable[[Path], None]) -> None:
+    """Draw a figure and print its path; without matplotlib print what is missing instead."""
+    try:
+        draw(path)
+    except LinfnetError as error:
+        console.print(f"no figure: {error}")
+    else:
+        console.print(f"figure: {path}")
+
+
+def percent(share: float | None) -> str:
+    """A share in [0, 1] as a percentage; an empty text for None.
 
     >>> percent(0.4006)
     '40.06'
     """
-    return f"{100 * share:.2f}"
+    return "" if share is None else f"{100 * share:.2f}"
 
 
-def results_table(title: str, rows: list[tuple[str, Evaluation]]) -> Table:
-    """Clean, attacked and certified accuracy in percent: one row for each net and epsilon."""
-    steps = rows[0][1].steps
-    names = list(dict.fromkeys(name for _, evaluation in rows for at in evaluation.at for name in at.certificates))
-    table = Table(title=title, title_justify="left")
-    for name in ("net", "eps"):
+def add_columns(table: Table, left: Sequence[str], right: Sequence[str]) -> Table:
+    """Add columns for words and, right-justified, for numbers."""
+    for name in left:
         table.add_column(name)
-    for name in ("clean", f"PGD-{steps}", *(f"certified ({name})" for name in names)):
+    for name in right:
         table.add_column(name, justify="right")
-    table.caption = _caption(rows)
-    for net, evaluation in rows:
-        for at in evaluation.at:
-            shares = at.summary()
-            cells = [evaluation.clean, shares["pgd"], *(shares.get(f"certified_{name}") for name in names)]
-            table.add_row(net, format_epsilon(at.epsilon), *("" if cell is None else percent(cell) for cell in cells))
     return table
 
 
-def _caption(rows: list[tuple[str, Evaluation]]) -> str | None:
-    """A line under the table where certificates do not account for rounding."""
-    lines = [f"{net}: {guarantee(at.arithmetic, at.confidence)}" for net, at in rows if at.arithmetic == "real"]
-    return "\n".join(lines) or None
+def results_table(title: str, rows: Sequence[tuple[str, Result]]) -> Table:
+    """Clean, attacked and certified accuracy in percent: one row for each net and epsilon."""
+    certificates = list(dict.fromkeys(name for _, result in rows for name in result.certified))
+    numbers = ("clean", str(rows[0][1].attack), *(f"certified ({name})" for name in certificates))
+    table = add_columns(Table(title=title, title_justify="left"), ("net", "eps"), numbers)
+    for net, result in rows:
+        shares = (result.clean, result.attacked, *(result.certified.get(name) for name in certificates))
+        table.add_row(net, format_epsilon(result.eps), *map(percent, shares))
+    real = {net: result for net, result in rows if result.arithmetic == "real"}
+    lines = (f"{net}: {guarantee(result.arithmetic, result.confidence)}" for net, result in real.items())
+    table.caption = "\n".join(lines) or None
+    return table
 
 
 def guarantee(arithmetic: str, confidence: float) -> str:
-    """What certificates are worth, in words.
+    """What the certificates guarantee, in words.
 
     >>> guarantee("real", 0.999)
-    'certificates hold in real arithmetic, rounding apart, with probability 0.999 each'
+    'certificates hold in real arithmetic, ignoring rounding, with probability 0.999 each'
     """
-    where = "for the program itself" if arithmetic == "float32" else "in real arithmetic, rounding apart"
+    where = "for the floating-point program" if arithmetic == "float32" else "in real arithmetic, ignoring rounding"
     return f"certificates hold {where}" + (f", with probability {confidence:g} each" if confidence < 1 else "")

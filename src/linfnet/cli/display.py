@@ -1,33 +1,34 @@
-"""The training display: a bar with what one wants to see, and a line for each test."""
+"""The terminal display of a training run: a progress bar with the current values, and a line for each test."""
 
 import contextlib
 import signal
 import time
 from collections.abc import Generator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from linfnet.cli.console import console, percent
-from linfnet.train import StepValues
+from linfnet.schedules import StepState
+from linfnet.train import Trainer
 
 
 @contextlib.contextmanager
-def while_somebody_reads() -> Generator[None]:
-    """Where nobody reads what is printed any more (a closed terminal, a broken pipe), ask the run to stop, quietly."""
+def stop_if_terminal_closed() -> Generator[None]:
+    """Ask the run to stop if output cannot be written any more (a closed terminal, a broken pipe)."""
     try:
         yield
-    except (OSError, SystemExit):  # the latter is how rich tells of a broken pipe
+    except (OSError, SystemExit):  # rich raises SystemExit for a broken pipe
         console.quiet = True
-        signal.raise_signal(signal.SIGHUP)  # under nohup it is ignored, and the run goes on
+        signal.raise_signal(signal.SIGHUP)  # ignored under nohup: the run continues
 
 
 class TrainDisplay:
     """Shows a run on the terminal; a `linfnet.train.Watcher`."""
 
-    def __init__(self, steps: int, done: int, epochs: int, steps_per_epoch: int) -> None:
-        self.epochs, self.steps_per_epoch = epochs, steps_per_epoch
+    def __init__(self, trainer: Trainer) -> None:
+        self.total_steps, self.steps_per_epoch = trainer.total_steps, trainer.steps_per_epoch
+        self.epochs = trainer.recipe.schedule.phases().total
         self.progress = Progress(
             TextColumn("{task.fields[epoch]}/{task.fields[epochs]}"),
             BarColumn(bar_width=10),
@@ -37,23 +38,18 @@ class TrainDisplay:
             console=console,
             disable=not console.is_terminal,
         )
-        self.task = self.progress.add_task("", total=steps, completed=done, epoch=1, epochs=epochs, numbers="")
+        done = trainer.progress.step
+        self.task = self.progress.add_task(
+            "", total=self.total_steps, completed=done, epoch=1, epochs=self.epochs, numbers=""
+        )
         self.shown = 0.0
 
-    def __enter__(self) -> Self:
-        self.progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with contextlib.suppress(OSError):  # the run has ended; there may be no terminal any more
-            self.progress.stop()
-
-    def step(self, step: int, values: StepValues, so_far: dict[str, float]) -> None:
+    def step(self, step: int, state: StepState, so_far: dict[str, float]) -> None:
         """Redraw at most ten times a second."""
         if time.monotonic() - self.shown < 0.1:
             return
         self.shown = time.monotonic()
-        numbers = f"p {values.p:.3g} λ {values.mixing:.0e}"
+        numbers = f"p {state.p:.3g} λ {state.mixing:.0e}"
         if so_far:
             shares = (100 * so_far["accuracy"], 100 * so_far["above"])
             numbers += f" loss {so_far['loss']:.3f} acc {shares[0]:.1f} >θ {shares[1]:.1f}"
@@ -61,14 +57,38 @@ class TrainDisplay:
         self.progress.update(self.task, completed=step, epoch=epoch, numbers=numbers)
 
     def event(self, event: dict[str, Any]) -> None:
-        """A line for each test."""
-        if event["event"] == "epoch":
-            self.progress.update(self.task, completed=event["step"])
-        if event["event"] != "test":
-            return
-        certified = "  ".join(f"certified@{eps} {percent(share)}" for eps, share in event["certified"].items())
-        with while_somebody_reads():
-            console.print(
-                f"epoch {event['epoch']:>4}/{self.epochs}  test at p {percent(event['accuracy_at_p'])}  "
-                f"at ∞: clean {percent(event['clean'])}  {certified}  ({event['seconds']:.0f} s)"
-            )
+        """Print a line for each test, and where a run resumes."""
+        with stop_if_terminal_closed():
+            match event["event"]:
+                case "epoch":
+                    self.progress.update(self.task, completed=event["step"])
+                case "resume":
+                    for error in event["errors"]:
+                        console.print(f"skipped: {error}")
+                    console.print(f"resuming at step {event['step']} of {self.total_steps}")
+                case "test":
+                    console.print(
+                        f"epoch {event['epoch']:>4}/{self.epochs}  test at p {percent(event['accuracy_at_p'])}  "
+                        f"at ∞: {figures(event['clean'], event['certified'])}  ({event['seconds']:.0f} s)"
+                    )
+                case _:
+                    pass
+
+
+def figures(clean: float, certified: dict[str, float]) -> str:
+    """Clean and certified accuracy in percent, in one line."""
+    return "  ".join(
+        [f"clean {percent(clean)}", *(f"certified@{eps} {percent(share)}" for eps, share in certified.items())]
+    )
+
+
+@contextlib.contextmanager
+def train_display(trainer: Trainer) -> Generator[TrainDisplay]:
+    """Show a run on the terminal during the block; a `linfnet.train.Display`."""
+    display = TrainDisplay(trainer)
+    display.progress.start()
+    try:
+        yield display
+    finally:
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            display.progress.stop()

@@ -1,130 +1,187 @@
-"""`linfnet evaluate`: clean, PGD and certified accuracy of a run or a model folder."""
+"""`linfnet evaluate`, `compare` and `demo`: accuracies of runs and model folders."""
 
-import hashlib
+import csv
+import json
 import os
-from dataclasses import dataclass
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import tyro
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
 
-from linfnet.cli.certify import run_of
-from linfnet.cli.console import console, heard, results_table
-from linfnet.cli.train import pick_device
+from linfnet import evaluation
+from linfnet.cli.console import add_columns, console, only_first_prints, percent, progress_bar, results_table
+from linfnet.cli.display import train_display
+from linfnet.cli.inputs import (
+    Texts,
+    check_counts,
+    choose_device,
+    find_inputs,
+    finished_run,
+    load_split,
+    parse_epsilons,
+)
+from linfnet.cli.report import write_report
+from linfnet.comparison import Compared, compare_runs
 from linfnet.data import ImageSet, load
-from linfnet.distributed.evaluation import evaluate_together, own_images
-from linfnet.distributed.group import ALONE, Ranks, joined, launched, own_device
-from linfnet.epsilon import format_epsilon, parse_epsilon
-from linfnet.errors import ArgumentError, LinfnetError, at_least
-from linfnet.evaluation import Evaluation, result_key, write_broken, write_samples
+from linfnet.distributed.evaluation import own_part
+from linfnet.distributed.group import ALONE, Group, joined, launched, own_device
+from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.evaluation import Evaluation, evaluate, save_evaluation
 from linfnet.export import write_card
 from linfnet.nn import Classifier
+from linfnet.recipes import load_recipe
+from linfnet.results import add_evaluations, read_results
 from linfnet.systems import load_model
-from linfnet.train import add_results, read_results
+from linfnet.theory import nearest_neighbour_net
+from linfnet.train import new_run_path, start_run
 
-# Letters that epsilons may take in the name of a file: file systems have room for 255 in all.
-LONGEST = 100
+# The table of `compare` is at least this many characters wide, whatever the terminal: numbers are never cut.
+WIDTH = 250
+# The epsilon of the recipe is among them; with the others, the report shows a curve for the attack.
+DEMO_EPSILONS = tuple(Fraction(k, 20) for k in range(1, 5))
 
 
 def evaluate_with_progress(
-    net: Classifier, images: ImageSet, epsilons: tuple[Fraction, ...], steps: int, ranks: Ranks = ALONE
+    net: Classifier, images: ImageSet, epsilons: Sequence[Fraction], steps: int, group: Group = ALONE
 ) -> Evaluation:
-    """Evaluate, with a progress bar over the samples of all epsilons (the first process's, where there are several)."""
-    columns = (TextColumn("evaluating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=len(own_images(images, ranks)) * len(epsilons))
-        return evaluate_together(net, images, epsilons, ranks, steps=steps, advance=lambda n: progress.advance(task, n))
+    """Evaluate with a progress bar over the samples of this process, for all epsilons."""
+    part = own_part(len(images), evaluation.BATCH, group)
+    with progress_bar("evaluating", (part.stop - part.start) * len(epsilons)) as advance:
+        return evaluate(net, images, epsilons, steps=steps, advance=advance, group=group)
 
 
-def load_for(net: Classifier, model: Path, name: str, split: str) -> ImageSet:
-    """A split of a data set, or an error if its images are of another shape than the model's."""
-    images = load(name, split)
-    if images.info.image_shape != net.image_shape:
-        raise LinfnetError(
-            f"{model} is a net for images of shape {net.image_shape}; {name} has {images.info.image_shape}"
-        )
-    return images
-
-
-def store_evaluation(
-    folder: Path, evaluation: Evaluation, what: str, *, limit: int | None = None, samples: bool = True
-) -> None:
-    """Add to results.json under a key of its own for each epsilon, and write the samples beside it.
-
-    A run's model card tells the new results, too; elsewhere README.md may be the user's own.
-    """
-    entries: dict[str, Any] = {}
-    for at in evaluation.at:
-        entries[result_key(what, at.epsilon, limit=limit, steps=evaluation.steps)] = {
-            "samples": len(evaluation.labels),
-            "clean": evaluation.clean,
-            **at.summary(),
-            "certified_and_broken": len(at.violations()),
-            "arithmetic": evaluation.arithmetic,
-            "confidence": evaluation.confidence,
-            "pgd_steps": evaluation.steps,
-            "certify_seconds_per_image": at.cost(),
-            "seconds": round(at.seconds, 2),
-        }
-    add_results(folder, entries)
-    if samples and evaluation.at:
-        name = result_key(what, evaluation.at[0].epsilon, limit=limit, steps=evaluation.steps).split(" eps=")[0]
-        epsilons = "_".join(format_epsilon(at.epsilon).replace("/", "-") for at in evaluation.at)
-        if len(epsilons) > LONGEST:
-            first, digest = epsilons[:LONGEST].rpartition("_")[0], hashlib.sha256(epsilons.encode()).hexdigest()[:8]
-            epsilons = f"{first}_and-more-{digest}"
-        stem = f"samples-{name}-eps-{epsilons}"
-        write_samples(evaluation, folder / f"{stem}.csv")
-        write_broken(evaluation, folder / f"{stem}.broken.safetensors")
+def store_evaluation(folder: Path, found: Evaluation, net: Classifier) -> None:
+    """Save the evaluation in the folder, and add it to the model card of a run; other cards may be the user's."""
+    save_evaluation(found, folder)
     if (folder / "recipe.toml").is_file():
-        write_card(folder)
+        write_card(folder, net)
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure clean, attacked and certified accuracy at p = infinity; results go into the folder."""
+    """Compute clean, attacked and certified accuracy at p = infinity; results are added to the folder."""
 
     model: tyro.conf.Positional[Path]
     """A finished run, or any folder with model.safetensors and config.json."""
-    eps: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
-    """Perturbations in pixel units, as 8/255 or 0.1; by default those of the run's recipe."""
+    eps: Texts = ()
+    """Perturbations in pixel units, such as 8/255 or 0.1; by default those of the run's recipe."""
     split: Literal["test", "train"] = "test"
-    """Which images."""
+    """Which images of the data set."""
     limit: int | None = None
-    """Only the first so many images."""
+    """Only the first LIMIT images."""
     steps: int | None = None
     """Steps of the PGD attack; by default those of the run's recipe, or 100."""
     data: str | None = None
-    """Another data set than the run's own."""
+    """Another data set than the run's."""
     device: str = "auto"
     """cpu, cuda, …; auto takes a GPU if there is one."""
 
     def run(self) -> int:
         """Evaluate, print the table, and add to results.json and a CSV of all samples."""
-        asked = tuple(parse_epsilon(text, "--eps") for group in self.eps for text in group)
-        for name, value in (("--limit", self.limit), ("--steps", self.steps)):
-            if value is not None:
-                at_least(name, value, 1)
-        device = pick_device(own_device(self.device) if launched() else self.device)
-        run = run_of(self.model)
-        recipe = run.recipe if run else None
-        name = self.data or (recipe.data.name if recipe else None)
-        epsilons = asked or (recipe.evaluation.eps if recipe else ())
-        if name is None or not epsilons:
-            raise ArgumentError(f"{self.model} has no recipe.toml: give --data and --eps")
-        read_results(self.model)  # an unreadable file is told before the work, not after it
+        epsilons = parse_epsilons(self.eps)
+        check_counts(limit=self.limit, steps=self.steps)
+        device = choose_device(own_device(self.device) if launched() else self.device)
+        inputs = find_inputs(self.model, self.data, epsilons, by_name=False)
+        read_results(self.model)  # an unreadable file is an error before the work, not after it
         if not os.access(self.model, os.W_OK):
-            raise LinfnetError(f"{self.model} may not be written: the results would have no place")
+            raise LinfnetError(f"{self.model} is not writable: the results cannot be saved")
         net = load_model(self.model, device=device)
-        images = load_for(net, self.model, name, self.split).first(self.limit).to(device)
-        steps = self.steps or (recipe.evaluation.pgd_steps if recipe else 100)
-        with joined(device) as ranks, heard(ranks):
-            evaluation = evaluate_with_progress(net, images, epsilons, steps, ranks)
-            if ranks.first:
-                store_evaluation(self.model, evaluation, f"{name}-{self.split}", limit=self.limit)
-            title = f"{len(images)} {self.split} images of {name}"
-            console.print(results_table(title, [(self.model.name, evaluation)]))
+        images = load_split(net, inputs.data, self.split, self.limit, device)
+        steps = self.steps or (inputs.run.recipe.evaluation.pgd_steps if inputs.run else 100)
+        with joined(device) as group, only_first_prints(group):
+            found = evaluate_with_progress(net, images, inputs.epsilons, steps, group)
+            if group.first:
+                store_evaluation(self.model, found, net)
+            title = f"{len(images)} {self.split} images of {inputs.data}, accuracy in %"
+            console.print(results_table(title, [(self.model.name, result) for result in found.results]))
             console.print(f"results: {self.model / 'results.json'}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Show runs of any system in one table: clean, attacked and certified accuracy, and cost."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Finished runs, or model folders with results.json; `linfnet evaluate` adds missing results."""
+    json: bool = False
+    """Write JSON instead of a table; accuracies in [0, 1]."""
+    csv: bool = False
+    """Write CSV instead of a table; accuracies in [0, 1]."""
+
+    def run(self) -> int:
+        """Print the results in the folders; nothing is computed again."""
+        if not self.runs:
+            raise ArgumentError("no run given")
+        if self.json and self.csv:
+            raise ArgumentError("--json and --csv exclude each other")
+        for folder in self.runs:
+            finished_run(folder)
+        rows = compare_runs(self.runs)
+        if self.json:
+            sys.stdout.write(json.dumps([row.as_dict() for row in rows], indent=2, ensure_ascii=False) + "\n")
+        elif self.csv:
+            writer = csv.DictWriter(sys.stdout, list(rows[0].as_dict()), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(row.as_dict() for row in rows)
+        else:
+            Console(width=max(console.width, WIDTH), highlight=False, markup=False).print(_comparison(rows))
+        return 0
+
+
+def _comparison(rows: list[Compared]) -> Table:
+    images = list(dict.fromkeys(row.images for row in rows))
+    several = len(images) > 1
+    title = "accuracy in %" + ("" if several else f" on {images[0]}")
+    words = ("run", "system", *(["images"] if several else []), "eps")
+    table = add_columns(Table(title=title, title_justify="left", box=SIMPLE), words, ("clean", "attacked", "certified"))
+    add_columns(table, ("certificate",), ("training s", "certificate s/image", "parameters"))
+    for column in table.columns:
+        column.no_wrap = True
+    for row in rows:
+        named = (row.run, row.system, *([row.images] if several else []), row.eps)
+        certificate = f"{row.certificate} {row.arithmetic}".strip()
+        certificate += f" p={row.confidence:g}" if row.confidence < 1 else ""
+        training = "" if row.train_seconds is None else f"{row.train_seconds:.0f}"
+        cost = "" if row.certify_seconds_per_image is None else f"{row.certify_seconds_per_image:.2g}"
+        shares = map(percent, (row.clean, row.attacked, row.certified))
+        parameters = "" if row.parameters is None else f"{row.parameters:,}"
+        table.add_row(*named, *shares, certificate, training, cost, parameters)
+    table.caption = "float32: certificates hold for the floating-point program; real: they ignore rounding"
+    return table
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Train a net on handwritten digits, attack it, certify it, and compare it with the net of Theorem 1."""
+
+    out: Path | None = None
+    """The run folder, new or empty; by default runs/demo-TIME."""
+
+    def run(self) -> int:
+        """Print the table of both nets, the run folder, and the path of the report."""
+        device = choose_device("auto")
+        recipe = load_recipe("digits")
+        console.print("training a net on 1,437 handwritten digits …")
+        folder = start_run(recipe, self.out or new_run_path("demo"), device, display=train_display).path
+        images, test = (load(recipe.data.name, split, device=device) for split in ("train", "test"))
+        net = load_model(folder, device=device)
+        trained = evaluate_with_progress(net, test, DEMO_EPSILONS, 100)
+        store_evaluation(folder, trained, net)
+        neighbour_net = nearest_neighbour_net(images.pixels(), images.labels, len(images.info.classes))
+        neighbour = evaluate_with_progress(neighbour_net, test, recipe.evaluation.eps, 100).results
+        add_evaluations(folder, tuple(replace(result, net="nearest-neighbour") for result in neighbour))
+        write_card(folder, net)
+        rows = [("trained net", result) for result in trained.results]
+        rows += [("Theorem 1", result) for result in neighbour]
+        console.print(results_table(f"{len(test)} test images, accuracy in %", rows))
+        console.print(f"run folder: {folder}")
+        console.print(f"report, to open in a browser: {write_report((folder,))}")
         return 0

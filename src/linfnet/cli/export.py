@@ -1,5 +1,7 @@
-"""`linfnet export`: ONNX files, VNN-LIB properties, the hub."""
+"""`linfnet export` and `serve`: ONNX files, VNN-LIB properties, the hub, and a local server."""
 
+import contextlib
+import webbrowser
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -8,17 +10,17 @@ from typing import Literal
 import torch
 import tyro
 
-from linfnet.cli.certify import Subject, find_subject, run_of
 from linfnet.cli.console import console
-from linfnet.epsilon import format_epsilon, parse_epsilon
-from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.cli.inputs import NamedImages, Texts, find_inputs, finished_run, load_images, parse_epsilons
+from linfnet.epsilon import format_epsilon
+from linfnet.errors import ArgumentError, require
 from linfnet.export import push_to_hub, verify_onnx, write_card, write_onnx, write_vnnlib
 from linfnet.files import make_folder
-from linfnet.nn import Classifier, LinfNet
+from linfnet.nn import Classifier
 from linfnet.nn.model_path import find_model
 from linfnet.systems import load_model
 
-# Images the ONNX file is checked on.
+# The number of random images that the ONNX file is checked on.
 CHECKED = 16
 
 
@@ -31,55 +33,52 @@ class Export:
     onnx: Path | None = None
     """The ONNX file to write (weights of more than 64 MiB go to FILE.data); needs the extra `onnx`."""
     vnnlib: Path | None = None
-    """A folder for VNN-LIB properties, one for each sample and epsilon."""
+    """A folder for VNN-LIB properties, one for each image and epsilon."""
     samples: tuple[int, ...] = (0,)
-    """For --vnnlib: which images, by number."""
-    eps: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
+    """For --vnnlib: the indices of the images."""
+    eps: Texts = ()
     """For --vnnlib: perturbations in pixel units; by default those of the run's recipe."""
     data: str | None = None
-    """For --vnnlib: a data set, or a folder or .npy array of images (whose predicted classes are to be kept)."""
+    """For --vnnlib: a data set, or a folder or .npy array of images (with their predicted classes)."""
     split: Literal["test", "train"] = "test"
     """For --vnnlib: which images of a data set."""
     card: bool = False
-    """Write the model card README.md anew, with all results the folder holds by now."""
+    """Write the model card README.md again, with all results that the folder has now."""
     hub: str | None = None
     """Upload weights, config and model card to the Hugging Face hub as user/name, privately; needs the extra `hub`."""
 
     def run(self) -> int:
-        """Write what was asked for and say where it is."""
-        asked = tuple(parse_epsilon(text, "--eps") for group in self.eps for text in group)
+        """Write the files and print their paths."""
+        epsilons = parse_epsilons(self.eps)
         if self.onnx is None and self.vnnlib is None and self.hub is None and not self.card:
             raise ArgumentError("nothing to export: give --onnx, --vnnlib, --card or --hub")
         model = find_model(self.model)
         if self.card and model != self.model:  # of the package, or in the hub's cache
-            raise ArgumentError(f"--card writes into the folder of a model; {self.model} is not a folder of yours")
-        run = run_of(model)
+            raise ArgumentError(f"--card writes into a folder of yours; {self.model} is not one")
+        finished_run(model)
         net = load_model(model)
         if self.onnx is not None:
             self._write_onnx(net, self.onnx)
         if self.vnnlib is not None:
-            data = self.data or (run.recipe.data.name if run else None)
-            epsilons = asked or (run.recipe.evaluation.eps if run else ())
-            if data is None or not epsilons:
-                raise ArgumentError(f"{self.model} has no recipe.toml: give --data and --eps")
-            subject = find_subject(data, self.split, None, net, torch.device("cpu"))
-            self._write_vnnlib(net, self.vnnlib, subject, epsilons)
+            inputs = find_inputs(self.model, self.data, epsilons)
+            images = load_images(net, inputs.data, self.split, None, torch.device("cpu"))
+            self._write_vnnlib(net, self.vnnlib, images, inputs.epsilons)
         if self.card:
-            console.print(f"model card: {write_card(model)}")
+            console.print(f"model card: {write_card(model, net)}")
         if self.hub is not None:
             console.print(f"uploaded: {push_to_hub(model, self.hub)}")
         return 0
 
-    def _write_vnnlib(self, net: Classifier, folder: Path, subject: Subject, epsilons: tuple[Fraction, ...]) -> None:
+    def _write_vnnlib(self, net: Classifier, folder: Path, images: NamedImages, epsilons: tuple[Fraction, ...]) -> None:
         for sample in self.samples:
-            if not 0 <= sample < len(subject.pixels):
-                raise ArgumentError(f"--samples has {sample}; {subject.title} has 0 to {len(subject.pixels) - 1}")
+            if not 0 <= sample < len(images.pixels):
+                raise ArgumentError(f"--samples has {sample}; {images.title} has 0 to {len(images.pixels) - 1}")
         make_folder(folder)
         for sample in self.samples:
-            pixels = subject.pixels[sample]
+            pixels = images.pixels[sample]
             with torch.no_grad():
                 predicted = int(net(pixels.unsqueeze(0)).argmax())
-            label = predicted if subject.labels is None else int(subject.labels[sample])
+            label = predicted if images.labels is None else int(images.labels[sample])
             for epsilon in epsilons:
                 name = f"{sample}-eps-{format_epsilon(epsilon).replace('/', '-of-')}.vnnlib"
                 write_vnnlib(folder / name, pixels, label, net.classes, epsilon)
@@ -87,11 +86,41 @@ class Export:
 
     @staticmethod
     def _write_onnx(net: Classifier, path: Path) -> None:
-        if not isinstance(net, LinfNet):
-            raise LinfnetError(f"--onnx writes l_inf-distance nets; the model is of system {net.system!r}")
         if path.is_dir():
             raise ArgumentError(f"--onnx is the folder {path}; wanted a file")
         make_folder(path.parent)
         files = write_onnx(net, path)
         verify_onnx(net, path, torch.rand(CHECKED, *net.image_shape, generator=torch.Generator().manual_seed(0)))
         console.print(f"the same bits as the net on {CHECKED} random images: {', '.join(map(str, files))}")
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Serve a page and a JSON API for one net on this machine."""
+
+    model: tyro.conf.Positional[Path] = Path("mnist-small")
+    """A finished run, any folder with model.safetensors and config.json, mnist-small, or hf://user/name."""
+    host: str = "127.0.0.1"
+    """The address to listen on. Other machines can reach the server only if it is not a loopback address."""
+    port: int = 8000
+    """The port; 0 for any free one."""
+    open: bool = False
+    """Open the page in the browser."""
+
+    def run(self) -> int:
+        """Serve until interrupted."""
+        for module in ("fastapi", "uvicorn", "PIL"):
+            require(module, "serve")
+        from linfnet.serve import Service, bind, run_server, url_of
+
+        bound = bind(self.host, self.port)
+        with bound:
+            service = Service(self.model)
+            url = url_of(bound, self.host)
+            console.print(f"serving {service.name} on {url} (press Ctrl-C to stop)")
+            if self.open:
+                webbrowser.open(url)
+            # Ctrl-C is the usual way to stop a server, not an error.
+            with contextlib.suppress(KeyboardInterrupt):
+                run_server(service, bound, frozenset({"localhost", self.host}))
+        return 0

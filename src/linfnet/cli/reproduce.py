@@ -8,17 +8,18 @@ import torch
 import tyro
 from rich.table import Table
 
-from linfnet.cli.console import console, percent
+from linfnet.cli.console import console, draw_figure, percent
+from linfnet.cli.display import train_display
 from linfnet.cli.evaluate import evaluate_with_progress, store_evaluation
-from linfnet.cli.train import pick_device, resume_run, start_run
+from linfnet.cli.inputs import check_counts, choose_device
 from linfnet.data import load
 from linfnet.distributed.group import launched
-from linfnet.errors import ArgumentError, LinfnetError, at_least
+from linfnet.errors import ArgumentError
 from linfnet.recipes import Recipe
 from linfnet.reproduce import SMALL, STUDIES, Figures, Options, Outcome, Spread, Study, run_study, spreads
 from linfnet.reproduce.study_plots import draw_study
 from linfnet.systems import load_model
-from linfnet.train import RunFolder
+from linfnet.train import RunFolder, resume_run, start_run
 
 
 class ShownWorkers:
@@ -29,11 +30,11 @@ class ShownWorkers:
 
     def start(self, recipe: Recipe, path: Path) -> None:
         """Train into a new folder."""
-        start_run(recipe, path, self.device)
+        start_run(recipe, path, self.device, display=train_display)
 
     def resume(self, folder: RunFolder) -> None:
         """Train on from the last checkpoint."""
-        resume_run(folder, self.device)
+        resume_run(folder, self.device, display=train_display)
 
     def evaluate(self, folder: RunFolder, limit: int | None, steps: int) -> None:
         """Evaluate on the test set and store the result in the folder."""
@@ -41,7 +42,7 @@ class ShownWorkers:
         images = load(name, "test", device=self.device).first(limit)
         net = load_model(folder.path, device=self.device)
         evaluation = evaluate_with_progress(net, images, folder.recipe.evaluation.eps, steps)
-        store_evaluation(folder.path, evaluation, f"{name}-test", limit=limit)
+        store_evaluation(folder.path, evaluation, net)
 
 
 def outcome_table(study: Study, outcome: Outcome) -> Table:
@@ -147,22 +148,15 @@ class Reproduce:
             raise ArgumentError(
                 "a study runs in one process; start it without torchrun, or its rows by `linfnet train`"
             )
-        for name, value in (("--limit", self.limit), ("--steps", self.steps)):
-            if value is not None:
-                at_least(name, value, 1)
+        check_counts(limit=self.limit, steps=self.steps)
         study = STUDIES[self.study]
         options = self._options(study)
-        outcome = run_study(study, options, ShownWorkers(pick_device(self.device)), console.print)
+        outcome = run_study(study, options, ShownWorkers(choose_device(self.device)), console.print)
         console.print((training_table if study.on_train else outcome_table)(study, outcome))
         console.print(f"outcome: {options.out / 'outcome.json'}, {options.out / 'outcome.csv'}")
-        picture = options.out / f"{study.name}.png"
-        try:
-            draw_study(picture, study, outcome)
-            console.print(f"figure: {picture}")
-        except LinfnetError as error:
-            console.print(f"no figure: {error}")
-        asked = study.rows(options.rows)
-        return 0 if sum(len(outcome.of(cell)) for cell in asked) == self.seeds * len(asked) else 2
+        draw_figure(options.out / f"{study.name}.png", lambda path: draw_study(path, study, outcome))
+        rows = study.rows(options.rows)
+        return 0 if sum(len(outcome.of(cell)) for cell in rows) == self.seeds * len(rows) else 2
 
     def _options(self, study: Study) -> Options:
         """What was asked for, on top of what `--small` stands for."""

@@ -1,39 +1,23 @@
-"""Training as TensorBoard sees it: the same numbers as the event log, in its own format."""
+"""The numbers of the event log in the format of TensorBoard."""
 
-import importlib.util
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+import contextlib
+from collections.abc import Generator
+from typing import Any
 
-from linfnet.errors import LinfnetError
-from linfnet.train import StepValues, Watcher
-
-
-def check_tensorboard() -> None:
-    """Complain before any work if TensorBoard is not installed."""
-    if importlib.util.find_spec("tensorboard") is None:
-        raise LinfnetError("--tensorboard needs TensorBoard: pip install 'linfnet[tensorboard]'")
+from linfnet.cli.display import train_display
+from linfnet.schedules import StepState
+from linfnet.train import Trainer, Watcher
 
 
 class TensorBoard:
-    """Passes everything on to another watcher, and writes the numbers of each event into a folder; a `Watcher`."""
+    """Writes the numbers of each event with a `SummaryWriter`, and forwards all calls to another watcher."""
 
-    def __init__(self, folder: Path, inner: Watcher, done: int) -> None:
-        from torch.utils.tensorboard.writer import SummaryWriter
+    def __init__(self, writer: Any, inner: Watcher) -> None:
+        self.writer, self.inner = writer, inner
 
-        self.inner = inner
-        # A resumed run takes the steps after its checkpoint again.
-        self.writer = SummaryWriter(str(folder), purge_step=done + 1 if done else None)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.writer.close()
-
-    def step(self, step: int, values: StepValues, so_far: dict[str, float]) -> None:
-        """Only passed on: an epoch is what is written."""
-        self.inner.step(step, values, so_far)
+    def step(self, step: int, state: StepState, so_far: dict[str, float]) -> None:
+        """Only forwarded: steps are not written."""
+        self.inner.step(step, state, so_far)
 
     def event(self, event: dict[str, Any]) -> None:
         """Write each number as KIND/NAME at its step, for example epoch/loss or test/certified 8/255."""
@@ -44,3 +28,21 @@ class TensorBoard:
                 if name not in ("event", "step") and isinstance(number, int | float):
                     self.writer.add_scalar(f"{event['event']}/{name}", number, event["step"])
         self.writer.flush()
+
+
+@contextlib.contextmanager
+def tensorboard_display(trainer: Trainer) -> Generator[Watcher]:
+    """As `train_display`, and write into the folder `tensorboard` of the run; a `linfnet.train.Display`."""
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+    with train_display(trainer) as display:
+        if trainer.folder is None or not trainer.ranks.first:
+            yield display
+            return
+        done = trainer.progress.step
+        # A resumed run repeats the steps after its checkpoint.
+        writer = SummaryWriter(str(trainer.folder.path / "tensorboard"), purge_step=done + 1 if done else None)
+        try:
+            yield TensorBoard(writer, display)
+        finally:
+            writer.close()

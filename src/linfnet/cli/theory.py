@@ -1,5 +1,6 @@
-"""`linfnet separation` and `linfnet construct`: the paper's first theorem on real data."""
+"""`linfnet separation`, `construct` and `lipschitz`: the paper's theorems on real data and trained nets."""
 
+import math
 import shlex
 import time
 from collections.abc import Callable
@@ -10,70 +11,52 @@ from typing import Any, Literal
 
 import torch
 import tyro
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from linfnet.certificates import certified_by_interval, certified_by_margin
-from linfnet.cli.console import console, percent
-from linfnet.cli.train import new_run_path, pick_device
+from linfnet.certificates import certified_by_interval, certify_by_margin
+from linfnet.certificates.real import real_certified
+from linfnet.cli.console import add_columns, console, draw_figure, percent, progress_bar
+from linfnet.cli.inputs import BATCH, check_counts, choose_device, find_inputs, load_split
 from linfnet.data import ImageSet, load
-from linfnet.epsilon import format_epsilon
+from linfnet.epsilon import format_epsilon, parse_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.files import make_folder, write_json
 from linfnet.nn import LinfNet
+from linfnet.ops import check_p
 from linfnet.theory import (
     Separation,
     check_separation,
+    lipschitz_estimate,
     nearest_neighbour_net,
     pairs_to_compare,
     set_separation,
 )
-from linfnet.theory.plots import draw_pairs, draw_three_points
+from linfnet.theory.plots import draw_pairs, draw_quantiles, draw_three_points
 from linfnet.theory.three_points import RADIUS, contenders, three_points
-from linfnet.train import environment
+from linfnet.train import environment, new_run_path
 
-BATCH = 500
-# The share of r at which constructed nets are certified: below 1, as certificates are strict and float32 rounds.
+# Constructed nets are certified at this share of r: less than 1, as certificates are strict and float32 rounds.
 SHARE = 1 - Fraction(1, 100000)
-
-
-def with_progress(name: str, total: int, work: Callable[[Callable[[int], None]], Any]) -> Any:
-    """Run `work(advance)` under a progress bar."""
-    columns = (TextColumn(name), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=total)
-        return work(lambda done: progress.advance(task, done))
-
-
-def draw_into(path: Path, draw: Callable[[Path], None]) -> None:
-    """Draw a figure and say where it is; without matplotlib say that instead: the numbers stand."""
-    try:
-        draw(path)
-    except LinfnetError as error:
-        console.print(f"no figure: {error}")
-    else:
-        console.print(f"figure: {path}")
 
 
 def _find_separation(images: ImageSet, against: ImageSet | None, count: int) -> Separation:
     total = pairs_to_compare(images.labels, None if against is None else against.labels)
-    return with_progress(
-        "comparing", total, lambda advance: set_separation(images, against, count=count, advance=advance)
-    )
+    with progress_bar("comparing", total) as advance:
+        return set_separation(images, against, count=count, advance=advance)
 
 
 @dataclass(frozen=True)
 class Separate:
-    """The r of a data set: half the smallest l-infinity distance of two images of different classes, exactly."""
+    """Compute the r of a data set exactly: half the smallest l-infinity distance of images of different classes."""
 
     data: tyro.conf.Positional[str]
     """A data set by name (`linfnet data list`)."""
     split: Literal["train", "test"] = "train"
-    """Which images."""
+    """Which images of the data set."""
     against: Literal["train", "test"] | None = None
     """Compare them with those of this split instead of among themselves."""
     limit: int | None = None
-    """Only the first so many images of each split."""
+    """Only the first LIMIT images of each split."""
     pairs: int = 8
     """How many of the closest pairs to show."""
     out: Path | None = None
@@ -85,8 +68,8 @@ class Separate:
         """Print r and the closest pairs."""
         at_least("--pairs", self.pairs, 1)
         if self.out is not None:
-            make_folder(self.out)  # told before the search, not after it
-        device = pick_device(self.device)
+            make_folder(self.out)  # an error before the search, not after it
+        device = choose_device(self.device)
         images = load(self.data, self.split, device=device).first(self.limit)
         other = None if self.against is None or self.against == self.split else self.against
         against = None if other is None else load(self.data, other, device=device).first(self.limit)
@@ -100,7 +83,7 @@ class Separate:
             file = make_folder(self.out) / f"{stem}.json"
             write_json(file, {**self._record(found, images, against, splits), "seconds": round(seconds, 1)})
             console.print(f"result: {file}")
-            draw_into(file.with_suffix(".png"), lambda path: draw_pairs(path, found, images, against))
+            draw_figure(file.with_suffix(".png"), lambda path: draw_pairs(path, found, images, against))
         return 0
 
     def _print(
@@ -109,9 +92,8 @@ class Separate:
         pairs = pairs_to_compare(images.labels, None if against is None else against.labels)
         other = images if against is None else against
         classes = images.info.classes
-        table = Table(title=f"closest of {pairs:,} pairs of different classes, {splits}", title_justify="left")
-        for name in ("distance", "", "image", "class", "image", "class"):
-            table.add_column(name)
+        title = f"closest of {pairs:,} pairs of different classes, {splits}"
+        table = Table("distance", "", "image", "class", "image", "class", title=title, title_justify="left")
         for pair in found.pairs:
             ends = (
                 (str(pair.first), classes[int(images.labels[pair.first])]),
@@ -149,22 +131,22 @@ class Separate:
 
 @dataclass(frozen=True)
 class Construct:
-    """Build the net of the paper's theorems, which certifies a whole data set up to its separation, and check it."""
+    """Build the net of the paper's theorems, which is certified on a whole data set up to its separation."""
 
     data: tyro.conf.Positional[str] = "three-points"
-    """A data set by name, or three-points: what interval bounds cannot prove on conventional nets."""
+    """A data set by name, or three-points, where interval bounds fail on conventional nets."""
     layers: int = 2
     """Number of layers."""
     limit: int | None = None
-    """Only the first so many training images."""
+    """Only the first LIMIT training images."""
     out: Path | None = None
     """Folder of the net, new or empty; by default runs/construct-DATA-TIME."""
     device: str = "auto"
     """cpu, cuda, …; auto takes a GPU if there is one."""
 
     def run(self) -> int:
-        """Build, certify, save, and print what holds."""
-        device = pick_device(self.device)
+        """Build, certify and save the net; print the certified shares."""
+        device = choose_device(self.device)
         out = self.out or new_run_path(f"construct-{self.data}")
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise LinfnetError(f"output folder {out} already holds files; choose another --out")
@@ -180,7 +162,8 @@ class Construct:
         epsilon = found.radius * SHARE
         check_separation(found, epsilon, self.layers)
         net = nearest_neighbour_net(images.pixels(), images.labels, len(images.info.classes), layers=self.layers)
-        shares = with_progress("certifying", len(images), lambda advance: _certified(net, images, epsilon, advance))
+        with progress_bar("certifying", len(images)) as advance:
+            shares = _certified(net, images, epsilon, advance)
         net.save(make_folder(out), class_names=images.info.classes)
         result = {
             "data": self.data,
@@ -205,32 +188,111 @@ class Construct:
 
     def _three_points(self, out: Path) -> int:
         if self.layers not in (2, 3, 4) or self.limit is not None:
-            raise ArgumentError(f"three points take 2 to 4 layers (--layers is {self.layers}) and no --limit")
+            raise ArgumentError(f"three-points needs 2 to 4 layers (--layers is {self.layers}) and no --limit")
         points, labels = three_points()
         net = nearest_neighbour_net(points.view(3, 1, 1, 1), labels, 2, layers=self.layers)
         nets = contenders(net)
         radii = {net.name: net.proven / RADIUS for net in nets}
-        table = Table(title="three points: the share of r that interval bounds prove", title_justify="left")
-        table.add_column("net")
-        table.add_column("proven", justify="right")
+        table = Table(title="three points: the share of r that interval bounds certify", title_justify="left")
+        add_columns(table, ("net",), ("certified",))
         for name, share in radii.items():
             table.add_row(name, f"{share:.6f}")
         console.print(table)
         net.save(make_folder(out))
         write_json(out / "three-points.json", {"r": RADIUS, "proven_share_of_r": radii})
-        draw_into(out / "three-points.png", lambda path: draw_three_points(path, nets))
+        draw_figure(out / "three-points.png", lambda path: draw_three_points(path, nets))
         console.print(f"net: {out}")
         return 0
 
 
 def _certified(net: LinfNet, images: ImageSet, epsilon: Fraction, advance: Callable[[int], None]) -> dict[str, float]:
-    """The shares that the margin and interval bounds certify."""
-    by_margin = by_interval = 0
+    """The certified shares: for the program by margin and by interval, and by margin in real arithmetic."""
+    counts = dict.fromkeys(("certified_margin", "certified_interval", "certified_real_margin"), 0)
     for start in range(0, len(images), BATCH):
         part = slice(start, start + BATCH)
         pixels, labels = images.pixels(part), images.labels[part]
-        with net.at_infinity(), torch.no_grad():
-            by_margin += int(certified_by_margin(net(pixels), labels, net.lipschitz, epsilon).sum())
-        by_interval += int(certified_by_interval(net, pixels, labels, epsilon).sum())
+        by_margin = certify_by_margin(net, pixels, labels)
+        real = real_certified(by_margin.logits, labels, net.lipschitz, epsilon)
+        flags = (by_margin.at(epsilon), certified_by_interval(net, pixels, labels, epsilon), real)
+        counts = {name: count + int(flag.sum()) for (name, count), flag in zip(counts.items(), flags, strict=True)}
         advance(len(labels))
-    return {"certified_margin": by_margin / len(images), "certified_interval": by_interval / len(images)}
+    return {name: count / len(images) for name, count in counts.items()}
+
+
+@dataclass(frozen=True)
+class Lipschitz:
+    """Bound the Lipschitz constant of a trained net relaxed to a finite p, from above and from below."""
+
+    model: tyro.conf.Positional[Path]
+    """A finished run, or any folder with model.safetensors and config.json."""
+    p: str = "8"
+    """Exponent of all layers: a number >= 1, or inf."""
+    split: Literal["test", "train"] = "test"
+    """Which images of the data set."""
+    limit: int | None = None
+    """Only the first LIMIT images."""
+    eps: str = "1/255"
+    """Radius of the balls in which logits are compared, in pixel units."""
+    steps: int = 20
+    """Steps of eps/4 in each ascent."""
+    restarts: int = 5
+    """Ascents for each image and label."""
+    batch: int = 100
+    """Images in one batch; each takes a row for every label."""
+    seed: int = 0
+    """Seed of the starting points."""
+    data: str | None = None
+    """Another data set than the run's."""
+    device: str = "auto"
+    """cpu, cuda, …; auto takes a GPU if there is one."""
+
+    def run(self) -> int:
+        """Print both bounds; write them and the quantile plot into the folder."""
+        p, epsilon = self._p(), parse_epsilon(self.eps, "--eps")
+        at_least("--seed", self.seed, 0)
+        device = choose_device(self.device)
+        net, images = self._load(device)
+        pixels = images.pixels()
+        generator = torch.Generator(device).manual_seed(self.seed)
+        start = time.perf_counter()
+        settings: dict[str, Any] = {"epsilon": epsilon, "steps": self.steps, "restarts": self.restarts}
+        with progress_bar("ascending", len(images)) as advance:
+            estimate = lipschitz_estimate(
+                net, pixels, p, batch=self.batch, generator=generator, advance=advance, **settings
+            )
+        seconds = time.perf_counter() - start
+        summary = estimate.summary()
+        record = {
+            "model": self.model.name,
+            "data": f"{images.info.name}-{self.split}",
+            **summary,
+            "upper_from_pixels": estimate.upper * net.lipschitz,
+            "steps": self.steps,
+            "restarts": self.restarts,
+            "seed": self.seed,
+            "seconds": round(seconds, 1),
+            "environment": environment(),
+        }
+        file = self.model / f"lipschitz-p{p:g}.json"
+        write_json(file, record)
+        console.print(
+            f"p = {p:g}: mean {summary['mean']:.4g}, largest {summary['max']:.4g} over {len(images)} images; "
+            f"upper bound {estimate.upper:.4g} (distance layers; from pixels {net.lipschitz:.4g} times as much)"
+        )
+        console.print(f"by layer: {'  '.join(f'{bound:.4g}' for bound in estimate.layers)}  ({seconds:.0f} s)")
+        console.print(f"result: {file}")
+        draw_figure(file.with_suffix(".png"), lambda path: draw_quantiles(path, estimate))
+        return 0
+
+    def _p(self) -> float:
+        try:
+            value = float(self.p)
+        except ValueError:
+            raise ArgumentError(f"--p is {self.p!r}; wanted a number >= 1 or inf") from None
+        return math.inf if math.isinf(check_p(value, "--p")) else value
+
+    def _load(self, device: torch.device) -> tuple[LinfNet, ImageSet]:
+        check_counts(limit=self.limit, steps=self.steps, restarts=self.restarts)
+        inputs = find_inputs(self.model, self.data, needs_eps=False, by_name=False)
+        net = LinfNet.load(self.model, device=device)
+        return net, load_split(net, inputs.data, self.split, self.limit, device)

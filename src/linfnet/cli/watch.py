@@ -12,13 +12,13 @@ from linfnet.cli.console import console
 from linfnet.errors import ArgumentError
 from linfnet.report import read_training
 from linfnet.report.terminal import frame
-from linfnet.train import RunFolder, go_on
+from linfnet.train import RunFolder, resume_hint
 
 
 def watch_frame(run: Path) -> tuple[Group, str]:
     """What is to be seen now, and whether the run is training, finished or stopped."""
     folder = RunFolder.open(run)
-    held = folder.held  # asked first: a run that ends in between has logged its end
+    held = folder.locked  # asked first: a run that ends in between has logged its end
     record = read_training(run)
     finished = record.finished or any(event["event"] == "finish" for event in record.events)
     state = "finished" if finished else "training" if held else "stopped"
@@ -52,5 +52,5 @@ class Watch:
             if not console.is_terminal:
                 console.print()  # the last frame was left without an end of line
         if state == "stopped":
-            console.print(go_on(self.run_folder))
+            console.print(resume_hint(self.run_folder))
         return 0

@@ -1,79 +1,65 @@
-"""Evaluation by several processes: each takes whole batches, and together they find what one would."""
+"""Evaluation by several processes: each evaluates whole batches, and the parts are joined field by field."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from fractions import Fraction
+from typing import Any, TypeVar, cast
 
 import torch
+from torch import Tensor
 
-from linfnet import evaluation
-from linfnet.data import ImageSet
-from linfnet.distributed.group import ALONE, Ranks
-from linfnet.evaluation import AtEpsilon, Broken, Evaluation, check_sandwich, measure
-from linfnet.nn import Classifier
+from linfnet.distributed.group import Group
 
-
-def own_images(images: ImageSet, ranks: Ranks) -> ImageSet:
-    """The batches of images that are this process's to evaluate."""
-    part = _own_part(images, ranks)
-    return replace(images, images=images.images[part], labels=images.labels[part])
+T = TypeVar("T")
 
 
-def _own_part(images: ImageSet, ranks: Ranks) -> slice:
-    batches = ranks.share(math.ceil(len(images) / evaluation.BATCH))
-    return slice(batches.start * evaluation.BATCH, batches.stop * evaluation.BATCH)
+def _sum_by_key(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {key: sum(part[key] for part in parts) for key in parts[0]}
 
 
-def evaluate_together(
-    net: Classifier,
-    images: ImageSet,
-    epsilons: tuple[Fraction, ...],
-    ranks: Ranks = ALONE,
-    *,
-    steps: int = 100,
-    seed: int = 0,
-    advance: Callable[[int], None] = lambda samples: None,
-) -> Evaluation:
-    """What `evaluate` finds, on every process; each has done its share. `advance` counts this process's samples."""
-    first = _own_part(images, ranks).start // evaluation.BATCH
-    mine = measure(net, own_images(images, ranks), epsilons, steps=steps, seed=seed + first, advance=advance)
-    found = mine if ranks.size == 1 else join(ranks.all(_on_cpu(mine)))
-    check_sandwich(found)
-    return found
+# Metadata of dataclass fields that hold durations; fields without it are joined by the type of their value.
+LONGEST: dict[str, Any] = {"join": max}
+SUMMED: dict[str, Any] = {"join": _sum_by_key}
 
 
-def _on_cpu(part: Evaluation) -> Evaluation:
-    names = ("logits", "labels", "margins", "radii", "real_radii")
-    return replace(
-        part,
-        **{name: getattr(part, name).cpu() for name in names},
-        at=tuple(
-            replace(
-                at,
-                **{name: getattr(at, name).cpu() for name in ("by_margin", "by_interval", "survived")},
-                broken=Broken(at.broken.index.cpu(), at.broken.images.cpu(), at.broken.predictions.cpu()),
-            )
-            for at in part.at
-        ),
-    )
+def own_part(images: int, batch: int, group: Group) -> slice:
+    """The images of this process: whole batches, so that each batch is the same as with one process.
+
+    >>> [own_part(69, 20, Group(rank, 3)) for rank in range(3)]
+    [slice(0, 40, None), slice(40, 60, None), slice(60, 69, None)]
+    """
+    batches = group.share(math.ceil(images / batch))
+    return slice(min(batches.start * batch, images), min(batches.stop * batch, images))
 
 
-def join(parts: Sequence[Evaluation]) -> Evaluation:
-    """Evaluations of consecutive parts of a set as that of the whole; it took as long as the slowest part."""
-    names = ("logits", "labels", "margins", "radii", "real_radii")
-    whole = replace(parts[0], **{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
-    at: list[AtEpsilon] = []
-    for number, first in enumerate(parts[0].at):
-        same = [part.at[number] for part in parts]
-        broken, start = first.broken, len(parts[0].labels)
-        for part, other in zip(parts[1:], same[1:], strict=True):
-            broken += replace(other.broken, index=other.broken.index + start)
-            start += len(part.labels)
-        flags = {
-            name: torch.cat([getattr(one, name) for one in same]) for name in ("by_margin", "by_interval", "survived")
-        }
-        spent = tuple(map(sum, zip(*(one.certify_seconds for one in same), strict=True)))
-        seconds = max(one.seconds for one in same)
-        at.append(replace(first, **flags, broken=broken.best(whole.radii), seconds=seconds, certify_seconds=spent))
-    return replace(whole, at=tuple(at))
+def gather(part: T, group: Group) -> T:
+    """The parts of all processes as one, on every process; with several processes its tensors are on the CPU."""
+    return part if group.size == 1 else join(group.all(_combine([part], lambda tensors: tensors[0].cpu())))
+
+
+def join(parts: Sequence[T]) -> T:
+    """Join parts that describe consecutive images: tensors are concatenated along their first dimension.
+
+    Dataclasses, tuples and dictionaries are joined item by item; the metadata of a field can name another function.
+    Values of all other types are the same in all parts.
+    """
+    return _combine(parts, torch.cat)
+
+
+def _combine(parts: Sequence[Any], tensors: Callable[[list[Tensor]], Tensor]) -> Any:
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return tensors(list(parts))
+    if isinstance(first, dict):
+        keys = cast(dict[Any, Any], first)
+        return {key: _combine([part[key] for part in parts], tensors) for key in keys}
+    if isinstance(first, tuple):
+        return tuple(_combine(items, tensors) for items in zip(*parts, strict=True))
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        joined: dict[str, Any] = {}
+        for field in dataclasses.fields(first):
+            items = [getattr(part, field.name) for part in parts]
+            rule = field.metadata.get("join")
+            joined[field.name] = _combine(items, tensors) if rule is None else rule(items)
+        return dataclasses.replace(first, **joined)
+    return first

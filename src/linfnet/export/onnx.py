@@ -1,41 +1,33 @@
 """ONNX files of nets at p = infinity: the same operations in the same order, hence the same bits.
 
-A layer would naturally be one subtraction of shape [batch, out, in], gigabytes for the published nets. Instead a Scan
-runs over chunks of outputs: each turn subtracts a few rows of weights, takes absolute values and the maximum.
+The simplest form of a layer is one subtraction of shape [batch, out, in], gigabytes for the published nets. Instead a
+Scan runs over chunks of outputs: each iteration subtracts a few rows of weights and takes the largest absolute value.
 """
 
-import importlib
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from linfnet.errors import LinfnetError
+from linfnet.errors import LinfnetError, require
 from linfnet.files import replacing
-from linfnet.nn import LinfNet
+from linfnet.nn import Classifier, LinfNet
 from linfnet.nn.distance import DistanceModule
 
 OPSET = 18
-# Rows of weights in one turn of a Scan: few enough for the cache, enough to hide the cost of a turn.
+# Rows of weights in one iteration of a Scan: few enough for the cache, enough to hide the overhead.
 CHUNK = 32
-# Weights beyond this go into a file of their own, which runtimes map into memory instead of parsing it.
+# Larger weights are written to a separate file, which runtimes map into memory instead of parsing it.
 INLINE_BYTES = 64 << 20
 
 
-def _import_onnx() -> Any:
-    try:
-        return importlib.import_module("onnx")
-    except ImportError:
-        raise LinfnetError("writing ONNX needs onnx: pip install 'linfnet[onnx]'") from None
-
-
 def chunk_size(outputs: int) -> int:
-    """The largest divisor of a layer's width that is at most CHUNK: no row is left over, none is padded.
+    """The largest divisor of a layer's width that is at most CHUNK: chunks are equal and need no padding.
 
     >>> chunk_size(5120), chunk_size(10), chunk_size(37)
     (32, 10, 1)
@@ -44,7 +36,7 @@ def chunk_size(outputs: int) -> int:
 
 
 class _Graph:
-    """Collects nodes and constants; names are given in order."""
+    """Nodes and constants of a graph under construction."""
 
     def __init__(self, onnx: Any) -> None:
         self.onnx = onnx
@@ -67,7 +59,7 @@ class _Graph:
         size = chunk_size(outputs)
         rows = self.constant(weight.reshape(outputs // size, size, inputs), f"{name}.weight")
         batch = f"{name}.batch"
-        # The body sees x as a state that never changes: [batch, 1, in]; it gives [batch, size] at every turn.
+        # For the body, x is a state that never changes: [batch, 1, in]; each iteration returns [batch, size].
         body = helper.make_graph(
             [
                 helper.make_node("Sub", [f"{name}.state", f"{name}.rows"], [f"{name}.difference"]),
@@ -75,7 +67,7 @@ class _Graph:
                 helper.make_node("ReduceMax", [f"{name}.size", "last_axis"], [f"{name}.largest"], keepdims=0),
                 helper.make_node("Identity", [f"{name}.state"], [f"{name}.state_out"]),
             ],
-            f"{name}.turn",
+            f"{name}.body",
             [
                 helper.make_tensor_value_info(f"{name}.state", kind, [batch, 1, inputs]),
                 helper.make_tensor_value_info(f"{name}.rows", kind, [size, inputs]),
@@ -91,13 +83,16 @@ class _Graph:
                 "Scan", [state, rows], [f"{name}.same", f"{name}.chunks"], f"{name}.scan", body=body, num_scan_inputs=1
             )
         )
-        aside = self.add("Transpose", [f"{name}.chunks"], f"{name}.aside", perm=[1, 0, 2])
-        return self.add("Reshape", [aside, f"{name}.shape"], f"{name}.distance")
+        transposed = self.add("Transpose", [f"{name}.chunks"], f"{name}.transposed", perm=[1, 0, 2])
+        return self.add("Reshape", [transposed, f"{name}.shape"], f"{name}.distance")
 
 
-def build_onnx(net: LinfNet) -> Any:
+def build_onnx(classifier: Classifier) -> Any:
     """The net at p = infinity in eval mode as an ONNX model: `images` [batch, C, H, W] -> `logits` [batch, classes]."""
-    onnx = _import_onnx()
+    if classifier.system != LinfNet.system:
+        raise LinfnetError(f"ONNX export is for l_inf-distance nets; the net is of system {classifier.system!r}")
+    net = cast(LinfNet, classifier)
+    onnx = require("onnx", "onnx")
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
     if next(net.parameters()).dtype != torch.float32:
         raise LinfnetError("ONNX export is for float32 nets")
@@ -125,10 +120,10 @@ def build_onnx(net: LinfNet) -> Any:
     return model
 
 
-def write_onnx(net: LinfNet, path: Path) -> list[Path]:
+def write_onnx(net: Classifier, path: Path) -> list[Path]:
     """Write the net at p = infinity; large weights go to `PATH.data`. Returns the files written."""
-    onnx = _import_onnx()
     model = build_onnx(net)
+    onnx = require("onnx", "onnx")
     if sum(parameter.numel() * 4 for parameter in net.parameters()) <= INLINE_BYTES:
         with replacing(path) as temporary:
             onnx.save_model(model, os.fspath(temporary))
@@ -147,21 +142,18 @@ def write_onnx(net: LinfNet, path: Path) -> list[Path]:
 
 def onnx_runner(path: Path) -> Callable[[Tensor], Tensor]:
     """A function that runs an ONNX file on images with onnxruntime on the CPU."""
-    try:
-        onnxruntime: Any = importlib.import_module("onnxruntime")
-    except ImportError:
-        raise LinfnetError("checking the ONNX file needs onnxruntime: pip install 'linfnet[onnx]'") from None
+    onnxruntime: Any = require("onnxruntime", "onnx")
     session: Any = onnxruntime.InferenceSession(os.fspath(path), providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.cpu().numpy()})[0])
 
 
 @torch.no_grad()
-def verify_onnx(net: LinfNet, path: Path, images: Tensor) -> None:
-    """Raise an error unless the file gives the net's logits, bit for bit, on images [N, C, H, W] and on one alone."""
+def verify_onnx(net: Classifier, path: Path, images: Tensor) -> None:
+    """Raise unless the file gives the net's logits bit for bit, on all images [N, C, H, W] and on the first one."""
     run = onnx_runner(path)
     with net.at_infinity():
         for part in (images, images[:1]):
             expected, got = net(part).cpu(), run(part)
             if not torch.equal(expected, got):
-                off = (expected - got).abs().max().item()
-                raise LinfnetError(f"{path} gives other logits than the net, by up to {off:g}: do not use it")
+                difference = (expected - got).abs().max().item()
+                raise LinfnetError(f"{path} gives other logits than the net, by up to {difference:g}: do not use it")

@@ -1,4 +1,4 @@
-"""VNN-LIB properties: "some image within eps is not classified so", for any verifier that reads ONNX and VNN-LIB."""
+"""VNN-LIB properties "some image within eps is misclassified", for verifiers that read ONNX and VNN-LIB."""
 
 from collections.abc import Iterator
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
@@ -12,7 +12,7 @@ from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError
 from linfnet.files import write_text
 
-# Digits of the bounds: more than float64 holds, so that reading them loses less than a verifier's own rounding.
+# Digits of the bounds: more than a float64 has, so that parsing them loses less than a verifier's rounding.
 DIGITS = 20
 
 
@@ -27,12 +27,12 @@ def decimal_bound(value: Fraction, up: bool) -> str:
 
 
 def vnnlib_lines(image: Tensor, label: int, classes: int, epsilon: Fraction) -> Iterator[str]:
-    """The lines of a property that is satisfied exactly by a counterexample: an image in the box (rounded outwards, in
-    [0, 1]) at which another logit reaches the label's. A tie counts, as it is not certified.
+    """The lines of a property that exactly the counterexamples satisfy: images in the box (rounded outwards, in [0, 1])
+    for which another logit is at least the label's. A tie is a counterexample, as it is not certified.
 
     Args:
         image: [C, H, W] in [0, 1].
-        label: the class to keep.
+        label: the correct class.
         classes: number of logits.
         epsilon: exact, in pixel units.
     """

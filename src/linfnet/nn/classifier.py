@@ -1,4 +1,4 @@
-"""What every command asks of a net, whatever it is made of: images in, logits out, a folder on disk, a proof."""
+"""The base class of all nets: images in, logits out, a model folder, certificates."""
 
 import contextlib
 import math
@@ -14,35 +14,37 @@ from linfnet.boxes import check_images, outer_box
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_json, read_tensors, write_json, write_tensors, write_text
 from linfnet.nn.distance import DistanceModule
+from linfnet.nn.margin import label_on_top
 from linfnet.nn.model_card import model_card
 from linfnet.nn.model_path import find_model
 from linfnet.nn.normalize import Normalize
+from linfnet.results import Results
 
 FORMAT = "linfnet-model-1"
 
 
 class Classifier(nn.Module):
-    """Images [B, C, H, W] in [0, 1] go in, logits [B, classes] come out; normalisation is inside.
+    """A net from images [B, C, H, W] in [0, 1] to logits [B, classes]; it normalises its inputs itself.
 
-    A subclass defines `forward`, `least_margin` (or `certified` itself) and `settings`: the arguments its constructor
-    takes besides the first four of this one.
+    A subclass defines `forward`, `least_margin` (or `certified`), and `settings`: the arguments of its constructor
+    besides the first four below.
 
     Args:
         image_shape: (C, H, W) of the images.
         classes: number of logits.
-        mean: mean of each channel in pixel units; one number serves all channels.
-        std: the one standard deviation; mean 0 and std 1 leave the pixels as they are.
-        learn_scale: the temperature of the cross-entropy is trained with the net; else it is 1.
+        mean: mean of each channel in pixel units, or one number for all channels.
+        std: the standard deviation, one for all channels; mean 0 and std 1 leave the pixels unchanged.
+        learn_scale: train the temperature of the cross-entropy with the net; otherwise it is 1.
     """
 
     system: ClassVar[str]
-    """The name of the system the net belongs to, as config.json has it."""
-    certificate: ClassVar[str]
-    """What its proofs are called in results and tables."""
+    """The name of its system, as in config.json."""
+    certificate_names: ClassVar[tuple[str, ...]]
+    """The names of its certificates in results and tables, in order of preference."""
     arithmetic: ClassVar[Literal["float32", "real"]] = "real"
-    """What the proofs speak of: the floating-point program itself, or the function it stands for."""
+    """float32: certificates hold for the floating-point program. real: they ignore rounding."""
     cheap: ClassVar[bool] = True
-    """Whether proofs cost about as much as predictions, so that training may watch them."""
+    """Whether a certificate costs about as much as a prediction, so that training can report certified accuracy."""
     scale: Tensor
 
     def __init__(
@@ -66,7 +68,7 @@ class Classifier(nn.Module):
         if len(self.mean) not in (1, image_shape[0]):
             raise ArgumentError(f"mean has {len(self.mean)} numbers; wanted one or {image_shape[0]}")
         self.normalize = Normalize(self.mean, std)
-        # The temperature s of the cross-entropy: without influence on predictions.
+        # The temperature s of the cross-entropy; it does not change predictions.
         if learn_scale:
             self.scale = nn.Parameter(torch.ones(()))
         else:
@@ -74,16 +76,16 @@ class Classifier(nn.Module):
 
     @torch.no_grad()
     def certified(self, images: Tensor, labels: Tensor, epsilon: Fraction | Tensor) -> Tensor:
-        """Which samples [N] are proven at epsilon, perturbed images staying in [0, 1]; at 0, which are right.
+        """Which samples [N] are certified at epsilon, over perturbed images in [0, 1]; at 0: classified correctly.
 
         Args:
             images: [N, C, H, W] in [0, 1].
             labels: [N].
-            epsilon: exact, in pixel units; a float64 tensor [N] gives each image its own.
+            epsilon: exact, in pixel units; a float64 tensor [N] contains one epsilon per image.
         """
         lower, upper = outer_box(check_images(images), epsilon)
         with self.at_infinity():
-            # Bounds are rounded, too: what is wrong is never certified, and what is right always is at 0.
+            # Bounds are rounded as well: never certify a wrong class, and always certify a correct one at 0.
             return self.keeps_class(images, labels) & (
                 (self.least_margin(lower, upper, labels) > 0) | torch.as_tensor(epsilon == 0)
             )
@@ -94,31 +96,30 @@ class Classifier(nn.Module):
 
     @torch.no_grad()
     def keeps_class(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Which labels [N] are strictly on top: how attacks are judged."""
-        logits, column = self(images), labels.unsqueeze(1)
-        return logits.gather(1, column).squeeze(1) > logits.scatter(1, column, -torch.inf).amax(1)
+        """Which labels [N] are strictly on top; an attack succeeds where this is false."""
+        return label_on_top(self(images), labels)
 
     def certified_radius(self, images: Tensor, labels: Tensor) -> Tensor | None:
-        """float64 [N]: proven radii in closed form, -inf where wrong; None lets them be found by bisection."""
+        """float64 [N]: certified radii in closed form, -inf for a wrong class; None if they need a bisection."""
         return None
 
     @property
     def confidence(self) -> float:
-        """The probability that a certificate is right: 1 but for those that count over random samples."""
+        """The probability with which a certificate holds: 1 except for methods that count over random samples."""
         return 1.0
 
     @property
     def lipschitz(self) -> float | None:
-        """The Lipschitz constant of the logits in the l_inf norm of the pixels; None if it is not known."""
+        """The Lipschitz constant in l_inf from pixels to logits, where one is known by construction; otherwise None."""
         return None
 
     def settings(self) -> dict[str, Any]:
-        """The arguments of the constructor that are the subclass's own."""
+        """The further arguments of the constructor, as they are saved in config.json."""
         return {}
 
     @property
     def p(self) -> float:
-        """The exponent of all distance layers, infinity where there are none; setting it sets the relaxation."""
+        """The exponent of all distance layers, infinity if there are none; assigning it sets all layers."""
         return next((layer.p for layer in self._distances()), math.inf)
 
     @p.setter
@@ -131,8 +132,8 @@ class Classifier(nn.Module):
 
     @contextlib.contextmanager
     def at_infinity(self) -> Generator[Self]:
-        """Evaluate at p = inf, in eval mode; afterwards p and the training flags are what they were."""
-        # Only what must change is touched: setting an attribute of a module costs as much as a small layer.
+        """Context in which the net is at p = inf in eval mode; p and the training flags are restored afterwards."""
+        # Change only what differs: setting an attribute of a module costs as much as a small layer.
         modules = list(self.modules())
         relaxed = [(m, m.p) for m in modules if isinstance(m, DistanceModule) and not math.isinf(m.p)]
         in_training = [module for module in modules if module.training]
@@ -149,14 +150,14 @@ class Classifier(nn.Module):
                 module.training = True
 
     def check_shape(self, images: Tensor) -> Tensor:
-        """The images, or an error if they are of another shape than the net's."""
+        """The images, or an error if their shape is not that of the net."""
         if tuple(images.shape[1:]) != self.image_shape:
             shape = " x ".join(map(str, self.image_shape))
             raise ArgumentError(f"images have shape {tuple(images.shape)}; the net wants [B, {shape}]")
         return images
 
     def config(self) -> dict[str, Any]:
-        """What `from_config` needs to build the same net (without its weights)."""
+        """The settings from which `from_config` builds the same net, without its weights."""
         return {
             "format": FORMAT,
             "system": self.system,
@@ -169,7 +170,7 @@ class Classifier(nn.Module):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """A net with fresh weights from the dictionary that `config` gives."""
+        """A net with new weights from the dictionary that `config` returns."""
         if config.get("format") != FORMAT:
             raise LinfnetError(f"the config's format is {config.get('format')!r}; wanted {FORMAT!r}")
         if config.get("system", "linf") != cls.system:
@@ -179,7 +180,7 @@ class Classifier(nn.Module):
             net = cls(**arguments)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise LinfnetError(f"the config does not describe a net: {str(error).splitlines()[0]}") from None
-        # A default in the place of a lost std would be another net; p or the like is no part of what is saved.
+        # A default instead of a missing std would be another net; p and the like are not saved.
         for name in sorted(net.config().keys() - {"system"} - config.keys()):
             raise LinfnetError(f"the config does not describe a net: it lacks {name!r}")
         for name in sorted(arguments.keys() - net.config().keys()):
@@ -187,15 +188,14 @@ class Classifier(nn.Module):
         return net
 
     def describe(self) -> str:
-        """One or two sentences for the model card: what the net is and what its proofs are."""
-        return f"A net of system `{self.system}`. Its certificates ({self.certificate}) hold in real arithmetic."
+        """One or two sentences for the model card: the kind of net and its certificates."""
+        names = ", ".join(self.certificate_names)
+        return f"A net of system `{self.system}`. Its certificates ({names}) hold in real arithmetic."
 
-    def save(
-        self, folder: Path | str, *, class_names: Sequence[str] = (), results: Mapping[str, Any] | None = None
-    ) -> None:
-        """Write `model.safetensors`, `config.json` and the model card `README.md`, with the results, into a folder.
+    def save(self, folder: Path | str, *, class_names: Sequence[str] = (), results: Results | None = None) -> None:
+        """Write `model.safetensors`, `config.json` and the model card `README.md` with the results into a folder.
 
-        Nets are kept in float32, the precision that `load` gives and that certificates speak of.
+        Nets are saved in float32, the precision in which they are loaded and certified.
         """
         for name, tensor in self.state_dict().items():
             if tensor.is_floating_point() and tensor.dtype != torch.float32:
@@ -209,7 +209,7 @@ class Classifier(nn.Module):
 
     @classmethod
     def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Self:
-        """The net that `save` wrote, in eval mode at p = inf; an error says what is missing or does not fit.
+        """Load a net that `save` wrote, in eval mode at p = inf.
 
         `hf://user/name` is a model on the Hugging Face hub (needs the extra `hub`).
         """
@@ -220,7 +220,7 @@ class Classifier(nn.Module):
 
 
 def count_parameters(net: nn.Module) -> int:
-    """How many numbers a net learns.
+    """The number of learned parameters.
 
     >>> count_parameters(nn.Linear(2, 3))
     9
@@ -229,15 +229,15 @@ def count_parameters(net: nn.Module) -> int:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The table of settings in a model folder's config.json."""
+    """The settings in the config.json of a model folder."""
     config: Any = read_json(folder / "config.json")
     if not isinstance(config, dict):
-        raise LinfnetError(f"{folder / 'config.json'} holds no table of settings")
+        raise LinfnetError(f"{folder / 'config.json'} does not contain a table of settings")
     return cast(dict[str, Any], config)
 
 
 def load_weights(net: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
-    """Copy named tensors into a net; an error names the first that is missing, foreign or of another shape."""
+    """Copy named tensors into a net, or raise an error that names the first missing, unknown or mismatched tensor."""
     wanted = net.state_dict()
     for name in sorted(wanted.keys() - tensors.keys()):
         raise LinfnetError(f"{source} lacks {name!r}: it belongs to another net")

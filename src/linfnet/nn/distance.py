@@ -1,8 +1,9 @@
-"""The fully connected distance layer: distance, then mean shift, then bias."""
+"""Distance layers, fully connected and convolutional: distance, then mean shift, then bias."""
 
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linfnet.errors import ArgumentError
@@ -14,7 +15,7 @@ IDENTITY_WEIGHT = -10.0
 
 
 class DistanceModule(nn.Module):
-    """What distance layers share: weights [out, in] drawn from N(0, 1), p, mean shift and bias."""
+    """Base class of distance layers: weights [out, in] drawn from N(0, 1), p, mean shift and bias."""
 
     def __init__(self, fan_in: int, features: int, feature_dim: int, p: float, bias: bool, mean_shift: bool) -> None:
         super().__init__()
@@ -25,7 +26,7 @@ class DistanceModule(nn.Module):
 
     @property
     def p(self) -> float:
-        """The exponent of the distance; `math.inf` for the layer that certificates speak of."""
+        """The exponent of the distance; certificates hold for `math.inf`."""
         return self._p
 
     @p.setter
@@ -51,7 +52,7 @@ class DistanceModule(nn.Module):
 
 
 class LpDistance(DistanceModule):
-    """u_o(x) = ||x - w_o||_p, shifted by its mean and biased if asked for; 1-Lipschitz in l_inf at p = inf.
+    """u_o(x) = ||x - w_o||_p, optionally with mean shift and bias; 1-Lipschitz in l_inf at p = inf.
 
     Args:
         in_features: size of the last dimension of the input.
@@ -59,7 +60,7 @@ class LpDistance(DistanceModule):
         p: exponent, a number >= 1 or `math.inf`.
         bias: add a learnable bias.
         mean_shift: subtract the mean of each output (before the bias).
-        identity_init: let output i copy input i mod in_features at first, where in_features <= out_features.
+        identity_init: initialise output i as a copy of input i mod in_features, if in_features <= out_features.
 
     >>> layer = LpDistance(64, 128, p=8.0, mean_shift=True)
     >>> layer(torch.rand(5, 64)).shape
@@ -95,3 +96,85 @@ class LpDistance(DistanceModule):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, p={self.p:g}, bias={self.bias is not None}"
+
+
+class LpDistanceConv2d(DistanceModule):
+    """l_p distances of the patches of an image to learned patches; 1-Lipschitz in l_inf at p = inf.
+
+    Args:
+        in_channels: channels of the input [B, in_channels, H, W].
+        out_channels: channels of the output; a multiple of `groups`, as is in_channels.
+        kernel_size: side of the patch.
+        stride: step between patches.
+        padding: rows and columns of zeros around the image.
+        groups: output group g depends on input group g only.
+        p, bias, mean_shift: as in `LpDistance` (means and biases per channel).
+        identity_init: initialise output channel i as a copy of the centre pixel of an input channel.
+
+    >>> LpDistanceConv2d(3, 8, 3, stride=2, padding=1, p=8.0)(torch.rand(2, 3, 9, 9)).shape
+    torch.Size([2, 8, 5, 5])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        *,
+        stride: int = 1,
+        padding: int = 0,
+        groups: int = 1,
+        p: float = math.inf,
+        bias: bool = False,
+        mean_shift: bool = False,
+        identity_init: bool = False,
+    ) -> None:
+        if min(kernel_size, stride, groups) < 1 or padding < 0:
+            raise ArgumentError(f"{kernel_size=}, {stride=}, {groups=} must be at least 1 and {padding=} at least 0")
+        if in_channels % groups or out_channels % groups:
+            raise ArgumentError(f"groups is {groups}; wanted a divisor of {in_channels} and {out_channels} channels")
+        fan_in = in_channels // groups * kernel_size**2
+        super().__init__(fan_in, out_channels, 1, p, bias, mean_shift)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.kernel_size, self.stride, self.padding, self.groups = kernel_size, stride, padding, groups
+        if identity_init and in_channels <= out_channels:
+            outputs = torch.arange(out_channels)
+            centre = kernel_size // 2 * (kernel_size + 1)
+            with torch.no_grad():
+                self.weight[outputs, outputs % (in_channels // groups) * kernel_size**2 + centre] = IDENTITY_WEIGHT
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [B, in_channels, H, W] -> [B, out_channels, H', W']."""
+        patches = self._patches(x)
+        weights = self.weight.chunk(self.groups)
+        distances = [lp_distance(patches[:, :, g], weights[g], self.p) for g in range(self.groups)]
+        return self._finish(self._image(distances, x))
+
+    def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Bounds on the output over a box of images, at p = inf and in eval mode."""
+        self._check_infinite()
+        low, high, weights = self._patches(lower), self._patches(upper), self.weight.chunk(self.groups)
+        pairs = [linf_distance_bounds(low[:, :, g], high[:, :, g], weights[g]) for g in range(self.groups)]
+        smallest, largest = (self._image([pair[end] for pair in pairs], lower) for end in (0, 1))
+        return self._finish_bounds(smallest, largest)
+
+    def _patches(self, x: Tensor) -> Tensor:
+        """[B, in_channels, H, W] -> [B, positions, groups, fan_in]."""
+        if x.dim() != 4 or x.shape[1] != self.in_channels:
+            raise ArgumentError(f"x has shape {tuple(x.shape)}; wanted [B, {self.in_channels}, H, W]")
+        columns = F.unfold(x, self.kernel_size, padding=self.padding, stride=self.stride)
+        return columns.transpose(1, 2).unflatten(2, (self.groups, -1))
+
+    def _image(self, distances: list[Tensor], x: Tensor) -> Tensor:
+        """Per group [B, positions, out_channels / groups] -> [B, out_channels, H', W']."""
+        rows, columns = ((s + 2 * self.padding - self.kernel_size) // self.stride + 1 for s in x.shape[2:])
+        return torch.cat(distances, -1).transpose(1, 2).unflatten(2, (rows, columns))
+
+    def _bias_like(self, bias: Tensor) -> Tensor:
+        return bias.view(-1, 1, 1)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"padding={self.padding}, groups={self.groups}, p={self.p:g}, bias={self.bias is not None}"
+        )

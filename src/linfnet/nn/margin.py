@@ -4,12 +4,33 @@ from torch import Tensor
 
 
 def margin(logits: Tensor, labels: Tensor) -> Tensor:
-    """The logit of the true class minus the largest other one: [B]. Positive where the prediction is right, no ties.
+    """The logit of the label minus the largest other logit, [B]: positive where the label is the only maximum.
 
     >>> import torch
     >>> margin(torch.tensor([[3.0, 1.0, 2.5], [0.0, 0.0, -1.0]]), torch.tensor([0, 1]))
     tensor([0.5000, 0.0000])
     """
+    own, other = _own_and_other(logits, logits, labels)
+    return own - other
+
+
+def label_on_top(logits: Tensor, labels: Tensor, upper: Tensor | None = None) -> Tensor:
+    """Whether the logit of the label is strictly above all others: bool [B].
+
+    Args:
+        logits: [B, K].
+        labels: [B].
+        upper: [B, K], what the other logits are compared by: with lower bounds as `logits` and upper bounds as `upper`,
+            the answer holds for all logits between them. By default `logits`.
+
+    >>> import torch
+    >>> label_on_top(torch.tensor([[3.0, 1.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+    tensor([ True, False])
+    """
+    own, other = _own_and_other(logits, logits if upper is None else upper, labels)
+    return own > other
+
+
+def _own_and_other(logits: Tensor, upper: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     column = labels.unsqueeze(1)
-    others = logits.scatter(1, column, float("-inf"))
-    return logits.gather(1, column).squeeze(1) - others.max(1).values
+    return logits.gather(1, column).squeeze(1), upper.scatter(1, column, float("-inf")).max(1).values

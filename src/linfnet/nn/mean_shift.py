@@ -1,19 +1,30 @@
-"""Mean shift: the normalisation without a scale that keeps a distance layer 1-Lipschitz."""
+"""Mean shift: normalisation without a scale, which keeps a distance layer 1-Lipschitz; its means at p = inf.
+
+Running means of a small p are wrong at p = inf, so they are estimated again there.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Generator, Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from linfnet.distributed.group import ALONE
+from linfnet.distributed.group import ALONE, Group
 from linfnet.errors import ArgumentError
+
+if TYPE_CHECKING:  # classifier imports this module
+    from linfnet.nn.classifier import Classifier
 
 
 class MeanShift(nn.Module):
-    """Subtract the mean of each feature: the batch's in training (gradients flow through it), the running one in eval.
+    """Subtract the mean of each feature: that of the batch in training (with gradients), the running mean in eval mode.
 
     Args:
         features: number of features (channels).
         dim: the dimension of the features: -1 for [..., features], 1 for [B, features, H, W].
-        momentum: weight of a new batch in the running mean; None averages all batches since `reset` evenly.
+        momentum: weight of a new batch in the running mean; None gives all batches since `reset` equal weight.
 
     >>> shift = MeanShift(2)
     >>> shift(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
@@ -31,7 +42,7 @@ class MeanShift(nn.Module):
         self.dim = dim
         self.momentum = momentum
         self.batches = 0
-        self.ranks = ALONE  # processes that share each batch: the mean is that of all their samples
+        self.group = ALONE  # processes that share each batch: the mean is over the samples of all
         self.register_buffer("running_mean", torch.zeros(features))
 
     def reset(self) -> None:
@@ -40,11 +51,11 @@ class MeanShift(nn.Module):
         self.batches = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: any shape with `features` at `dim`; the same shape comes back."""
+        """x: any shape with `features` at `dim`; returns the same shape."""
         if not self.training:
             return x - self._spread(self.running_mean, x)
         others = [d for d in range(x.dim()) if d != self.dim % x.dim()]
-        mean = x.mean(others) if self.ranks.size == 1 else self._shared_mean(x, others)
+        mean = x.mean(others) if self.group.size == 1 else self._shared_mean(x, others)
         with torch.no_grad():
             if self.momentum is None:
                 self.batches += 1
@@ -52,17 +63,15 @@ class MeanShift(nn.Module):
         return x - self._spread(mean, x)
 
     def _shared_mean(self, x: Tensor, others: list[int]) -> Tensor:
-        """The mean over the samples of all processes, which may hold different numbers of them."""
+        """The mean over the samples of all processes, which may have different numbers of samples."""
         count = x.new_full((1,), x.numel() / self.features)
-        total = self.ranks.sum(torch.cat([x.sum(others), count]))
+        total = self.group.sum(torch.cat([x.sum(others), count]))
         return total[:-1] / total[-1]
 
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """The image of a box; defined in eval only, where the shift does not depend on the batch."""
+        """The image of a box; only in eval mode, where the shift does not depend on the batch."""
         if self.training:
-            raise ArgumentError(
-                "bounds through a mean shift need eval mode: in training the shift depends on the batch"
-            )
+            raise ArgumentError("bounds through a mean shift need eval mode: in training it depends on the batch")
         return self(lower), self(upper)
 
     def _spread(self, mean: Tensor, x: Tensor) -> Tensor:
@@ -70,3 +79,49 @@ class MeanShift(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.features}, dim={self.dim}, momentum={self.momentum}"
+
+
+def _shifts(net: nn.Module) -> list[MeanShift]:
+    return [module for module in net.modules() if isinstance(module, MeanShift)]
+
+
+def share_means(net: nn.Module, group: Group) -> None:
+    """Let mean shifts average over the samples of all processes in training."""
+    for shift in _shifts(net):
+        shift.group = group
+
+
+@torch.no_grad()
+def reestimate_means(net: "Classifier", batches: Iterable[Tensor]) -> None:
+    """Replace the running means by the average over batches of training images [B, C, H, W] at p = inf."""
+    p, training, shifts = net.p, net.training, _shifts(net)
+    momenta = [shift.momentum for shift in shifts]
+    net.p = math.inf
+    net.train()
+    try:
+        for shift in shifts:
+            shift.reset()
+            shift.momentum = None
+        for batch in batches:
+            net(batch)
+    finally:
+        for shift, momentum in zip(shifts, momenta, strict=True):
+            shift.momentum = momentum
+        net.p = p
+        net.train(training)
+
+
+@contextlib.contextmanager
+def means_at_infinity(net: "Classifier", batches: Callable[[], Iterable[Tensor]]) -> Generator["Classifier"]:
+    """Context in which the net is at p = inf in eval mode, with means estimated there; both are restored afterwards."""
+    shifts = _shifts(net)
+    saved = [(shift.running_mean.clone(), shift.batches) for shift in shifts]
+    try:
+        if shifts:
+            reestimate_means(net, batches())
+        with net.at_infinity():
+            yield net
+    finally:
+        for shift, (mean, count) in zip(shifts, saved, strict=True):
+            shift.running_mean.copy_(mean)
+            shift.batches = count

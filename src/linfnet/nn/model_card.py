@@ -1,7 +1,10 @@
-"""The model card: what a model is, what it was measured to do, and how to load it, in the hub's layout."""
+"""The model card (README.md of a model folder): description, results and usage, in the format of the hub."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
+
+from linfnet.epsilon import format_epsilon
+from linfnet.results import Results
 
 CARD = """\
 ---
@@ -32,7 +35,7 @@ logits = net(images)  # [batch, {channels}, {rows}, {columns}] in [0, 1]
 
 
 def names_in(config: Mapping[str, Any]) -> list[str]:
-    """The names of the classes in a config, none where they are no list."""
+    """The class names in a config; empty if there is no list of them."""
     given: Any = config.get("class_names")
     return [str(name) for name in cast(list[Any], given)] if isinstance(given, list) else []
 
@@ -41,16 +44,16 @@ def model_card(
     config: Mapping[str, Any],
     description: str,
     parameters: int,
-    results: Mapping[str, Any] | None = None,
+    results: Results | None = None,
     title: str = "A net with certificates",
 ) -> str:
-    """The text of README.md for a net of that config, with a table of results where there are some.
+    """The text of README.md for a net of that config, with a table of its results.
 
     Args:
         config: as in config.json.
-        description: what the net is and what its proofs are.
-        parameters: how many numbers the net learned.
-        results: what was measured, by a name for each: numbers, or mappings of numbers.
+        description: the kind of net and its certificates.
+        parameters: the number of learned parameters.
+        results: of training and of evaluations, as far as there are any.
         title: the heading.
     """
     names = names_in(config)
@@ -67,22 +70,29 @@ def model_card(
         mean=", ".join(f"{value:g}" for value in config["mean"]),
         std=config["std"],
         names=", ".join(names) if names else f"numbered 0 to {config['classes'] - 1}",
-        results=_results_table(results or {}),
+        results="\n\n".join(_results(results or Results())) or "None were given when the model was saved.",
     )
 
 
-def _results_table(results: Mapping[str, Any]) -> str:
-    """A row for each number or text, those of nested mappings included; shares stay as they are, in [0, 1]."""
-    rows = [f"| {name} | {value} |" for name, value in _flatten(results, "")]
-    return "\n".join(["| what | value |", "|---|---|", *rows]) if rows else "None were given when the model was saved."
+def _results(results: Results) -> Iterator[str]:
+    """A sentence about training, and a table with a row for each evaluation; accuracies in percent."""
+    if training := results.training:
+        certified = (f"certified {_percent(s)} at ε = {format_epsilon(e)}" for e, s in training.test.certified.items())
+        accuracies = ", ".join((f"clean {_percent(training.test.clean)}", *certified))
+        yield (
+            f"Trained for {training.epochs} epochs in {training.seconds:.0f} s, seed {training.seed}. Accuracy in % on "
+            f"the test images at the end of training, rounding ignored: {accuracies}."
+        )
+    if results.evaluations:
+        certificates = list(dict.fromkeys(name for result in results.evaluations for name in result.certified))
+        header = ["images", "ε", "clean", "attacked", "attack", *(f"certified ({name})" for name in certificates)]
+        rows = [header, ["---", "---", *["---:"] * 2, "---", *["---:"] * len(certificates)]]
+        for result in results.evaluations:
+            shares = (result.certified.get(name) for name in certificates)
+            named = (result.images, format_epsilon(result.eps), _percent(result.clean), _percent(result.attacked))
+            rows.append([*named, str(result.attack), *("" if share is None else _percent(share) for share in shares)])
+        yield "Accuracy in %:\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _flatten(results: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    for key, value in results.items():
-        name = f"{prefix} {key}".strip().replace("|", "/")
-        if isinstance(value, Mapping):
-            yield from _flatten(value, name)
-        elif isinstance(value, float):
-            yield name, f"{value:.6g}"
-        elif isinstance(value, int | str):
-            yield name, str(value).replace("|", "/")
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}"

@@ -1,20 +1,19 @@
-"""Where a model lies: a folder, the package itself, or a name on the Hugging Face hub."""
+"""The path of a model: a folder, a model of the package, or a name on the Hugging Face hub."""
 
-import importlib
 from pathlib import Path
 from typing import Any, cast
 
-from linfnet.errors import LinfnetError
+from linfnet.errors import LinfnetError, require
 from linfnet.files import read_json
 
-# Models that come with the package, each a folder.
+# One folder for each model of the package.
 PRETRAINED = Path(__file__).parent / "pretrained"
-# A prefix, so that a mistyped path is never sent over the network. (A `Path` has lost one of its slashes.)
+# A prefix, so that a mistyped path is never sent over the network. (`Path` removes one of the slashes.)
 PREFIXES = ("hf://", "hf:/")
 
 
 def pretrained_names() -> tuple[str, ...]:
-    """The models that come with the package.
+    """The names of the models in the package.
 
     >>> "mnist-small" in pretrained_names()
     True
@@ -23,9 +22,9 @@ def pretrained_names() -> tuple[str, ...]:
 
 
 def find_model(name: Path | str) -> Path:
-    """The folder of a model: the path itself, or what the package or the hub has under that name.
+    """The folder of a model: the path itself, or the model of this name in the package or on the hub.
 
-    `hf://user/name` is downloaded into the hub's cache first: weights and config alone, no code and no pickles.
+    `hf://user/name` is downloaded into the cache of the hub: only weights and config, no code and no pickles.
     """
     text = str(name)
     for prefix in PREFIXES:
@@ -37,19 +36,19 @@ def find_model(name: Path | str) -> Path:
 
 
 def packaged_hint(path: Path) -> str:
-    """What to say of a path that is no folder but the name of a net in the package; nothing of others.
+    """A hint for an error message if the path is the name of a model in the package; otherwise an empty string.
 
     >>> packaged_hint(Path("mnist-big"))
     ''
     """
     if str(path) not in pretrained_names():
         return ""
-    takers = "linfnet certify, attack, predict, export and serve"
-    return f"; the net of that name in the package has no run: {takers} take it"
+    commands = "linfnet certify, attack, predict, export and serve"
+    return f"; the model of this name in the package has no run folder: use it with {commands}"
 
 
 def class_names(model: Path, classes: int) -> list[str]:
-    """The names of the classes in a model's config.json; their numbers if it has none."""
+    """The class names in the config.json of a model; class numbers if there are none."""
     names: Any = read_json(model / "config.json").get("class_names") or [str(k) for k in range(classes)]
     if not isinstance(names, list) or len(cast(list[Any], names)) != classes:
         raise LinfnetError(f"{model / 'config.json'}: class_names is not a list of {classes} names")
@@ -57,10 +56,7 @@ def class_names(model: Path, classes: int) -> list[str]:
 
 
 def _download(repository: str) -> Path:
-    try:
-        huggingface_hub: Any = importlib.import_module("huggingface_hub")
-    except ImportError:
-        raise LinfnetError("the hub needs huggingface_hub: pip install 'linfnet[hub]'") from None
+    huggingface_hub: Any = require("huggingface_hub", "hub")
     try:
         folder = huggingface_hub.snapshot_download(repository, allow_patterns=["config.json", "model.safetensors"])
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:

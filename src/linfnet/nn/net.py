@@ -1,4 +1,4 @@
-"""The l-infinity distance net: images in [0, 1] go in, logits come out, and one number bounds their change."""
+"""The l-infinity distance net: a classifier with a known Lipschitz constant from pixels to logits."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,20 +14,20 @@ from linfnet.nn.distance import LpDistance
 class LinfNet(Classifier):
     """A stack of distance layers on normalised pixels.
 
-    At p = inf and in eval mode it is `lipschitz`-Lipschitz in the l_inf norm of the pixels, whatever its weights.
+    At p = inf and in eval mode it is `lipschitz`-Lipschitz in the l_inf norm of the pixels, for all weights.
 
     Args:
         image_shape: (C, H, W) of the images.
         classes: number of logits.
         hidden: width of each hidden layer; () for a single layer.
-        mean: mean of each channel in pixel units; one number serves all channels.
-        std: the one standard deviation; mean 0 and std 1 leave the pixels as they are.
+        mean: mean of each channel in pixel units, or one number for all channels.
+        std: the standard deviation, one for all channels; mean 0 and std 1 leave the pixels unchanged.
         mean_shift: subtract the means of the hidden layers.
         hidden_bias: give hidden layers a bias (the last layer always has one).
-        negate_logits: the class whose prototype is *nearest* wins. The paper's text takes the distances themselves, its
-            trained nets the negated ones; the nets of its theorems are written for the former.
-        identity_init: start every layer that does not shrink as a copy of its input.
-        p: exponent of all layers at first.
+        negate_logits: predict the class with the *nearest* prototype. The paper's text and its theorems use the
+            distances themselves as logits; its trained nets use the negated ones.
+        identity_init: initialise each layer that is at least as wide as its input as a copy of it.
+        p: initial exponent of all layers.
 
     >>> import torch
     >>> net = LinfNet((1, 8, 8), 10, hidden=(32, 32), mean=0.3, std=0.4)
@@ -36,7 +36,7 @@ class LinfNet(Classifier):
     """
 
     system: ClassVar[str] = "linf"
-    certificate: ClassVar[str] = "interval"
+    certificate_names: ClassVar[tuple[str, ...]] = ("margin", "interval")
     arithmetic: ClassVar[Literal["float32", "real"]] = "float32"
 
     def __init__(
@@ -88,7 +88,7 @@ class LinfNet(Classifier):
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Bounds on the logits over the box lower <= image <= upper, at p = inf and in eval mode.
 
-        They enclose what `forward` computes in floating point, rounding included.
+        They enclose the floating-point results of `forward`, including rounding.
         """
         box = self.normalize.bounds(self.check_shape(lower), self.check_shape(upper))
         low, high = self._flatten(box[0]), self._flatten(box[1])
@@ -110,7 +110,7 @@ class LinfNet(Classifier):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """A net with fresh weights from the dictionary that `config` gives."""
+        """A net with new weights from the dictionary that `config` returns."""
         for key in ("mean_shift", "hidden_bias", "negate_logits"):
             if not isinstance(config.get(key, True), bool):
                 raise LinfnetError(f"the config's {key} is {config[key]!r}; wanted true or false")
@@ -119,6 +119,6 @@ class LinfNet(Classifier):
     def describe(self) -> str:
         return (
             f"An ℓ∞-distance net, hidden layers {'×'.join(map(str, self.hidden)) or 'none'}. "
-            f"It is {self.lipschitz:.6g}-Lipschitz in the ℓ∞ norm of the pixels: one forward pass proves a radius "
+            f"It is {self.lipschitz:.6g}-Lipschitz in the ℓ∞ norm of the pixels: one forward pass certifies a radius "
             "inside which its class cannot change. Certificates hold for the float32 program itself."
         )

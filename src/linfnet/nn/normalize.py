@@ -1,4 +1,4 @@
-"""Input normalisation with one scalar standard deviation, so that a ball in pixels stays a ball."""
+"""Input normalisation with one standard deviation for all channels, which maps an l_inf ball to an l_inf ball."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from linfnet.errors import ArgumentError
 
 
 class Normalize(nn.Module):
-    """(x - mean) / std for images [B, C, H, W]: a mean for each channel, one std for all.
+    """(x - mean) / std for images [B, C, H, W]: one mean per channel, one std for all.
 
-    Both are tensors on the device of the images: on a GPU, torch divides by a Python number through its reciprocal,
-    which rounds differently from the CPU.
+    Both are tensors on the device of the images: on a GPU, torch divides by a Python number by multiplying with its
+    reciprocal, which rounds differently from the CPU.
 
     >>> Normalize((0.5,), 0.25)(torch.ones(1, 1, 1, 1)).item()
     2.0
@@ -23,8 +23,8 @@ class Normalize(nn.Module):
 
     def __init__(self, mean: Sequence[float], std: float) -> None:
         super().__init__()
-        held = torch.tensor([float(std), *mean], dtype=torch.float32, device="cpu")
-        if not (bool(held.isfinite().all()) and held[0].item() > 0):
+        values = torch.tensor([float(std), *mean], dtype=torch.float32, device="cpu")
+        if not (bool(values.isfinite().all()) and values[0].item() > 0):
             raise ArgumentError(f"std is {std}, mean {tuple(mean)}; wanted finite numbers, std above 0 in float32")
         self.register_buffer("mean", torch.tensor(list(mean), dtype=torch.float32), persistent=False)
         self.register_buffer("std", torch.tensor(float(std), dtype=torch.float32), persistent=False)
@@ -33,7 +33,7 @@ class Normalize(nn.Module):
         return (x - self.mean.view(-1, 1, 1)) / self.std
 
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """The image of a box: both steps are monotone, rounding included."""
+        """The image of a box: both steps are monotone, including rounding."""
         return self(lower), self(upper)
 
     def extra_repr(self) -> str:

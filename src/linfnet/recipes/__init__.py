@@ -1,4 +1,4 @@
-"""Recipes are data: one TOML file per published row, naming only what differs from the defaults."""
+"""Recipes: one TOML file for each published row, with only the keys that differ from the defaults."""
 
 from linfnet.recipes.io import load_recipe as load_recipe
 from linfnet.recipes.io import options_from_mapping as options_from_mapping

@@ -1,4 +1,4 @@
-"""Recipes as TOML: read with types and ranges checked, changed by `key=value`, written back whole."""
+"""Reading, changing (`key=value`) and writing recipes as TOML, with types and ranges checked."""
 
 import dataclasses
 import json
@@ -12,25 +12,26 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_origin, get_
 
 from linfnet.epsilon import format_epsilon, parse_rational
 from linfnet.errors import ArgumentError, LinfnetError, nearest
-from linfnet.losses import Mixture, Objective, find_objective
+from linfnet.losses import LOSSES, Objective
 from linfnet.recipes.recipe import Data, Evaluation, Recipe
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Options = TypeVar("Options", bound="DataclassInstance")
-# The prefix of keys that belong to a system.
+# Prefix of the keys that a system defines.
 SYSTEM = "system."
+DEFAULT_LOSS = "mixture"
 _FOLDER = resources.files("linfnet.recipes")
 
 
 def recipe_names() -> tuple[str, ...]:
-    """The recipes inside the package."""
+    """The names of the recipes in the package."""
     return tuple(sorted(file.name.removesuffix(".toml") for file in _FOLDER.iterdir() if file.name.endswith(".toml")))
 
 
 def load_recipe(source: str | Path, changes: Iterable[str] = ()) -> Recipe:
-    """A recipe by name, or from a TOML file, with `key=value` changes applied.
+    """Load a recipe by name or from a TOML file, and apply `key=value` changes.
 
     >>> load_recipe("cifar10-8", ["width=64", "schedule.epochs=[4, 42, 3]"]).model.width
     64
@@ -50,7 +51,7 @@ def load_recipe(source: str | Path, changes: Iterable[str] = ()) -> Recipe:
 
 
 def recipe_from_toml(text: str, where: str, name: str, changes: Iterable[str] = ()) -> Recipe:
-    """A recipe from the text of a TOML file; `where` is how errors name it."""
+    """Parse the text of a TOML file; errors call it `where`."""
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -61,28 +62,28 @@ def recipe_from_toml(text: str, where: str, name: str, changes: Iterable[str] = 
             flat |= {f"{key}.{inner}": v for inner, v in cast(dict[str, Any], value).items()}
         else:
             flat[key] = value
-    known = _types(find_objective(flat.get("loss.name", Mixture.name)))
+    known = _types(_loss(flat))
     for key in flat:
         if key not in known and not key.startswith(SYSTEM):
             raise LinfnetError(f"{where} has an unknown key {key!r}{nearest(key, known)}")
     changes = list(changes)
     for change in changes:
         if change.partition("=")[0].strip() == "loss.name":
-            # Another objective has other keys: those of the file that it does not know go with the old one.
+            # Another objective has other keys: drop the keys of the file that only the old one has.
             flat["loss.name"] = _parse_change(change, known)[1]
-            known = _types(find_objective(flat["loss.name"]))
+            known = _types(_loss(flat))
             flat = {key: value for key, value in flat.items() if key in known or key.startswith(SYSTEM)}
     changed = dict(_parse_change(change, known) for change in changes)
     if _subject(flat | changed, known) != _subject(flat, known):
         flat = {key: value for key, value in flat.items() if not key.startswith("reported.")}
     flat |= changed
-    # A system's own keys get their types from the system, which is not known here.
+    # The types of a system's keys are checked by the system (`linfnet.systems.system_of`).
     system = {key.removeprefix(SYSTEM): value for key, value in flat.items() if key.startswith(SYSTEM)}
     return _build({key: _coerce(key, value, known[key]) for key, value in flat.items() if key in known}, system)
 
 
 def recipe_to_toml(recipe: Recipe) -> str:
-    """All keys of a recipe as TOML that `load_recipe` reads back to the same recipe."""
+    """All keys of a recipe as TOML; `load_recipe` reads the same recipe from it."""
     lines = [f"name = {_literal(recipe.name)}", f"title = {_literal(recipe.title)}"]
     for section in _sections():
         lines += ["", f"[{section.name}]"]
@@ -95,7 +96,7 @@ def recipe_to_toml(recipe: Recipe) -> str:
 
 
 def options_from_mapping(kind: type[Options], values: Mapping[str, Any], where: str) -> Options:
-    """A dataclass from the keys of a TOML table, each coerced to its field's type; `where` is the table's name."""
+    """Create a dataclass from the keys of a TOML table named `where`, each converted to the type of its field."""
     hints = {field.name: get_type_hints(kind)[field.name] for field in dataclasses.fields(kind)}
     for key in values:
         if key not in hints:
@@ -104,17 +105,22 @@ def options_from_mapping(kind: type[Options], values: Mapping[str, Any], where: 
 
 
 def _sections() -> list[dataclasses.Field[Any]]:
-    """The sections of a recipe whose keys are known beforehand."""
+    """The sections of a recipe whose keys are fixed: all but [system]."""
     return [field for field in dataclasses.fields(Recipe) if field.name not in ("name", "title", "system")]
 
 
+def _loss(flat: Mapping[str, Any]) -> type[Objective]:
+    """The class of the objective that the keys select."""
+    return LOSSES[_coerce("loss.name", flat.get("loss.name", DEFAULT_LOSS), str)]
+
+
 def _section(name: str, loss: type[Objective]) -> type:
-    """The class of a section; that of the loss is chosen by its name."""
+    """The class of a section."""
     return loss if name == "loss" else cast(type, get_type_hints(Recipe)[name])
 
 
 def _types(loss: type[Objective]) -> dict[str, Any]:
-    """Every key, dotted, with its type, for recipes with that objective."""
+    """The type of each key (`section.key`) of a recipe with that objective."""
     types: dict[str, Any] = {"name": str, "title": str, "loss.name": str}
     for section in _sections():
         kind = _section(section.name, loss)
@@ -131,7 +137,7 @@ def _parse_change(change: str, known: Mapping[str, Any]) -> tuple[str, Any]:
     if key not in known and not key.startswith(SYSTEM):
         full = [name for name in known if name.split(".")[-1] == key]
         if len(full) > 1:
-            raise ArgumentError(f"key {key!r} is not clear; wanted one of {', '.join(full)}")
+            raise ArgumentError(f"key {key!r} is ambiguous; wanted one of {', '.join(full)}")
         if not full:
             leaves = {name.split(".")[-1]: name for name in known}
             hint = nearest(key, known) or nearest(key, leaves)
@@ -144,13 +150,13 @@ def _parse_change(change: str, known: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def _subject(flat: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What reported figures are of: the data set, the system and the first epsilon. Of others they say nothing."""
+    """Data set, system and first epsilon. Reported figures do not apply to a recipe that changes any of them."""
     eps = _coerce("evaluation.eps", flat.get("evaluation.eps", list(Evaluation.eps)), known["evaluation.eps"])
     return flat.get("data.name", Data.name), flat.get(f"{SYSTEM}name", "linf"), eps[:1]
 
 
 def _coerce(key: str, value: Any, kind: Any) -> Any:
-    """The value in the type of its key: numbers for numbers, `48/255` for rationals, lists for tuples."""
+    """Convert a TOML value to the type of its key: `48/255` to a fraction, a list to a tuple."""
     if get_origin(kind) is tuple:
         items: list[Any] = cast(list[Any], value) if isinstance(value, list) else [value]
         inner = get_args(kind)
@@ -171,7 +177,7 @@ def _coerce(key: str, value: Any, kind: Any) -> Any:
 
 def _build(flat: Mapping[str, Any], system: Mapping[str, Any]) -> Recipe:
     sections: dict[str, Any] = {key: value for key, value in flat.items() if "." not in key} | {"system": system}
-    loss = find_objective(flat.get("loss.name", Mixture.name))
+    loss = _loss(flat)
     for section in _sections():
         prefix = f"{section.name}."
         given = {key.removeprefix(prefix): value for key, value in flat.items() if key.startswith(prefix)}
@@ -188,5 +194,5 @@ def _literal(value: object) -> str:
         return "[" + ", ".join(_literal(item) for item in cast(Sequence[object], value)) + "]"
     if isinstance(value, bool):
         return "true" if value else "false"
-    # A JSON string in ASCII is a TOML basic string, but for DEL; Python writes floats as TOML does.
+    # An ASCII JSON string is a valid TOML string, except for DEL. Python and TOML write floats in the same way.
     return json.dumps(value).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)

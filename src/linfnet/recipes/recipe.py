@@ -1,4 +1,4 @@
-"""A recipe: everything that decides a training run, as typed data with the paper's shared values as defaults."""
+"""A recipe: all settings of a training run, typed; the defaults are the values that the paper's runs share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from linfnet.schedules import Phases
 
 @dataclass(frozen=True)
 class Data:
-    """Which images, and how they are augmented."""
+    """The images and their augmentation."""
 
     name: str = "cifar10"
     pad: int = 0  # random crop after edge padding by this many pixels
     flip: bool = False  # random horizontal flip
-    limit: int = 0  # train on the first so many images only; 0: all
+    limit: int = 0  # train on the first `limit` images only; 0: all
 
     def __post_init__(self) -> None:
         at_least("data.pad", self.pad, 0, most=1000)
@@ -27,7 +27,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Model:
-    """The net: `depth` distance layers, the hidden ones `width` wide."""
+    """The net: `depth` distance layers; hidden layers have `width` neurons."""
 
     depth: int = 6
     width: int = 5120
@@ -39,14 +39,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Epochs of the three phases (p at its start, rising, infinite) and the range of p."""
+    """Epochs of the three phases (constant, rising and infinite p) and the range of p."""
 
     epochs: tuple[int, int, int] = (100, 1150, 50)
     p_start: float = 8.0
     p_end: float = 1000.0
-    # Round p to even numbers, which GPU kernels raise to by multiplications alone.
+    # Round p to even numbers: GPU kernels then compute powers by multiplications only.
     snap_p: bool = False
-    # Keep the learning rate at its peak through the first phase, as in 2021; else one cosine spans all phases.
+    # Keep the learning rate constant during the first phase, as in 2021; otherwise one cosine spans all phases.
     hold_lr: bool = False
 
     def __post_init__(self) -> None:
@@ -55,19 +55,19 @@ class Schedule:
         check_p(self.p_end, "schedule.p_end")
         if self.p_start == float("inf"):
             raise ArgumentError(
-                "schedule.p_start is inf; wanted a finite number: p is infinite in the third phase alone"
+                "schedule.p_start is inf; wanted a finite number: p is infinite only in the third phase"
             )
         if not self.p_start <= self.p_end < float("inf"):
             raise ArgumentError(f"schedule.p_end is {self.p_end}; wanted a finite number >= p_start = {self.p_start}")
 
     def phases(self) -> Phases:
-        """The phases as the schedules take them."""
+        """The epochs as `linfnet.schedules.Phases`."""
         return Phases(*self.epochs)
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Adam; the temperature s learns at a fifth of the rate. The weight decay is that of 2021, aware of p."""
+    """Adam. The temperature s is trained at a fifth of the rate. The weight decay of 2021 depends on p."""
 
     lr: float = 0.03
     scale_lr_factor: float = 0.2
@@ -90,14 +90,14 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Run:
-    """Seed and housekeeping."""
+    """Seed, tests and checkpoints."""
 
     seed: int = 0
-    test_every: int = 10  # epochs between tests at p = inf; 0: only at the end
-    checkpoint_minutes: float = 5.0  # write a checkpoint if the last one is this old; 0: at the end of every epoch
-    checkpoint_every: int = 0  # and after every so many epochs; 0: never for that reason
+    test_every: int = 10  # epochs between tests at p = inf; 0: test only at the end
+    checkpoint_minutes: float = 5.0  # age of the last checkpoint at which another is written; 0: after every epoch
+    checkpoint_every: int = 0  # also write a checkpoint after this many epochs; 0: do not
     keep_checkpoints: int = 2
-    graphs: bool = True  # on a GPU, replay steps from a CUDA graph while p stays the same; the bits are the same
+    graphs: bool = True  # on a GPU, replay steps from CUDA graphs while p is constant; results are the same bits
 
     def __post_init__(self) -> None:
         for key, least in (("seed", 0), ("test_every", 0), ("checkpoint_every", 0), ("keep_checkpoints", 1)):
@@ -107,7 +107,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The perturbations the recipe is made for, and the steps of the attack."""
+    """The perturbations to evaluate, and the number of steps of the attack."""
 
     eps: tuple[Fraction, ...] = (Fraction(8, 255),)
     pgd_steps: int = 100
@@ -120,7 +120,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Reported:
-    """What the recipe is known to reach (percent) and to cost, for `linfnet recipes`; it decides nothing."""
+    """Published or measured figures (percent) and cost, shown by `linfnet recipes`; without effect on the run."""
 
     source: str = ""
     clean: float = 0.0
@@ -131,7 +131,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One training run. Files and `--set` name keys as `section.key`, or as `key` where that is clear."""
+    """One training run. Keys are `section.key` in files and in `--set`, or `key` where that is unambiguous."""
 
     name: str = "custom"
     title: str = ""
@@ -143,10 +143,10 @@ class Recipe:
     run: Run = field(default_factory=Run)
     evaluation: Evaluation = field(default_factory=Evaluation)
     reported: Reported = field(default_factory=Reported)
-    # What is trained, where it is no l_inf-distance net: its name and the keys of its own (see `linfnet.systems`).
+    # Another system than an l_inf-distance net: its name and its keys (see `linfnet.systems`).
     system: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def system_name(self) -> str:
-        """The system that the recipe trains."""
+        """The name of the system that the recipe trains."""
         return str(self.system.get("name", "linf"))

@@ -1,5 +1,5 @@
-// The charts of the report: certified accuracy over epsilon, training over epochs, the histogram of margins.
-const figures = JSON.parse(document.getElementById("figures").textContent);
+// The charts of the report: certified accuracy by epsilon, training by epoch, and the histogram of margins.
+const charts = JSON.parse(document.getElementById("figures").textContent);
 
 function curveChart(figure) {
   const several = figure.runs.length > 1, unit = lengths(figure.levels);
@@ -9,12 +9,12 @@ function curveChart(figure) {
     dash: several ? DASHES[run.colour % 6] : "",
   }));
   const stops = [...new Set(runs.flatMap((run) => run.measured.map((m) => m.eps)))].sort((a, b) => a - b);
-  // What the attack left at the largest measured epsilon that is not above: broken once, broken for ever.
-  const attackAt = (run, eps) => run.measured.reduce((left, m) => (m.eps <= eps ? Math.min(left, m.pgd) : left), run.clean);
-  // Without radii: what is certified at a measured epsilon is certified at every smaller one.
+  // An upper bound: an image that the attack breaks at a measured epsilon is broken at every larger one.
+  const attackAt = (run, eps) => run.measured.reduce((share, m) => (m.eps <= eps ? Math.min(share, m.attacked) : share), run.clean);
+  // Without radii, a lower bound: an image certified at a measured epsilon is certified at every smaller one.
   const certifiedAt = (run, eps) => run.radii
     ? reach(run.radii, eps)
-    : run.measured.reduce((held, m) => (m.eps >= eps ? Math.max(held, m.certified) : held), 0);
+    : run.measured.reduce((share, m) => (m.eps >= eps ? Math.max(share, m.certified) : share), 0);
   const most = Math.max(...runs.flatMap((run) => [run.clean, run.reference ? run.reference.certified : 0]));
   const top = niceTop(most);
   let y;
@@ -43,24 +43,24 @@ function curveChart(figure) {
         }
         node("path", { class: "curve", d: path(steps), style: `stroke:${run.warm};stroke-width:1;stroke-opacity:.75;stroke-dasharray:1 3` }, svg);
         for (const m of run.measured)
-          node("circle", { cx: plot.x(m.eps), cy: y(m.pgd), r: 4, style: `fill:var(--paper);stroke:${run.warm};stroke-width:1.8` }, svg);
+          node("circle", { cx: plot.x(m.eps), cy: y(m.attacked), r: 4, style: `fill:var(--paper);stroke:${run.warm};stroke-width:1.8` }, svg);
       }
       if (run.reference) {
         const x = plot.x(run.reference.eps), top = y(run.reference.certified);
         node("path", { d: `M${x - 6} ${top}L${x} ${top - 6}L${x + 6} ${top}L${x} ${top + 6}Z`, style: `fill:var(--paper);stroke:var(--ink);stroke-width:1.5` }, svg);
         if (!several) {
           const text = `${run.reference.name} ${percent(run.reference.certified)}`;
-          // Beside the mark where it stands free of the curve, else under the curve.
+          // Beside the mark if the curve is far below it, else under the curve.
           const free = y(certifiedAt(run, run.reference.eps)) - top > 30;
           const under = clamp(y(certifiedAt(run, plot.value(x + 8 * text.length))) + 24, top + 24, top + 52);
-          node("text", { class: "label", x: x + (free ? 12 : 8), y: free ? top + 5 : under, style: "fill:var(--ink)" }, svg, text);
+          node("text", { class: "label soft", x: x + (free ? 12 : 8), y: free ? top + 5 : under }, svg, text);
         }
       }
       if (several) return;
-      const place = (left + right) * 0.5;
-      node("text", { class: "label", x: place, y: y(certifiedAt(run, plot.value(place)) / 2) - 2, "text-anchor": "middle", style: `fill:${run.stroke}` }, svg, "certified");
+      const middle = (left + right) * 0.5;
+      node("text", { class: "label", x: middle, y: y(certifiedAt(run, plot.value(middle)) / 2) - 2, "text-anchor": "middle", style: `fill:${run.stroke}` }, svg, "certified");
       const last = run.measured[run.measured.length - 1];
-      if (last) node("text", { class: "label", x: plot.x(last.eps) + 9, y: y(last.pgd) - 8, style: `fill:${run.warm}` }, svg, run.attack);
+      if (last) node("text", { class: "label", x: plot.x(last.eps) + 9, y: y(last.attacked) - 8, style: `fill:${run.warm}` }, svg, run.attack);
     },
     read(eps, plot) {
       const lines = [[{ name: "ε =", text: this.nameOf(eps), key: "eps" }]], dots = [];
@@ -74,9 +74,9 @@ function curveChart(figure) {
         for (const [name, share] of Object.entries(known && !several ? known.others : {}))
           items.push({ name: `by ${name}`, text: `${percent(share)} %`, key: name, value: share, colour: run.stroke });
         if (run.measured.length) {
-          const pgd = known ? known.pgd : attackAt(run, eps);
-          items.push({ name: run.attack, text: `${known ? "" : "at most "}${percent(pgd)} %`, key: "pgd", value: pgd, colour: run.warm });
-          if (known) dots.push({ y: y(pgd), colour: run.warm });
+          const attacked = known ? known.attacked : attackAt(run, eps);
+          items.push({ name: run.attack, text: `${known ? "" : "at most "}${percent(attacked)} %`, key: "attacked", value: attacked, colour: run.warm });
+          if (known) dots.push({ y: y(attacked), colour: run.warm });
         }
         items.push({ name: "clean", text: `${percent(run.clean)} %`, key: "clean", value: run.clean, colour: "var(--soft)" });
         dots.push({ y: y(certified), colour: run.stroke });
@@ -91,7 +91,7 @@ function curveChart(figure) {
 }
 
 function linesChart(panel) {
-  const several = figures.several, series = panel.series;
+  const several = charts.several, series = panel.series;
   const xs = series.flatMap((s) => s.points.map((p) => p[0]));
   const ys = series.flatMap((s) => s.points.map((p) => p[1])).filter((v) => !panel.log || v > 0);
   const stops = [...new Set([...xs, ...(panel.phases ? panel.phases.p.map((q) => q[0]) : [])])].sort((a, b) => a - b);
@@ -106,7 +106,7 @@ function linesChart(panel) {
     size: () => ({ height: 210, margin: { left: 44, right: 8, top: ends ? 22 : 8, bottom: 28 } }),
     draw(svg, plot) {
       const { left, right, top: upper, bottom } = plot.area;
-      low = share ? 0 : panel.log ? Math.min(...ys) : Math.min(0, ...ys);
+      low = share ? Math.floor(Math.min(...ys) * 10) / 10 : panel.log ? Math.min(...ys) : Math.min(0, ...ys);
       top = share ? niceTop(Math.max(...ys)) : Math.max(...ys);
       if (top <= low) top = panel.log ? low * 10 : low + 1;
       if (ends) {
@@ -116,8 +116,8 @@ function linesChart(panel) {
         names.forEach((name, k) => {
           const room = plot.x(bounds[k + 1]) - plot.x(bounds[k]);
           const middle = (plot.x(bounds[k]) + plot.x(bounds[k + 1])) / 2;
-          const wanted = name.length * 7;
-          if (k === 0 && ends[0] > 0) node("text", { x: room > wanted ? middle : left, y: upper - 8, "text-anchor": room > wanted ? "middle" : "start" }, svg, name);
+          const needed = name.length * 7;
+          if (k === 0 && ends[0] > 0) node("text", { x: room > needed ? middle : left, y: upper - 8, "text-anchor": room > needed ? "middle" : "start" }, svg, name);
           else if (room > 4 && k > 0) node("text", { x: middle, y: upper - 8, "text-anchor": "middle" }, svg, name);
         });
       }
@@ -135,13 +135,13 @@ function linesChart(panel) {
     },
     read(epoch) {
       const first = [{ name: "epoch", text: String(epoch), key: "epoch" }], dots = [];
-      if (p.has(epoch) && panel.title !== "Exponent p") first.push({ name: "p =", text: p.get(epoch) === "inf" ? "∞" : short(p.get(epoch)) });
+      if (p.has(epoch) && panel.id !== "p") first.push({ name: "p =", text: p.get(epoch) === "inf" ? "∞" : short(p.get(epoch)) });
       for (const s of series) {
-        const found = s.points.filter((q) => q[0] <= epoch).pop();
-        if (!found) continue;
-        const infinite = panel.title === "Exponent p" && p.get(epoch) === "inf";
-        first.push({ name: s.name, text: infinite ? "∞" : share ? percent(found[1]) : short(found[1]), key: s.name, value: found[1], colour: strokeOf(s) });
-        if (!infinite && (!panel.log || found[1] > 0)) dots.push({ x: found[0], y: y(found[1]), colour: strokeOf(s) });
+        const latest = s.points.filter((q) => q[0] <= epoch).pop();
+        if (!latest) continue;
+        const infinite = panel.id === "p" && p.get(epoch) === "inf";
+        first.push({ name: s.name, text: infinite ? "∞" : share ? percent(latest[1]) : short(latest[1]), key: s.name, value: latest[1], colour: strokeOf(s) });
+        if (!infinite && (!panel.log || latest[1] > 0)) dots.push({ x: latest[0], y: y(latest[1]), colour: strokeOf(s) });
       }
       return { lines: [first], dots };
     },
@@ -151,14 +151,10 @@ function linesChart(panel) {
 function histogramChart(figure) {
   const { width, first, eps, runs } = figure, unit = lengths(figure.levels), several = runs.length > 1;
   const bins = runs[0].counts.length, low = first * width, high = (first + bins) * width;
-  // Without radii: what is certified at a measured epsilon is certified at every smaller one.
-  const certifiedAt = (run, eps) => run.radii
-    ? reach(run.radii, eps)
-    : run.measured.reduce((held, m) => (m.eps >= eps ? Math.max(held, m.certified) : held), 0);
   const most = Math.max(...runs.flatMap((run) => run.counts.map((n) => n / run.total)));
   const middle = (k) => (first + k + 0.5) * width;
   const stops = Array.from({ length: bins }, (_, k) => middle(k));
-  const kinds = [["wrong", "var(--soft)"], ["right, not proven", "var(--attack)"], ["proven", "var(--certified)"]];
+  const kinds = [["misclassified", "var(--soft)"], ["correct, not certified", "var(--attack)"], ["certified", "var(--certified)"]];
   const kindOf = (x) => (x < 0 ? 0 : x < eps ? 1 : 2);
   const colour = (run, x) => (several ? colourOf(run.colour) : kinds[kindOf(x)][1]);
   let y;
@@ -182,7 +178,7 @@ function histogramChart(figure) {
       }
       xAxis(svg, plot, unit.ticks(low, high, (right - left) / (figure.levels ? 80 : 62)), unit.tick, "half margin, in pixel units");
       const fill = (kind) => `fill:${several ? "var(--soft)" : kinds[kind][1]};font-weight:600`;
-      const marks = [[0, "wrong", "end", fill(0)], [eps, `proven at ε = ${figure.epsName}`, "start", fill(2)]];
+      const marks = [[0, kinds[0][0], "end", fill(0)], [eps, `certified at ε = ${figure.epsName}`, "start", fill(2)]];
       const room = plot.x(eps) - plot.x(0);
       if (figure.theta && figure.theta < high && plot.x(figure.theta) - plot.x(eps) > 150) marks.push([figure.theta, "θ/2", "start", ""]);
       for (const [at, name, anchor, style] of marks) {
@@ -190,7 +186,7 @@ function histogramChart(figure) {
         node("line", { class: "axis", x1: plot.x(at), x2: plot.x(at), y1: top - 22, y2: bottom, "stroke-dasharray": "3 3" }, svg);
         node("text", { x: plot.x(at) + (anchor === "end" ? -6 : 6), y: top - 12, "text-anchor": anchor, style }, svg, name);
       }
-      const between = room > 125 ? kinds[1][0] : room > 50 ? "right" : "";
+      const between = room > 140 ? kinds[1][0] : room > 50 ? "correct" : "";
       node("text", { x: plot.x(0) + room / 2, y: top - 12, "text-anchor": "middle", style: fill(1) }, svg, between);
     },
     read(x) {
@@ -210,23 +206,25 @@ function histogramChart(figure) {
   };
 }
 
-if (figures.curve) {
-  const chart = curveChart(figures.curve), plot = new Plot("curve", chart);
+if (charts.curve) {
+  const chart = curveChart(charts.curve), plot = new Plot("curve", chart);
   const form = document.getElementById("ask"), input = document.getElementById("ask-eps");
+  const error = document.getElementById("ask-error");
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    const match = /^\s*(\d*\.?\d+)\s*(?:\/\s*(\d+))?\s*$/.exec(input.value);
+    const match = /^\s*(\d*\.?\d+(?:e[+-]?\d+)?)\s*(?:\/\s*(\d+))?\s*$/i.exec(input.value);
     const typed = match ? Number(match[1]) / Number(match[2] || 1) : NaN;
-    const fits = typed >= 0 && typed <= 1;
-    input.setAttribute("aria-invalid", String(!fits));
-    if (!fits) return;
+    const valid = typed >= 0 && typed <= 1;
+    input.setAttribute("aria-invalid", String(!valid));
+    error.textContent = valid ? "" : "Type a number from 0 to 1, such as 0.1 or 8/255.";
+    if (!valid) return;
     const known = chart.stops.find((s) => Math.abs(s - typed) < 1e-12);
     plot.move(known ?? Math.min(typed, chart.high));
     chart.start = plot.at;
   });
 }
-figures.training.forEach((panel, k) => new Plot(`training-${k}`, linesChart(panel)));
-if (figures.histogram) new Plot("histogram", histogramChart(figures.histogram));
+charts.training.forEach((panel, k) => new Plot(`training-${k}`, linesChart(panel)));
+if (charts.histogram) new Plot("histogram", histogramChart(charts.histogram));
 
 for (const button of document.querySelectorAll(".copy")) {
   button.addEventListener("click", async () => {

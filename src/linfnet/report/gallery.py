@@ -1,26 +1,28 @@
-"""The gallery: which test images to look at, and what to say of each."""
+"""The gallery: groups of test images, each with pictures, class and radius."""
 
+import base64
+import struct
+import zlib
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linfnet.certificates.arithmetic import float_above
+from linfnet.certificates.rounding import float_above
 from linfnet.data import ImageSet
 from linfnet.epsilon import format_epsilon
-from linfnet.report.png import difference, picture
-from linfnet.report.run_summary import Measured, RunRecord
-from linfnet.report.samples import BrokenSamples, Samples
+from linfnet.report.run_summary import RunSummary
+from linfnet.report.samples import Samples
+from linfnet.results import Result
 
-# Samples of a group; broken ones take three pictures each.
+# Samples per group; each broken sample takes three pictures.
 SHOWN, SHOWN_BROKEN = 8, 6
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One image with the words that stand in for it where it cannot be seen."""
+    """An image as a data URI, with its alternative text."""
 
     uri: str
     alt: str
@@ -29,7 +31,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Card:
-    """A sample: its pictures, its class, and lines about it."""
+    """A sample: its pictures, its class, and lines of text."""
 
     pictures: tuple[Picture, ...]
     title: str
@@ -40,13 +42,14 @@ class Card:
 class Group:
     """Samples of one kind, sorted by radius."""
 
+    id: str
     title: str
     about: str
     cards: tuple[Card, ...]
 
 
 def format_length(value: float, levels: bool) -> str:
-    """A length in pixel units, in 255ths where perturbations are given in them; rounded down, as radii are proven.
+    """A length in pixel units, in 255ths if epsilons are given in them; rounded down, because radii are certified.
 
     >>> format_length(8.2559 / 255, True), format_length(0.12349, False)
     ('8.25/255', '0.1234')
@@ -56,73 +59,75 @@ def format_length(value: float, levels: bool) -> str:
     return f"{np.floor(value * 10000) / 10000:.4f}"
 
 
-def gallery(run: RunRecord, levels: bool) -> tuple[Group, ...]:
+def gallery(run: RunSummary, levels: bool) -> list[Group]:
     """The groups of a run that have images; none without samples or images."""
     if run.samples is None or run.images is None or run.epsilon is None:
-        return ()
+        return []
     painter = _Painter(run, run.samples, run.images, levels)
-    groups = (*_by_radius(painter, run.samples, run.epsilon), _broken(painter, run.broken))
-    order = ("Most", "Wrong-proof", "Broken", "Least", "Proven")
-    present = [group for group in groups if group.cards]
-    return tuple(sorted(present, key=lambda group: order.index(group.title.split()[0])))
+    groups = {group.id: group for group in (*_by_radius(painter), *_broken(painter)) if group.cards}
+    return [groups[name] for name in ("most", "barely", "broken", "least", "misclassified") if name in groups]
 
 
-def _by_radius(painter: "_Painter", samples: Samples, epsilon: Fraction) -> tuple[Group, ...]:
-    """The groups that radii make; none for a net that has no radii."""
-    radii, real = samples.radii, samples.real_radii
-    if radii is None or real is None:
-        return ()
-    right, wrong = np.flatnonzero(radii >= 0), np.flatnonzero(real < 0)
-    ascending = right[np.argsort(radii[right], kind="stable")]
-    proven = ascending[radii[ascending] >= float_above(epsilon)]
-    hopeless = wrong[np.argsort(real[wrong], kind="stable")]
-    return (
+def _by_radius(painter: "_Painter") -> list[Group]:
+    """The groups chosen by radius; none for a net without radii."""
+    radii, real, epsilon = painter.samples.radii, painter.samples.real_radii, painter.run.epsilon
+    if radii is None or real is None or epsilon is None:
+        return []
+    correct, wrong = np.flatnonzero(radii >= 0), np.flatnonzero(real < 0)
+    ascending = correct[np.argsort(radii[correct], kind="stable")]
+    certified = ascending[radii[ascending] >= float_above(epsilon)]
+    return [
         Group(
+            "most",
             "Most robust",
-            "The largest proven radii: no change of up to the radius in every pixel can alter the class.",
+            "Images with the largest certified radii: no change of at most the radius in every pixel alters the class.",
             painter.cards(ascending[::-1]),
         ),
         Group(
-            f"Wrong-proof at ε = {format_epsilon(epsilon)}, by a hair",
-            "Proven at ε with the least to spare: any attack within ε leaves the class right.",
-            painter.cards(proven),
+            "barely",
+            f"Barely certified at ε = {format_epsilon(epsilon)}",
+            "Images with the smallest radii that are at least ε: no attack within ε changes their class.",
+            painter.cards(certified),
         ),
         Group(
+            "least",
             "Least robust",
-            "Right, with the smallest proven radii: next to nothing is guaranteed.",
+            "Correctly classified images with the smallest certified radii: almost nothing is guaranteed.",
             painter.cards(ascending),
         ),
         Group(
-            "Proven wrong",
-            "Wrong by the largest margins: no change of up to the length given makes them right (in real arithmetic).",
-            painter.cards(hopeless),
+            "misclassified",
+            "Misclassified by the largest margins",
+            "No change of at most the given length corrects the class (in real arithmetic).",
+            painter.cards(wrong[np.argsort(real[wrong], kind="stable")]),
         ),
-    )
+    ]
 
 
-def _broken(painter: "_Painter", broken: dict[str, BrokenSamples]) -> Group:
-    """Samples that the attack broke, at the run's epsilon or else the largest one kept."""
+def _broken(painter: "_Painter") -> list[Group]:
+    """Samples that the attack broke, at the run's epsilon or else the largest one saved."""
     run = painter.run
-    measured = [m for m in run.main if m.name in broken and broken[m.name].index and m.epsilon > 0]
-    at = next((m for m in measured if m.epsilon == run.epsilon), measured[-1] if measured else None)
+    saved = [result for result in run.main if result.eps > 0 and result.eps in run.broken]
+    saved = [result for result in saved if run.broken[result.eps].index]
+    at = next((result for result in saved if result.eps == run.epsilon), saved[-1] if saved else None)
     if at is None:
-        return Group("Broken", "", ())
-    kept = broken[at.name]
-    triples = list(zip(kept.index, kept.images, kept.predictions, strict=True))[:SHOWN_BROKEN]
-    nearest = "; these came nearest to a proof" if painter.samples.radii is not None else ""
+        return []
+    broken = run.broken[at.eps]
+    triples = list(zip(broken.index, broken.images, broken.predictions, strict=True))[:SHOWN_BROKEN]
+    nearest = ", largest certified radii first" if painter.samples.radii is not None else ""
     about = (
-        f"Right, but within ε PGD-{at.pgd_steps} finds an image that is not{nearest}. "
-        "The difference is magnified: −ε is black, +ε white, no change grey."
+        f"Correctly classified images for which {at.attack} finds a misclassified image within ε{nearest}. "
+        "The difference is magnified: −ε is black, +ε is white, no change is grey."
     )
-    cards = tuple(painter.broken_card(k, changed, taken, at) for k, changed, taken in triples)
-    return Group(f"Broken at ε = {at.name}", about, cards)
+    cards = tuple(painter.broken_card(k, attacked, prediction, at) for k, attacked, prediction in triples)
+    return [Group("broken", f"Broken at ε = {format_epsilon(at.eps)}", about, cards)]
 
 
 @dataclass(frozen=True)
 class _Painter:
     """Makes cards of a run's samples."""
 
-    run: RunRecord
+    run: RunSummary
     samples: Samples
     images: ImageSet
     levels: bool
@@ -135,37 +140,69 @@ class _Painter:
         return self.images.pixels(slice(k, k + 1))[0]
 
     def radius(self, k: int) -> float | None:
-        """The proven radius of a sample; None if there is none."""
+        """The certified radius of a sample, or None."""
         radius = -np.inf if self.samples.radii is None else self.samples.radii[k]
         return float(radius) if radius >= 0 else None
 
     def card(self, k: int) -> Card:
-        """One image: its class and radius, and the class that would come next or that it is taken for."""
+        """One image with its class, its radius and the second class; or the prediction, if that is wrong."""
         label, radius = self.run.class_name(self.samples.labels[k]), self.radius(k)
+        alt, lines = f"Test image {k}, {label}", list[str]()
         if radius is not None:
-            told = [f"radius {format_length(radius, self.levels)}"]
+            lines.append(f"radius {format_length(radius, self.levels)}")
             if self.samples.runners_up is not None:
-                told.append(f"runner-up {self.run.class_name(self.samples.runners_up[k])}")
-            return Card((Picture(picture(self.image(k)), f"Test image {k}, {label}"),), label, tuple(told))
-        taken = self.run.class_name(self.samples.predictions[k])
-        real = self.samples.real_radii
-        within = () if real is None else (f"within {format_length(-real[k], self.levels)}",)
-        alt = f"Test image {k}, {label}, taken for {taken}"
-        return Card((Picture(picture(self.image(k)), alt),), label, (f"taken for {taken}", *within))
+                lines.append(f"runner-up {self.run.class_name(self.samples.runners_up[k])}")
+        else:
+            predicted = self.run.class_name(self.samples.predictions[k])
+            alt += f", predicted as {predicted}"
+            lines.append(f"predicted {predicted}")
+            if self.samples.real_radii is not None:
+                lines.append(f"up to {format_length(-self.samples.real_radii[k], self.levels)}")
+        return Card((Picture(picture(self.image(k)), alt),), label, tuple(lines))
 
-    def broken_card(self, k: int, changed: Tensor, prediction: int, at: Measured) -> Card:
-        """The image, the one that the attack made of it, and what lies between."""
-        label, taken, image = (
-            self.run.class_name(self.samples.labels[k]),
-            self.run.class_name(prediction),
-            self.image(k),
-        )
-        change = picture(difference(image, changed, float(at.epsilon)))
+    def broken_card(self, k: int, attacked: Tensor, prediction: int, at: Result) -> Card:
+        """The image, the attacked image, and their difference."""
+        label, predicted = self.run.class_name(self.samples.labels[k]), self.run.class_name(prediction)
+        image, radius = self.image(k), self.radius(k)
+        change = picture(difference(image, attacked, float(at.eps)))
         pictures = (
             Picture(picture(image), f"Test image {k}, {label}", "image"),
-            Picture(picture(changed), f"The same image attacked, taken for {taken}", "attacked"),
-            Picture(change, f"Their difference, ±{at.name} drawn as black to white", "difference"),
+            Picture(picture(attacked), f"The same image attacked, predicted as {predicted}", "attacked"),
+            Picture(change, f"Their difference, from −{format_epsilon(at.eps)} (black) to + (white)", "difference"),
         )
-        radius = self.radius(k)
-        told = () if radius is None else (f"radius {format_length(radius, self.levels)}",)
-        return Card(pictures, f"{label} → {taken}", told)
+        lines = () if radius is None else (f"radius {format_length(radius, self.levels)}",)
+        return Card(pictures, f"{label} → {predicted}", lines)
+
+
+def encode_png(image: Tensor) -> bytes:
+    """A PNG of pixels [C, H, W] in [0, 1], rounded to bytes; C is 1 (grey) or 3 (colour).
+
+    >>> import torch
+    >>> encode_png(torch.zeros(1, 2, 2))[:8]
+    b'\\x89PNG\\r\\n\\x1a\\n'
+    """
+    levels = (image.detach().cpu().numpy() * 255).round().clip(0, 255).astype(np.uint8)
+    channels, rows, columns = levels.shape
+    kind = {1: 0, 3: 2}[channels]  # PNG's numbers for grey and for colour
+    lines = levels.transpose(1, 2, 0).reshape(rows, columns * channels)
+    # Each line starts with the number of its filter: 0 for unfiltered bytes.
+    raw = np.concatenate([np.zeros((rows, 1), np.uint8), lines], axis=1).tobytes()
+    header = struct.pack(">IIBBBBB", columns, rows, 8, kind, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(raw, 9)), (b"IEND", b""))
+    packed = (struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
+
+
+def picture(image: Tensor) -> str:
+    """The PNG of pixels [C, H, W] in [0, 1] as a data URI."""
+    return "data:image/png;base64," + base64.b64encode(encode_png(image)).decode()
+
+
+def difference(image: Tensor, changed: Tensor, size: float) -> Tensor:
+    """The change of each pixel, magnified: -size is black, +size white, no change grey.
+
+    >>> import torch
+    >>> difference(torch.tensor([0.5, 0.5, 0.5]), torch.tensor([0.25, 0.5, 0.75]), 0.25)
+    tensor([0.0000, 0.5000, 1.0000])
+    """
+    return ((changed - image) / (2 * size) + 0.5).clamp(0, 1)

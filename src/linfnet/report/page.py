@@ -1,114 +1,105 @@
-"""The page itself: one HTML file that needs nothing else."""
+"""The page: one HTML file without external parts, rendered from the templates beside this module."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
-from html import escape
 from importlib import resources
 from typing import Any, cast
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
 from linfnet.data import set_info
 from linfnet.epsilon import format_epsilon
-from linfnet.report.chart_data import certified_curve, histogram
-from linfnet.report.repeat import repeat_section
-from linfnet.report.run_summary import RunRecord
-from linfnet.report.sections import curve_section, gallery_section, histogram_section, training_section
-from linfnet.report.table import headline, results_section
-from linfnet.report.training_curves import training_panels
+from linfnet.recipes import recipe_to_toml
+from linfnet.report.charts import certified_curve, histogram, reference_name, training_panels, uses_255ths
+from linfnet.report.gallery import gallery
+from linfnet.report.repeat import commands, differences
+from linfnet.report.results_table import attack_name, certificate_names, headline, published, row_groups
+from linfnet.report.run_summary import RunSummary
 from linfnet.version import __version__
 
-_FOLDER = resources.files("linfnet.report")
+TITLES = {
+    "results": "Results",
+    "curve": "Certified accuracy",
+    "training": "Training",
+    "margins": "Margins",
+    "gallery": "Gallery",
+    "repeat": "How to repeat it",
+}
 
 
-def render(runs: Sequence[RunRecord]) -> str:
-    """The report of one run, or of several on shared axes."""
-    runs = _told_apart(runs)
-    figures: dict[str, Any] = {
-        "curve": certified_curve(runs),
-        "histogram": histogram(runs),
-        "training": training_panels(runs),
-        "several": len(runs) > 1,
+def render(runs: Sequence[RunSummary]) -> str:
+    """The report of one run, or of several on shared axes, as HTML."""
+    runs = _with_unique_names(runs)
+    several = len(runs) > 1
+    curve, margins, panels = certified_curve(runs), histogram(runs), training_panels(runs)
+    galleries = [(k, run.name, gallery(run, uses_255ths([run]))) for k, run in enumerate(runs)]
+    galleries = [(k, name, groups) for k, name, groups in galleries if groups]
+    table = [(row_groups(run, k), published(run)) for k, run in enumerate(runs) if run.results.evaluations]
+    shown = {
+        "results": table,
+        "curve": curve,
+        "training": panels,
+        "margins": margins,
+        "gallery": galleries,
+        "repeat": runs,
     }
-    sections = [
-        ("results", "Results", results_section(runs)),
-        ("curve", "Certified accuracy", curve_section(runs) if figures["curve"] else ""),
-        ("training", "Training", training_section(figures["training"])),
-        ("margins", "Margins", histogram_section(runs) if figures["histogram"] else ""),
-        ("gallery", "Gallery", gallery_section(runs)),
-        ("repeat", "How to repeat it", repeat_section(runs)),
-    ]
-    present = [(name, title, text) for name, title, text in sections if text]
-    links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, title, _ in present)
-    body = "".join(
-        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{text}</section>'
-        for name, title, text in present
+    figures, about = ([], "") if several else headline(runs[0])
+    environment = Environment(
+        loader=PackageLoader("linfnet.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
     )
-    # "</script" inside a script element would end it, "<!--<script" would hide its end; \u003c is the same JSON.
-    data = json.dumps(figures, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="generator" content="linfnet {__version__}">
-<title>{escape(_title(runs))} · linfnet</title>
-<link rel="icon" href="data:,">
-<style>{_read("page.css")}</style>
-</head>
-<body>
-<a class="skip" href="#main">Skip to the results</a>
-<header>
-<p class="kicker">{escape(_kind(runs))}</p>
-<h1>{escape(_title(runs))}</h1>
-<p class="lead">{_lead(runs)}</p>
-{headline(runs[0]) if len(runs) == 1 else ""}
-{_notes(runs)}
-</header>
-<nav aria-label="On this page"><ul>{links}</ul></nav>
-<main id="main" tabindex="-1">
-<noscript><p class="note">A script inside this file draws the charts; tables and pictures need none.</p></noscript>
-{body}
-</main>
-<footer><p>Written by linfnet {__version__}. Accuracies are percentages of all images of the set; ε and radii are in
-pixel units, where black is 0 and white 1. {_arithmetic(runs)}</p>
-</footer>
-<script type="application/json" id="figures">{data}</script>
-<script>(() => {{ "use strict";
-{_read("plot.js")}
-{_read("charts.js")}}})();</script>
-</body>
-</html>
-"""
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
+    return environment.get_template("page.html").render(
+        version=__version__,
+        css=_read("page.css"),
+        js=_read("plot.js") + _read("charts.js"),
+        charts={"curve": curve, "histogram": margins, "training": panels, "several": several},
+        sections=[(name, title) for name, title in TITLES.items() if shown[name]],
+        runs=runs,
+        several=several,
+        title=_title(runs),
+        kind=_kind(runs),
+        facts=_facts(runs[0]),
+        headline=figures,
+        headline_about=about,
+        reference=reference_name(runs[0].recipe.reported.source) if runs[0].recipe else "",
+        notes=[(f"{run.name}: " if several else "") + note for run in runs for note in run.notes],
+        table=table,
+        certificates=certificate_names(runs),
+        attack=attack_name([result for run in runs for result in run.results.evaluations]),
+        main_attack=attack_name([result for run in runs for result in run.main]),
+        panels=panels,
+        epsilon=next((format_epsilon(run.epsilon) for run in runs if run.epsilon), ""),
+        galleries=galleries,
+        differences=differences(runs),
+        commands=[commands(run) for run in runs],
+        recipes=[recipe_to_toml(run.recipe) if run.recipe else "" for run in runs],
+        real_arithmetic=[run.name for run in runs if any(r.arithmetic != "float32" for r in run.main)],
+        confidence=min((result.confidence for run in runs for result in run.main), default=1.0),
+    )
 
 
-def _arithmetic(runs: Sequence[RunRecord]) -> str:
-    """What the certificates speak of."""
-    real = [run.name for run in runs if any(m.arithmetic != "float32" for m in run.main)]
-    if not real:
-        return "Certificates hold for the floating-point program, rounding included."
-    whose = "" if len(runs) == 1 else f" of {escape(', '.join(real))}"
-    sure = min((m.confidence for run in runs for m in run.main), default=1.0)
-    chance = f" Some hold with probability {sure:g} each." if sure < 1 else ""
-    return f"Certificates{whose} hold in real arithmetic: the rounding of the program is not accounted for.{chance}"
+def _read(name: str) -> Markup:
+    return Markup((resources.files("linfnet.report") / name).read_text(encoding="utf-8"))
 
 
-def _told_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """Runs whose folders have the same name are called by their paths."""
+def _with_unique_names(runs: Sequence[RunSummary]) -> list[RunSummary]:
+    """Runs whose folders have the same name are named by their paths."""
     names = [run.name for run in runs]
     return [replace(run, name=str(run.path)) if names.count(run.name) > 1 else run for run in runs]
 
 
-def _read(name: str) -> str:
-    return (_FOLDER / name).read_text(encoding="utf-8")
-
-
-def _kind(runs: Sequence[RunRecord]) -> str:
-    """What kind of nets the runs trained."""
+def _kind(runs: Sequence[RunSummary]) -> str:
+    """The kinds of nets."""
     systems = sorted({str(run.config.get("system", "linf")) for run in runs})
     return ", ".join("ℓ∞-distance net" if name == "linf" else f"system {name}" for name in systems)
 
 
-def _title(runs: Sequence[RunRecord]) -> str:
+def _title(runs: Sequence[RunSummary]) -> str:
     if len(runs) > 1:
         return f"{len(runs)} runs compared"
     run = runs[0]
@@ -117,25 +108,20 @@ def _title(runs: Sequence[RunRecord]) -> str:
     return f"{set_info(run.recipe.data.name).title} at ε = {format_epsilon(run.epsilon)}"
 
 
-def _lead(runs: Sequence[RunRecord]) -> str:
-    if len(runs) > 1:
-        return ", ".join(f'<span class="key c{k % 6}">{escape(run.name)}</span>' for k, run in enumerate(runs))
-    run = runs[0]
-    facts = [f"Run <code>{escape(run.name)}</code>"]
-    if run.recipe is not None:
-        facts.append(f"recipe <code>{escape(run.recipe.name)}</code>")
-    given: Any = run.config.get("hidden")
-    hidden = [size for size in cast(list[Any], given) if isinstance(size, int)] if isinstance(given, list) else []
-    if hidden:
-        same = len(set(hidden)) == 1
-        width = f"width {hidden[0]:,}" if same else "widths " + ", ".join(f"{size:,}" for size in hidden)
-        facts.append(f"{len(hidden) + 1} layers, {width}")
-    train: dict[str, Any] = run.results.get("train") or {}
-    if "parameters" in train:
-        facts.append(f"{train['parameters']:,} parameters")
-    if "epochs" in train and "seconds" in train:
-        facts.append(f"{train['epochs']:,} epochs in {_duration(train['seconds'])}")
-    return " · ".join(facts)
+def _facts(run: RunSummary) -> list[str]:
+    """Size of the net and cost of its training."""
+    facts: list[str] = []
+    hidden = run.config.get("hidden")
+    widths = [size for size in cast(list[Any], hidden) if isinstance(size, int)] if isinstance(hidden, list) else []
+    if widths:
+        sizes = dict.fromkeys(widths) if len(set(widths)) == 1 else widths
+        name = "width" if len(set(widths)) == 1 else "widths"
+        facts.append(f"{len(widths) + 1} layers, {name} {', '.join(f'{size:,}' for size in sizes)}")
+    if run.results.training is not None:
+        training = run.results.training
+        facts.append(f"{training.parameters:,} parameters")
+        facts.append(f"{training.epochs:,} epochs in {_duration(training.seconds)}")
+    return facts
 
 
 def _duration(seconds: float) -> str:
@@ -147,8 +133,3 @@ def _duration(seconds: float) -> str:
     if whole < 60:
         return f"{whole} s"
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def _notes(runs: Sequence[RunRecord]) -> str:
-    named = [(f"{run.name}: " if len(runs) > 1 else "") + note for run in runs for note in run.notes]
-    return "".join(f'<p class="note">{escape(note)}</p>' for note in named)

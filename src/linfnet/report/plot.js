@@ -1,7 +1,7 @@
-// What every chart is drawn with: numbers, scales, axes, and the cross-hair that pointer and keys move.
+// Parts of every chart: numbers, scales, axes, and the cross-hair that follows pointer and keys.
 const DASHES = ["", "7 4", "3 3", "10 3 3 3", "5 2", "12 5"];
 const colourOf = (k) => (k === null || k === undefined ? "var(--soft)" : `var(--c${k % 6})`);
-// Exact halves go to the even digit, as in the tables.
+// Exact halves are rounded to the even digit, as in the tables.
 const percent = (share) => {
   const value = 100 * share, eighth = (value * 8) % 8;
   return (eighth === 1 || eighth === 5 ? Math.floor(value * 100) / 100 : value).toFixed(2);
@@ -9,28 +9,28 @@ const percent = (share) => {
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
 function node(name, attributes = {}, parent = null, text = null) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (text !== null) made.textContent = text;
-  if (parent) parent.appendChild(made);
-  return made;
+  const child = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) child.setAttribute(key, value);
+  if (text !== null) child.textContent = text;
+  if (parent) parent.appendChild(child);
+  return child;
 }
 
 function element(name, attributes = {}, parent = null, text = null) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (text !== null) made.textContent = text;
-  if (parent) parent.appendChild(made);
-  return made;
+  const child = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) child.setAttribute(key, value);
+  if (text !== null) child.textContent = text;
+  if (parent) parent.appendChild(child);
+  return child;
 }
 
-// Numbers sorted upwards, from base64 of little-endian float64.
+// Ascending numbers from base64 of little-endian float64.
 function unpack(text) {
   const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
   return new Float64Array(bytes.buffer);
 }
 
-// The share of sorted numbers that reach a value.
+// The share of ascending numbers that are at least a value.
 function reach(sorted, value) {
   let low = 0, high = sorted.length;
   while (low < high) {
@@ -54,17 +54,17 @@ function logSteps(low, high) {
   return ticks.length >= 2 ? ticks : [low, high];
 }
 
-// The end of an axis of shares: in steps of a tenth, with a little air.
+// The end of an axis of shares: the next tenth above the largest.
 const niceTop = (most) => clamp(Math.ceil(most * 10 + 0.2) / 10, 0.1, 1);
 const percentTick = (value, top) => (value >= top - 1e-9 ? `${+(100 * value).toFixed(2)} %` : String(+(100 * value).toFixed(2)));
 
 const short = (value) => {
   if (value === 0) return "0";
   const size = Math.abs(value);
-  return size >= 0.001 && size < 1e5 ? String(+value.toPrecision(4)) : value.toExponential(size < 1 ? 0 : 1).replace("e", "e");
+  return size >= 0.001 && size < 1e5 ? String(+value.toPrecision(4)) : value.toExponential(size < 1 ? 0 : 1);
 };
 
-// Lengths in pixel units: in grey levels where the runs speak of those.
+// Lengths in pixel units, in 255ths if the epsilons of the runs are.
 function lengths(levels) {
   return {
     ticks: (low, high, count) => levels ? niceSteps(low * 255, high * 255, count).map((k) => k / 255) : niceSteps(low, high, count),
@@ -73,7 +73,7 @@ function lengths(levels) {
   };
 }
 
-// A drawing that is redrawn when its box changes, with a cross-hair moved by pointer and keys.
+// A chart that is redrawn when its box changes size, with a cross-hair that follows pointer and keys.
 class Plot {
   constructor(name, chart) {
     this.box = document.getElementById(`${name}-plot`);
@@ -106,11 +106,11 @@ class Plot {
     this.move(this.at);
   }
 
-  // y from a scale: linear or logarithmic between two ends.
+  // A function from values to y coordinates, linear or logarithmic.
   scale(low, high, log) {
     const { top, bottom } = this.area;
-    const place = log ? (v) => Math.log(v / low) / Math.log(high / low) : (v) => (v - low) / (high - low || 1);
-    return (value) => bottom - (bottom - top) * place(value);
+    const position = log ? (v) => Math.log(v / low) / Math.log(high / low) : (v) => (v - low) / (high - low || 1);
+    return (value) => bottom - (bottom - top) * position(value);
   }
 
   point(event) {
@@ -123,12 +123,12 @@ class Plot {
   key(event) {
     const { low, high, stops, only } = this.chart;
     const far = event.key.startsWith("Page") ? 10 : 1;
-    const way = { ArrowRight: 1, ArrowUp: 1, PageUp: 1, ArrowLeft: -1, ArrowDown: -1, PageDown: -1 }[event.key];
+    const direction = { ArrowRight: 1, ArrowUp: 1, PageUp: 1, ArrowLeft: -1, ArrowDown: -1, PageDown: -1 }[event.key];
     let to = { Home: only ? stops[0] : low, End: only ? stops[stops.length - 1] : high }[event.key];
-    if (way) {
+    if (direction) {
       const grid = only ? stops : [...stops, ...Array.from({ length: 201 }, (_, k) => low + (high - low) * k / 200)].sort((a, b) => a - b);
-      const ahead = grid.filter((s) => way > 0 ? s > this.at : s < this.at);
-      to = ahead.length ? (way > 0 ? ahead[Math.min(far, ahead.length) - 1] : ahead[Math.max(ahead.length - far, 0)]) : this.at;
+      const ahead = grid.filter((s) => direction > 0 ? s > this.at : s < this.at);
+      to = ahead.length ? (direction > 0 ? ahead[Math.min(far, ahead.length) - 1] : ahead[Math.max(ahead.length - far, 0)]) : this.at;
     }
     if (to === undefined) return;
     event.preventDefault();
@@ -140,13 +140,13 @@ class Plot {
     const { top, bottom } = this.area, x = this.x(value);
     this.cross.replaceChildren();
     node("line", { class: "cross", x1: x, x2: x, y1: top, y2: bottom }, this.cross);
-    const told = this.chart.read(value, this);
-    for (const dot of told.dots || [])
+    const reading = this.chart.read(value, this);
+    for (const dot of reading.dots || [])
       node("circle", { cx: this.x(dot.x ?? value), cy: dot.y, r: 4, style: `fill:${dot.colour};stroke:var(--paper);stroke-width:1.5` }, this.cross);
     this.readout.replaceChildren();
     const words = [];
-    for (const line of told.lines) {
-      const row = told.lines.length > 1 ? element("span", { class: "line" }, this.readout) : this.readout;
+    for (const line of reading.lines) {
+      const row = reading.lines.length > 1 ? element("span", { class: "line" }, this.readout) : this.readout;
       for (const item of line) {
         const part = element("span", item.colour === undefined ? { class: "at" } : { class: "item" }, row);
         if (item.colour !== undefined) part.style.color = item.colour;

@@ -1,6 +1,5 @@
-"""A run as a report sees it: everything its folder tells, and a note for everything it does not."""
+"""The contents of a run folder as a report needs them, with a note for every part that is missing."""
 
-import re
 import shlex
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -8,100 +7,64 @@ from pathlib import Path
 from typing import Any
 
 from linfnet.data import ImageSet, known_sets, load
-from linfnet.epsilon import parse_epsilon
 from linfnet.errors import LinfnetError
 from linfnet.files import read_table
 from linfnet.nn.model_card import names_in
 from linfnet.nn.model_path import packaged_hint
 from linfnet.recipes import Recipe
 from linfnet.report.samples import BrokenSamples, Samples, read_broken, read_samples
-from linfnet.train import RunFolder, read_results
-
-_KEY = re.compile(r"(?P<what>.+) eps=(?P<eps>\S+)")
-_FIRST = re.compile(r"-first-(\d+)")
-_CERTIFIED = re.compile(r"certified_(?!and_broken)\w+")
-_STEPS = re.compile(r"-pgd-\d+$")
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One entry of results.json: accuracies in [0, 1] on one set at one epsilon."""
-
-    what: str
-    name: str
-    """Epsilon as it was typed: 8/255, 0.1."""
-    epsilon: Fraction
-    samples: int
-    clean: float
-    pgd: float
-    pgd_steps: int
-    certified: dict[str, float]
-    """By the name of each certificate: margin and interval, or the one of another system."""
-    arithmetic: str = "float32"
-    """What the certificates speak of: the program, or real numbers."""
-    confidence: float = 1.0
-    """With which probability each certificate holds."""
-
-    @property
-    def best(self) -> float:
-        """The larger share of all certificates."""
-        return max(self.certified.values())
+from linfnet.results import PGD_100, Result, Results, read_results
+from linfnet.results.samples import broken_files, sample_files
+from linfnet.train import RunFolder
 
 
 @dataclass(frozen=True, eq=False)
-class RunRecord:
-    """What the folder of a run holds."""
+class RunSummary:
+    """The contents of a run or model folder."""
 
     path: Path
     name: str
     recipe: Recipe | None
     config: dict[str, Any]
     environment: dict[str, Any]
-    results: dict[str, Any]
+    results: Results
     events: list[dict[str, Any]]
     finished: bool
-    held: bool = False
-    """Whether some process is training it now."""
-    measured: tuple[Measured, ...] = ()
-    """All evaluations, those of the main set first."""
-    what: str | None = None
-    """The main set: the one the curve, the histogram and the gallery are drawn from."""
+    in_training: bool = False
+    """Whether a process is training the run now."""
+    main: tuple[Result, ...] = ()
+    """The evaluations that the curve, the histogram and the gallery show: one image set, by rising epsilon."""
     samples: Samples | None = None
-    broken: dict[str, BrokenSamples] = field(default_factory=dict[str, BrokenSamples])
+    broken: dict[Fraction, BrokenSamples] = field(default_factory=dict[Fraction, BrokenSamples])
     images: ImageSet | None = None
     notes: tuple[str, ...] = ()
 
     @property
-    def main(self) -> tuple[Measured, ...]:
-        """The evaluations of the main set, by rising epsilon."""
-        return tuple(sorted((m for m in self.measured if m.what == self.what), key=lambda m: m.epsilon))
-
-    @property
     def epsilon(self) -> Fraction | None:
-        """The perturbation the run is about: the recipe's, or the largest that was measured."""
+        """The perturbation of the headline: the recipe's, or else the largest one evaluated."""
         if self.recipe is not None:
             return self.recipe.evaluation.eps[0]
-        return self.main[-1].epsilon if self.main else None
+        return self.main[-1].eps if self.main else None
 
     @property
-    def at_epsilon(self) -> Measured | None:
-        """The main evaluation at that perturbation."""
-        return next((m for m in self.main if m.epsilon == self.epsilon), None)
+    def at_epsilon(self) -> Result | None:
+        """The main evaluation at `epsilon`."""
+        return next((result for result in self.main if result.eps == self.epsilon), None)
 
     def class_name(self, index: int) -> str:
-        """A class in words."""
+        """The name of a class."""
         names = names_in(self.config)
         return names[index] if index < len(names) else str(index)
 
 
-def read_training(path: Path) -> RunRecord:
-    """A run or model folder as far as training goes: settings, events and results, no samples."""
+def read_training(path: Path) -> RunSummary:
+    """Read settings, events and results of a run or model folder, but no samples."""
     if not path.is_dir():
         raise LinfnetError(f"{path} is not a folder{packaged_hint(path)}")
     folder = RunFolder.open(path) if (path / "recipe.toml").is_file() else None
     if folder is None and not (path / "config.json").is_file():
-        raise LinfnetError(f"{path} is no run or model folder: it has neither recipe.toml nor config.json")
-    return RunRecord(
+        raise LinfnetError(f"{path} is not a run or model folder: it has neither recipe.toml nor config.json")
+    return RunSummary(
         path=path,
         name=path.resolve().name,
         recipe=folder.recipe if folder else None,
@@ -110,118 +73,89 @@ def read_training(path: Path) -> RunRecord:
         results=read_results(path),
         events=folder.events() if folder else [],
         finished=folder.finished if folder else True,
-        held=folder.held if folder else False,
+        in_training=folder.locked if folder else False,
     )
 
 
-def read_run(path: Path) -> RunRecord:
-    """Read a run or model folder; what is missing becomes a note, what is broken an error that names the file."""
-    record = read_training(path)
-    measured = tuple(found for key, entry in record.results.items() if (found := _measured(key, entry)))
-    data = record.recipe.data.name if record.recipe else None
-    what = _main_set(measured, data)
-    samples, broken = _read_samples(path, what)
-    counted = next((m.samples for m in measured if m.what == what), None)
-    if samples is not None and counted not in (None, len(samples)):
+def read_run(path: Path) -> RunSummary:
+    """Read a run or model folder; a missing part becomes a note, an unreadable file an error that names it."""
+    run = read_training(path)
+    data = run.recipe.data.name if run.recipe else None
+    main = _main_evaluations(run.results, data)
+    samples, broken = _read_samples(path, main)
+    if samples is not None and main and main[0].count != len(samples):
         raise LinfnetError(
-            f"the table of samples in {path} has {len(samples):,} samples, but results.json tells of {counted:,}: "
-            "evaluate again"
+            f"the table of samples in {path} has {len(samples):,} samples, but results.json reports "
+            f"{main[0].count:,}: evaluate again"
         )
-    images, missing = _read_images(what or (f"{data}-test" if data else None), samples)
-    ordered = tuple(sorted(measured, key=lambda m: m.what != what))
-    record = replace(record, measured=ordered, what=what, samples=samples, broken=broken, images=images)
-    return replace(record, notes=(*_notes(record), *missing))
+    images, missing = None, tuple[str, ...]()
+    if samples is not None and (main or data):
+        source = (main[0].data, main[0].split, main[0].limit) if main else (str(data), "test", None)
+        images, missing = _read_images(*source, samples)
+    run = replace(run, main=main, samples=samples, broken=broken, images=images)
+    return replace(run, notes=(*_notes(run), *missing))
 
 
 def _table(file: Path) -> dict[str, Any]:
     return read_table(file) if file.is_file() else {}
 
 
-def _measured(key: str, entry: Any) -> Measured | None:
-    """The evaluation under a key of results.json; None for entries of other kinds."""
-    match = _KEY.fullmatch(key)
-    if match is None or not isinstance(entry, dict):
-        return None
-    certified = {name[10:]: share for name, share in entry.items() if _CERTIFIED.fullmatch(name)}
-    try:
-        figures = {name: entry[name] for name in ("samples", "clean", "pgd", "pgd_steps")}
-        epsilon = parse_epsilon(match["eps"])
-    except (KeyError, LinfnetError):
-        return None
-    if not certified or not all(isinstance(value, int | float) for value in (*figures.values(), *certified.values())):
-        return None
-    return Measured(
-        match["what"],
-        match["eps"],
-        epsilon,
-        **figures,
-        certified=certified,
-        arithmetic=str(entry.get("arithmetic", "float32")),
-        confidence=float(entry.get("confidence", 1)),
-    )
+def _main_evaluations(results: Results, data: str | None) -> tuple[Result, ...]:
+    """Evaluations of the largest test set; among equals, those with the default attack, then with most epsilons."""
+    own = [r for r in results.evaluations if not r.net and r.split == "test"]
+    own = [r for r in own if r.data in ((data,) if data else known_sets())]
+    names = [r.images for r in own]
+    best = max(own, key=lambda r: (r.count, r.attack == PGD_100, names.count(r.images)), default=None)
+    return tuple(sorted((r for r in own if best and r.images == best.images), key=lambda r: r.eps))
 
 
-def _main_set(measured: tuple[Measured, ...], data: str | None) -> str | None:
-    """The set with most samples; among equals the run's own test set, then the one with most epsilons."""
-    counts = {m.what: sum(other.what == m.what for other in measured) for m in measured}
-    own = [m for m in measured if m.what.split("-test")[0] in ((data,) if data else known_sets())]
-    best = max(own, key=lambda m: (m.samples, not _STEPS.search(m.what), counts[m.what]), default=None)
-    return best.what if best else None
-
-
-def _read_samples(path: Path, what: str | None) -> tuple[Samples | None, dict[str, BrokenSamples]]:
-    """The samples of the main set, or those of `linfnet certify` where there was no evaluation."""
+def _read_samples(path: Path, main: tuple[Result, ...]) -> tuple[Samples | None, dict[Fraction, BrokenSamples]]:
+    """Read the samples of the main evaluations, or those of `linfnet certify` if there is no evaluation."""
     certified = path / "radii.csv"
-    if what is None:
+    if not main:
         return read_samples([certified] if certified.is_file() else []), {}
-    files = sorted(path.glob(f"samples-{what}-eps-*.csv"))
-    samples = read_samples(files)
+    samples = read_samples(sample_files(path, main[0]))
     if samples is not None and certified.is_file():
         proven = read_samples([certified])
         if proven is not None and proven.same_images(samples):
             samples = replace(samples, interval_radii=proven.interval_radii)
-    broken: dict[str, BrokenSamples] = {}
-    for file in sorted(path.glob(f"samples-{what}-eps-*.broken.safetensors")):
+    broken: dict[Fraction, BrokenSamples] = {}
+    for file in broken_files(path, main[0]):
         broken |= read_broken(file)
     return samples, broken
 
 
-def _read_images(what: str | None, samples: Samples | None) -> tuple[ImageSet | None, tuple[str, ...]]:
-    """The images of the main set, if they are at hand and the samples are theirs."""
-    if what is None or samples is None:
-        return None, ()
-    data = next((name for name in sorted(known_sets(), key=len, reverse=True) if what.startswith(f"{name}-")), None)
-    if data is None:
-        return None, (f"The images of {what} are not of a known data set: there is no gallery.",)
-    split = "train" if what.startswith(f"{data}-train") else "test"
-    first = _FIRST.search(what)
+def _read_images(data: str, split: str, limit: int | None, samples: Samples) -> tuple[ImageSet | None, tuple[str, ...]]:
+    """The images of the samples, or None and a note if they are not available or not the same."""
+    if data not in known_sets():
+        return None, (f"There is no gallery, because {data} is not a known data set.",)
     try:
-        images = load(data, split).first(int(first[1]) if first else None)
+        images = load(data, split).first(limit)
     except LinfnetError as error:
-        return None, (f"The test images are not on this machine, so there is no gallery: {error}",)
+        return None, (f"There is no gallery, because the test images are not on this machine: {error}",)
     if len(images) < len(samples) or images.labels[: len(samples)].tolist() != samples.labels.tolist():
-        return None, (f"The samples are not those of {data} {split}, so there is no gallery.",)
+        return None, (f"There is no gallery, because the samples are not those of {data} {split}.",)
     return images, ()
 
 
-def _notes(record: RunRecord) -> list[str]:
-    """What cannot be shown, and the command that would mend it."""
-    path, notes = shlex.quote(str(record.path)), list[str]()
-    if record.held and not record.finished:
-        notes.append("The run is still training: this is how far it has come.")
-    elif record.recipe is not None and not record.finished:
-        notes.append(f"The run has not finished. Go on with: linfnet train --resume {path}")
-    elif record.what is None:
-        notes.append(f"The net has not been evaluated on its test images. Do so with: linfnet evaluate {path}")
-    if record.recipe is not None and not any(event["event"] == "epoch" for event in record.events):
-        notes.append("No epoch of training has been logged: there are no training curves.")
-    if record.what is not None and record.samples is None:
+def _notes(run: RunSummary) -> list[str]:
+    """Name the parts that cannot be shown, and the command that adds each."""
+    path, notes = shlex.quote(str(run.path)), list[str]()
+    if run.in_training and not run.finished:
+        notes.append("The run is still training; this page shows its state so far.")
+    elif run.recipe is not None and not run.finished:
+        notes.append(f"The run has not finished. Resume it with: linfnet train --resume {path}")
+    elif not run.main:
+        notes.append(f"The net has not been evaluated on its test images. Evaluate it with: linfnet evaluate {path}")
+    if run.recipe is not None and not any(event["event"] == "epoch" for event in run.events):
+        notes.append("There are no training curves, because no epoch has been logged.")
+    if run.main and run.samples is None:
         notes.append(
-            f"The table of samples is missing: the curve has only what was measured, and there is no gallery. "
-            f"Write it with: linfnet evaluate {path}"
+            "The table of samples is missing: the curve shows only the evaluated ε, and there is no gallery. "
+            f"Write the table with: linfnet evaluate {path}"
         )
-    elif record.samples is not None and record.samples.radii is None:
-        notes.append("The net has no margin certificate: there are no radii, so the curve has only what was measured.")
-    if record.samples is not None and record.what is not None and not record.broken:
-        notes.append(f"Images that break the net were not kept. Keep some with: linfnet evaluate {path}")
+    elif run.samples is not None and run.samples.radii is None:
+        notes.append("The net has no margin certificate, so there are no radii: the curve shows only the evaluated ε.")
+    if run.samples is not None and run.main and not run.broken:
+        notes.append(f"Images that break the net were not saved. Save some with: linfnet evaluate {path}")
     return notes

@@ -1,16 +1,19 @@
-"""What was measured of each test image, read back from the files that evaluation and certification left."""
+"""Per-image results, read from the files that `linfnet evaluate` and `linfnet certify` write."""
 
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from linfnet.epsilon import parse_epsilon
 from linfnet.errors import LinfnetError
 from linfnet.files import read_tensors
+from linfnet.results import samples as names
 
 
 @dataclass(frozen=True)
@@ -21,22 +24,22 @@ class Samples:
     predictions: NDArray[np.int64]
     runners_up: NDArray[np.int64] | None
     radii: NDArray[np.float64] | None
-    """Proven by the margin for the program, -inf where the prediction is wrong; None for a net without such proofs."""
+    """Certified by margin for the floating-point program, -inf where misclassified; None without such certificates."""
     real_radii: NDArray[np.float64] | None
-    """margin / 2 in pixel units, negative where wrong."""
+    """margin / 2 in real arithmetic, negative where misclassified."""
     interval_radii: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def same_images(self, other: "Samples") -> bool:
-        """Whether the others can be the same images seen by the same net, perhaps on another device."""
+        """Whether both can describe the same images: equal number and labels."""
         return len(self) == len(other) and bool((self.labels == other.labels).all())
 
 
 @dataclass(frozen=True)
 class BrokenSamples:
-    """Samples with images within epsilon of them that the net takes for something else."""
+    """Samples for which the attack found a misclassified image within epsilon."""
 
     index: list[int]
     images: Tensor
@@ -44,22 +47,21 @@ class BrokenSamples:
 
 
 def read_samples(files: Sequence[Path]) -> Samples | None:
-    """The samples of several evaluations of one set, as the newest file has them; None for none."""
+    """Read the samples of several evaluations of one image set from the newest file; None without files."""
     newest: Samples | None = None
     for file in sorted(files, key=lambda file: file.stat().st_mtime):
         found = _read_table(file)
         if newest is not None and not newest.same_images(found):
-            raise LinfnetError(f"{file} tells of other samples than {files[0]}: evaluate again, or remove one of them")
+            raise LinfnetError(f"{file} and {files[0]} describe different samples: evaluate again, or remove one")
         newest = found
     return newest
 
 
 def _read_table(file: Path) -> Samples:
-    """One CSV, of `linfnet evaluate` or of `linfnet certify`."""
+    """Read one CSV of `linfnet evaluate` or `linfnet certify`."""
     try:
-        with file.open(newline="", encoding="utf-8") as lines:
-            header, *rows = list(csv.reader(lines))
-        columns = dict(zip(header, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(header, ())
+        columns = names.read_columns(file)
+        margin, interval = names.radius_column("margin"), names.radius_column("interval")
 
         def numbers(name: str) -> NDArray[np.float64]:
             return np.array(columns[name], dtype=np.float64)
@@ -68,29 +70,29 @@ def _read_table(file: Path) -> Samples:
             return np.array(columns[name], dtype=np.int64)
 
         return Samples(
-            labels=classes("label"),
-            predictions=classes("prediction"),
-            runners_up=classes("runner_up") if "runner_up" in columns else None,
-            radii=numbers("margin_radius") if "margin_radius" in columns else None,
-            real_radii=numbers("real_margin_radius") if "margin_radius" in columns else None,
-            interval_radii=numbers("interval_radius") if "interval_radius" in columns else None,
+            labels=classes(names.LABEL),
+            predictions=classes(names.PREDICTION),
+            runners_up=classes(names.RUNNER_UP) if names.RUNNER_UP in columns else None,
+            radii=numbers(margin) if margin in columns else None,
+            real_radii=numbers(names.REAL_MARGIN_RADIUS) if margin in columns else None,
+            interval_radii=numbers(interval) if interval in columns else None,
         )
     except (OSError, UnicodeDecodeError, ValueError, KeyError, csv.Error) as error:
         raise LinfnetError(f"{file} is not a table of samples ({type(error).__name__}: {error})") from None
 
 
-def read_broken(file: Path) -> dict[str, BrokenSamples]:
-    """The broken samples of an evaluation, by the name of epsilon."""
+def read_broken(file: Path) -> dict[Fraction, BrokenSamples]:
+    """Read the broken samples of an evaluation, by epsilon."""
     tensors, _ = read_tensors(file)
+    epsilons = [name.partition("@")[2] for name in tensors if name.startswith(f"{names.INDEX}@")]
     try:
         return {
-            name.split("@")[1]: BrokenSamples(
-                index.tolist(),
-                tensors[name.replace("index@", "images@")],
-                tensors[name.replace("index@", "predictions@")].tolist(),
+            parse_epsilon(eps): BrokenSamples(
+                tensors[f"{names.INDEX}@{eps}"].tolist(),
+                tensors[f"{names.IMAGES}@{eps}"],
+                tensors[f"{names.PREDICTIONS}@{eps}"].tolist(),
             )
-            for name, index in tensors.items()
-            if name.startswith("index@")
+            for eps in epsilons
         }
     except KeyError as error:
         raise LinfnetError(f"{file} lacks {error}: evaluate again, or remove it") from None

@@ -1,4 +1,4 @@
-"""The tables of the paper, run again: studies as data, a runner that keeps what is finished, outcomes, records."""
+"""The tables of the paper, run again: studies as data, a runner that keeps finished runs, their outcomes."""
 
 from linfnet.reproduce.outcome import Outcome as Outcome
 from linfnet.reproduce.outcome import RunOutcome as RunOutcome
@@ -7,8 +7,8 @@ from linfnet.reproduce.outcome import spreads as spreads
 from linfnet.reproduce.runner import Options as Options
 from linfnet.reproduce.runner import Workers as Workers
 from linfnet.reproduce.runner import run_study as run_study
+from linfnet.reproduce.studies import SMALL as SMALL
 from linfnet.reproduce.studies import STUDIES as STUDIES
-from linfnet.reproduce.study import SMALL as SMALL
-from linfnet.reproduce.study import Cell as Cell
-from linfnet.reproduce.study import Figures as Figures
-from linfnet.reproduce.study import Study as Study
+from linfnet.reproduce.studies import Cell as Cell
+from linfnet.reproduce.studies import Figures as Figures
+from linfnet.reproduce.studies import Study as Study

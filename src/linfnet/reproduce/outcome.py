@@ -1,20 +1,19 @@
-"""What a study gave: every run, and the median and range over the seeds of each cell."""
+"""The outcome of a study: every finished run, and the median and range over the seeds of each cell."""
 
 import csv
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from linfnet.files import replacing, write_json
-from linfnet.reproduce.study import Cell
-
-MEASURED = ("clean", "pgd", "certified_margin", "certified_interval", "certified_train", "above_theta", "seconds")
+from linfnet.reproduce.studies import Cell
+from linfnet.results import Result, TrainingResult
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """One finished run: accuracies in [0, 1] at the recipe's epsilon, and what it took."""
+    """One finished run: accuracies in [0, 1] at the recipe's epsilon, and what training cost."""
 
     label: str
     seed: int
@@ -22,13 +21,31 @@ class RunOutcome:
     pgd: float
     certified_margin: float
     certified_interval: float
-    certified_train: float | None  # of the training images, by margin; None for runs that did not look
+    certified_train: float | None  # of the training images, by margin; None for old runs
     above_theta: float | None  # training images with a margin above theta
     seconds: float  # of training
     epochs: int
     hardware: str
     commit: str | None
     folder: str
+
+    @classmethod
+    def of(cls, cell: Cell, folder: Path, result: Result, training: TrainingResult, **known: Any) -> "RunOutcome":
+        """The outcome of a run from its evaluation and its training; `known` are hardware and commit."""
+        return cls(
+            label=cell.label,
+            seed=training.seed,
+            clean=result.clean,
+            pgd=result.attacked,
+            certified_margin=result.certified["margin"],
+            certified_interval=result.certified["interval"],
+            certified_train=training.train.certified.get(result.eps) if training.train else None,
+            above_theta=training.train.above if training.train else None,
+            seconds=training.seconds,
+            epochs=training.epochs,
+            folder=str(folder),
+            **known,
+        )
 
 
 @dataclass(frozen=True)
@@ -40,9 +57,16 @@ class Spread:
     highest: float
 
 
+def spreads(runs: tuple[RunOutcome, ...]) -> dict[str, Spread]:
+    """The spread of each measured figure over runs that differ by their seed; empty without runs."""
+    measured = ("clean", "pgd", "certified_margin", "certified_interval", "certified_train", "above_theta", "seconds")
+    values = {name: [float(x) for run in runs if (x := getattr(run, name)) is not None] for name in measured}
+    return {name: Spread(median(column), min(column), max(column)) for name, column in values.items() if column}
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """A study as far as it has come."""
+    """The finished runs of a study."""
 
     study: str
     scale: float
@@ -59,7 +83,7 @@ class Outcome:
 
     def label(self) -> str:
         """How these runs differ from the published ones, for a heading; empty if they do not."""
-        parts = ["SMALL nets, not the paper's: look at the order, not at the numbers"] if self.small else []
+        parts = ["SMALL nets, not the paper's: compare the order, not the numbers"] if self.small else []
         parts += [f"SHORTENED: every phase × {self.scale:g}"] if self.scale < 1 else []
         parts += [f"changed: {' '.join(self.changes)}"] if self.changes else []
         parts += [f"first {self.test_images} test images"] if self.test_images else []
@@ -67,37 +91,52 @@ class Outcome:
         return "; ".join(parts)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, with the spreads of each cell."""
-        cells = [
-            {
-                **asdict(cell),
-                "spread": {name: asdict(value) for name, value in spreads(self.of(cell)).items()},
-                "runs": [asdict(run) for run in self.of(cell)],
-            }
-            for cell in self.cells
-        ]
-        settings = {"scale": self.scale, "changes": list(self.changes), "test_images": self.test_images}
+        """Settings, cells, runs, and the spreads of each cell."""
         return {
             "study": self.study,
             "differs": self.label(),
             "small": self.small,
-            **settings,
+            "scale": self.scale,
+            "changes": list(self.changes),
+            "test_images": self.test_images,
             "pgd_steps": self.pgd_steps,
-            "cells": cells,
+            "cells": [
+                {
+                    **asdict(cell),
+                    "spread": {name: asdict(value) for name, value in spreads(self.of(cell)).items()},
+                    "runs": [asdict(run) for run in self.of(cell)],
+                }
+                for cell in self.cells
+            ],
         }
 
     def write(self, folder: Path) -> None:
         """Write `outcome.json`, and `outcome.csv` with a row for each run."""
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "outcome.json", self.as_json())
-        names = list(RunOutcome.__dataclass_fields__)
         with replacing(folder / "outcome.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, names)
+            writer = csv.DictWriter(file, [field.name for field in fields(RunOutcome)])
             writer.writeheader()
             writer.writerows(asdict(run) for run in self.runs)
 
 
-def spreads(runs: tuple[RunOutcome, ...]) -> dict[str, Spread]:
-    """The spread of each measured figure over runs that differ by their seed; nothing for no run."""
-    values = {name: [float(x) for run in runs if (x := getattr(run, name)) is not None] for name in MEASURED}
-    return {name: Spread(median(column), min(column), max(column)) for name, column in values.items() if column}
+def hardware_of(environment: dict[str, Any], device: str, events: list[dict[str, Any]]) -> str:
+    """The processors or GPUs that trained a run, in order, joined by "then".
+
+    Args:
+        environment: the contents of env.json.
+        device: that training reported: cpu, cuda, or empty in old files.
+        events: the event log, whose `resume` events say what changed.
+    """
+    names: list[str] = []
+    for changes in ({}, *(resumed["environment"] for resumed in resumptions(events))):
+        session = environment | changes
+        on_cpu = device == "cpu" or not session.get("gpu")
+        names.append(str(session.get("cpu" if on_cpu else "gpu", "unknown")))
+    return ", then ".join(dict.fromkeys(names))
+
+
+def resumptions(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each time a run was resumed, the step and the changes of the environment."""
+    resumed = [(event.get("step", 0), event.get("environment")) for event in events if event["event"] == "resume"]
+    return [{"step": step, "environment": table if isinstance(table, dict) else {}} for step, table in resumed]

@@ -1,4 +1,4 @@
-"""Runs a study: each cell and seed in a folder of its own; what is finished stays, what was interrupted goes on."""
+"""Run a study: each cell and seed in its own folder; finished runs stay, interrupted ones are resumed."""
 
 import contextlib
 from collections.abc import Callable
@@ -7,45 +7,48 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from linfnet.data import load
-from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, at_least
-from linfnet.evaluation import result_key
 from linfnet.files import read_table
 from linfnet.recipes import Recipe
-from linfnet.reproduce.hardware import hardware_of
-from linfnet.reproduce.outcome import Outcome, RunOutcome
-from linfnet.reproduce.study import Cell, Study
+from linfnet.reproduce.outcome import Outcome, RunOutcome, hardware_of
+from linfnet.reproduce.studies import Cell, Study, differing_sections
+from linfnet.results import AttackSettings, Result, Results, read_results
 from linfnet.systems import system_of
-from linfnet.train import RunFolder, StoppedError, UnwritableError, read_results
+from linfnet.train import RunFolder, StoppedError, UnwritableError
 
 
 @dataclass(frozen=True)
 class Options:
-    """How much of a study is run, and where."""
+    """Which part of a study is run, how, and in which folder."""
 
     out: Path
-    rows: tuple[str, ...] = ()  # labels; none: all
+    rows: tuple[str, ...] = ()  # labels; empty for all
     scale: float = 1.0
     seeds: int = 1
     changes: tuple[str, ...] = ()
     limit: int | None = None  # test images for the evaluation
     steps: int = 100  # of PGD
-    small: bool = False  # whether the changes are those of `--small`: the outcome says so
+    small: bool = False  # whether `--small` was given; the outcome says so
+
+    @property
+    def prefix(self) -> str:
+        """The name of a run's folder up to its seed."""
+        return f"scale-{self.scale:g}-seed-" if self.scale < 1 else "seed-"
 
 
 class Workers(Protocol):
-    """Who trains and evaluates one run; the command line shows progress while it does."""
+    """Trains and evaluates one run; the command line shows progress meanwhile."""
 
     def start(self, recipe: Recipe, path: Path) -> None:
-        """Train into a new folder."""
+        """Train in a new folder."""
         ...
 
     def resume(self, folder: RunFolder) -> None:
-        """Train on from the last checkpoint."""
+        """Resume training from the last checkpoint."""
         ...
 
     def evaluate(self, folder: RunFolder, limit: int | None, steps: int) -> None:
-        """Put the test figures of a trained net into its results.json."""
+        """Add the test results of a trained net to its results.json."""
         ...
 
 
@@ -57,75 +60,82 @@ class PlannedRun:
     recipe: Recipe
     path: Path
 
+    @classmethod
+    def of(cls, cell: Cell, recipe: Recipe, seed: int, options: Options) -> "PlannedRun":
+        """The run of a cell's recipe with a seed."""
+        seeded = replace(recipe, run=replace(recipe.run, seed=seed))
+        return cls(cell, seeded, options.out / cell.label / f"{options.prefix}{seed}")
+
+    def evaluation(self, results: Results, options: Options) -> Result | None:
+        """The result of the evaluation that the options ask for, or None."""
+        data, eps = self.recipe.data.name, self.recipe.evaluation.eps[0]
+        return results.find(data, eps, limit=options.limit, attack=AttackSettings("pgd", options.steps))
+
 
 def plan(study: Study, options: Options) -> list[PlannedRun]:
-    """All runs that the options ask for: seed by seed, so that the first row of every cell comes early."""
+    """All runs that the options ask for, ordered by seed, so that each cell has its first result early."""
     at_least("--seeds", options.seeds, 1)
-    runs: list[PlannedRun] = []
     recipes = [(cell, cell.build(options.changes, options.scale)) for cell in study.rows(options.rows)]
     for cell, recipe in recipes:
         _check_changes(study, cell, recipe, options)
-    for more in range(options.seeds):
-        runs += (_planned(cell, recipe, recipe.run.seed + more, options) for cell, recipe in recipes)
-    return runs
-
-
-def _planned(cell: Cell, recipe: Recipe, seed: int, options: Options) -> PlannedRun:
-    seeded = replace(recipe, run=replace(recipe.run, seed=seed))
-    return PlannedRun(cell, seeded, options.out / cell.label / f"{_prefix(options)}{seed}")
-
-
-def _prefix(options: Options) -> str:
-    """How the name of a run's folder begins, before its seed."""
-    return f"scale-{options.scale:g}-seed-" if options.scale < 1 else "seed-"
+    return [
+        PlannedRun.of(cell, recipe, recipe.run.seed + more, options)
+        for more in range(options.seeds)
+        for cell, recipe in recipes
+    ]
 
 
 def _check_changes(study: Study, cell: Cell, recipe: Recipe, options: Options) -> None:
-    """What is changed in all rows must leave them what their labels say, or a figure would stand beside another's."""
-    kept = replace(cell, changes=(*options.changes, *cell.changes)).build(scale=options.scale)
-    for section in ("data", "model", "loss", "schedule", "optimizer", "evaluation"):
-        if getattr(recipe, section) != getattr(kept, section):
+    """Changes of all rows must not override those of a cell: its figures would not match its label."""
+    expected = replace(cell, changes=(*options.changes, *cell.changes)).build(scale=options.scale)
+    for section in differing_sections(recipe, expected):
+        if section != "run":
             raise ArgumentError(
-                f"--set changes in [{section}] what row {cell.label} of {study.name} stands for; wanted other keys"
+                f"--set overrides keys of [{section}] that define row {cell.label} of {study.name}; wanted other keys"
             )
     if recipe.system_name != "linf":
-        raise ArgumentError(f"--set system.name is {recipe.system_name!r}; wanted 'linf': studies are of no other")
-    system_of(recipe)  # it has no keys of its own
+        raise ArgumentError(f"--set system.name is {recipe.system_name!r}; wanted 'linf', the system of all studies")
+    system_of(recipe)  # raises an error for unknown keys of [system]
 
 
 def run_study(study: Study, options: Options, workers: Workers, note: Callable[[str], None]) -> Outcome:
-    """Run what is not yet finished, and gather all of it; `note` is told what happens to each run.
+    """Run the unfinished runs of a study and collect the results of all.
 
-    Finished runs of rows that were not asked for stay in the outcome. A run that fails is noted and the others go on;
-    if none succeeds, the first failure is raised. The outcome is written after each run.
+    Finished runs of other rows stay in the outcome. If a run fails, the others are still run; if none succeeds, the
+    first error is raised. The outcome is written after each run.
+
+    Args:
+        study: the table to run.
+        options: which rows, how, and where.
+        workers: train and evaluate.
+        note: is called with a line about each run.
     """
     planned = plan(study, options)
     _check_study(study, options)
     for name in sorted({run.recipe.data.name for run in planned}):
-        load(name, "test")  # missing data are told before the first hour of work
+        load(name, "test")  # missing data are reported before hours of training
     for run in planned:
         _check_recipe(run)
     runs: list[RunOutcome] = []
     outcome: Outcome | None = None
     failures: list[LinfnetError] = []
     for number, run in enumerate(planned, 1):
-        place = f"{number}/{len(planned)} {run.cell.label}, seed {run.recipe.run.seed}"
+        name = f"{number}/{len(planned)} {run.cell.label}, seed {run.recipe.run.seed}"
         if not (run.path / "results.json").is_file():
-            note(f"{place}: training in {run.path}")
+            note(f"{name}: training in {run.path}")
         try:
             done = _finish(run, options, workers)
-            gathered = gather(run, options)
+            runs.append(gather(run, options))
         except StoppedError as stopped:
             step = str(stopped).split(";")[0]
-            raise StoppedError(f"{place}: {step}; the same command goes on from there") from None
+            raise StoppedError(f"{name}: {step}; the same command resumes it") from None
         except UnwritableError:
-            raise  # the next run would not fare better
+            raise  # the next run would fail for the same reason
         except LinfnetError as error:
-            note(f"{place}: failed: {error}")
+            note(f"{name}: failed: {error}")
             failures.append(error)
             continue
-        note(f"{place}: {done}")
-        runs.append(gathered)
+        note(f"{name}: {done}")
         outcome = _outcome(study, options, runs)
         outcome.write(options.out)
     if outcome is None:
@@ -134,45 +144,45 @@ def run_study(study: Study, options: Options, workers: Workers, note: Callable[[
 
 
 def _check_study(study: Study, options: Options) -> None:
-    """One folder, one study: its outcome must not write over another's. One that cannot be read is made anew."""
-    found: Any = study.name
+    """A folder holds one study: the outcome of another is not overwritten, an unreadable one is."""
+    name: Any = study.name
     with contextlib.suppress(LinfnetError):
-        found = read_table(options.out / "outcome.json").get("study")
-    if found != study.name:
-        raise LinfnetError(f"{options.out} holds the outcome of {found}, not of {study.name}; choose another --out")
+        name = read_table(options.out / "outcome.json").get("study")
+    if name != study.name:
+        raise LinfnetError(f"{options.out} holds the outcome of {name}, not of {study.name}; choose another --out")
 
 
 def _outcome(study: Study, options: Options, runs: list[RunOutcome]) -> Outcome:
-    """The runs so far and, read anew, those of other rows: other processes may have finished some meanwhile."""
-    asked = study.rows(options.rows)
-    kept = [run for cell in study.cells if cell not in asked for run in _kept(study, cell, options)]
-    labels = {run.label for run in kept}
-    cells = tuple(cell for cell in study.cells if cell in asked or cell.label in labels)
+    """The runs so far and those of other rows, read again: other processes may have finished some meanwhile."""
+    chosen = study.rows(options.rows)
+    others = [run for cell in study.cells if cell not in chosen for run in _finished(study, cell, options)]
+    labels = {run.label for run in others}
+    cells = tuple(cell for cell in study.cells if cell in chosen or cell.label in labels)
     settings = (options.scale, options.changes, options.limit, options.steps)
-    return Outcome(study.name, *settings, cells, (*kept, *runs), options.small)
+    return Outcome(study.name, *settings, cells, (*others, *runs), options.small)
 
 
-def _kept(study: Study, cell: Cell, options: Options) -> list[RunOutcome]:
-    """The finished runs of a row that was not asked for, whatever their seeds; any other folder counts as not there."""
-    kept: list[RunOutcome] = []
-    prefix = _prefix(options)
-    names = (path.name.removeprefix(prefix) for path in (options.out / cell.label).glob(f"{prefix}*"))
-    with contextlib.suppress(LinfnetError):  # the changes do not suit this row
+def _finished(study: Study, cell: Cell, options: Options) -> list[RunOutcome]:
+    """The finished runs of a row that was not chosen, with any seed; other folders are ignored."""
+    runs: list[RunOutcome] = []
+    folders = (options.out / cell.label).glob(f"{options.prefix}*")
+    seeds = {int(name) for path in folders if (name := path.name.removeprefix(options.prefix)).isdecimal()}
+    with contextlib.suppress(LinfnetError):  # the changes do not apply to this row
         recipe = cell.build(options.changes, options.scale)
         _check_changes(study, cell, recipe, options)
-        for seed in sorted({int(name) for name in names if name.isdecimal()}):
+        for seed in sorted(seeds):
             with contextlib.suppress(LinfnetError):
-                run = _planned(cell, recipe, seed, options)
-                # How often it was tested or saved on its way leaves the figures of a finished run alone.
-                way = replace(RunFolder.open(run.path).recipe.run, seed=seed)
-                run = replace(run, recipe=replace(run.recipe, run=way))
+                run = PlannedRun.of(cell, recipe, seed, options)
+                # How often a run was tested or saved does not change its results.
+                settings = replace(RunFolder.open(run.path).recipe.run, seed=seed)
+                run = replace(run, recipe=replace(run.recipe, run=settings))
                 _check_recipe(run)
-                kept.append(gather(run, options))
-    return kept
+                runs.append(gather(run, options))
+    return runs
 
 
 def _finish(run: PlannedRun, options: Options, workers: Workers) -> str:
-    """Train and evaluate as far as that is still to be done; the words say what was."""
+    """Train and evaluate as far as that is missing; return words for what was done."""
     done = "resumed" if (run.path / "recipe.toml").is_file() else "trained"
     if done == "trained":
         workers.start(run.recipe, run.path)
@@ -180,45 +190,26 @@ def _finish(run: PlannedRun, options: Options, workers: Workers) -> str:
     if not folder.finished:
         workers.resume(folder)
     elif done == "resumed":
-        done = "kept"
-    if _key(run, options) not in read_results(run.path):
+        done = "already finished"
+    if run.evaluation(read_results(run.path), options) is None:
         workers.evaluate(folder, options.limit, options.steps)
         done += ", evaluated"
     return done
 
 
 def _check_recipe(run: PlannedRun) -> None:
-    """A folder serves one recipe: its figures must not be taken for those of another."""
-    if not (run.path / "recipe.toml").is_file():
-        return
-    found = RunFolder.open(run.path).recipe
-    for section in ("data", "model", "loss", "schedule", "optimizer", "run", "evaluation", "system"):
-        if getattr(found, section) != getattr(run.recipe, section):
+    """A folder holds one recipe: its results must not be taken for those of another."""
+    if (run.path / "recipe.toml").is_file():
+        for section in differing_sections(RunFolder.open(run.path).recipe, run.recipe):
             raise LinfnetError(f"{run.path} holds a run with other settings in [{section}]; choose another --out")
 
 
-def _key(run: PlannedRun, options: Options) -> str:
-    what = f"{run.recipe.data.name}-test"
-    return result_key(what, run.recipe.evaluation.eps[0], limit=options.limit, steps=options.steps)
-
-
 def gather(run: PlannedRun, options: Options) -> RunOutcome:
-    """The figures of a finished run, from its folder."""
+    """The outcome of a finished run, from its folder."""
     results, environment = read_results(run.path), read_table(run.path / "env.json")
-    try:
-        measured, trained = results[_key(run, options)], results["train"]
-        seen = trained.get("training_images")
-        return RunOutcome(
-            label=run.cell.label,
-            seed=run.recipe.run.seed,
-            **{name: measured[name] for name in ("clean", "pgd", "certified_margin", "certified_interval")},
-            certified_train=seen["certified"][format_epsilon(run.recipe.evaluation.eps[0])] if seen else None,
-            above_theta=seen["above"] if seen else None,
-            seconds=trained["seconds"],
-            epochs=trained["epochs"],
-            hardware=hardware_of(environment, trained, RunFolder.open(run.path).events()),
-            commit=environment.get("commit"),
-            folder=str(run.path),
-        )
-    except KeyError as error:
-        raise LinfnetError(f"{run.path / 'results.json'} lacks {error}") from None
+    result, training = run.evaluation(results, options), results.training
+    if result is None or training is None:
+        missing = "training" if training is None else "the evaluation"
+        raise LinfnetError(f"{run.path / 'results.json'} lacks the results of {missing}")
+    hardware = hardware_of(environment, training.device, RunFolder.open(run.path).events())
+    return RunOutcome.of(run.cell, run.path, result, training, hardware=hardware, commit=environment.get("commit"))

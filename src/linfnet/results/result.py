@@ -123,9 +123,15 @@ class Results:
         limit: int | None = None,
         attack: AttackSettings = PGD_100,
     ) -> Result | None:
-        """The evaluation of the folder's own net on these images at this epsilon, or None."""
-        subject = ("", data, split, limit, attack, eps)
-        return next((result for result in self.evaluations if result.subject == subject), None)
+        """The evaluation of the folder's own net on these images at this epsilon, or None.
+
+        A limit that is not below the number of images is the same as none.
+        """
+        subjects = [("", data, split, size, attack, eps) for size in (limit, None)]
+        for result in self.evaluations:
+            if result.subject == subjects[0] or (result.subject == subjects[1] and result.count <= (limit or 0)):
+                return result
+        return None
 
     def with_evaluations(self, new: tuple[Result, ...]) -> "Results":
         """With further evaluations; those of the same subject are replaced."""

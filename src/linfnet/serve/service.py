@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from linfnet.attacks import closest_break
-from linfnet.certificates import certify_images
-from linfnet.certificates.report import Certification
+from linfnet.certificates import Certification, certify_images
 from linfnet.errors import LinfnetError
 from linfnet.nn.classifier import count_parameters
 from linfnet.nn.model_path import class_names, find_model
@@ -111,9 +110,10 @@ class Service:
 
 def _radii(certification: Certification) -> dict[str, float | None]:
     """The radii of the first image; None, as JSON has no infinity, where nothing is certified."""
-    radii = {
-        "radius": certification.radii,
-        "margin_radius": certification.margin_radii,
-        "interval_radius": certification.interval_radii,
+    nothing = torch.full_like(certification.best_radii, -math.inf)
+    columns = {
+        "radius": certification.best_radii,
+        "margin_radius": certification.radii.get("margin", nothing),
+        "interval_radius": certification.radii[certification.names[-1]],
     }
-    return {name: column[0].item() if column[0].isfinite() else None for name, column in radii.items()}
+    return {name: column[0].item() if column[0].isfinite() else None for name, column in columns.items()}

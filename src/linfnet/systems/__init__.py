@@ -1,11 +1,17 @@
-"""Systems: the paper's net and its peers. A file each, found by its name: nothing else is to be told of a new one."""
+"""Systems: the paper's net and the methods it is compared with. Each is one module that registers one class."""
 
-from linfnet.systems.find import check_changes as check_changes
-from linfnet.systems.find import find_system as find_system
-from linfnet.systems.find import load_model as load_model
-from linfnet.systems.find import looks_at as looks_at
-from linfnet.systems.find import system_names as system_names
-from linfnet.systems.find import system_of as system_of
-from linfnet.systems.system import Seen as Seen
-from linfnet.systems.system import SeenSystem as SeenSystem
+from linfnet.systems.system import SYSTEMS as SYSTEMS
+from linfnet.systems.system import FeatureModule as FeatureModule
+from linfnet.systems.system import FeatureSystem as FeatureSystem
 from linfnet.systems.system import System as System
+from linfnet.systems.system import check_changes as check_changes
+from linfnet.systems.system import has_effect as has_effect
+from linfnet.systems.system import load_model as load_model
+from linfnet.systems.system import system_of as system_of
+
+# isort: split
+# Importing a module registers its system.
+from linfnet.systems.hybrid import Hybrid as Hybrid
+from linfnet.systems.ibp import Ibp as Ibp
+from linfnet.systems.linf import Linf as Linf
+from linfnet.systems.smoothing import Smoothing as Smoothing

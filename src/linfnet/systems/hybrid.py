@@ -1,4 +1,4 @@
-"""The l_inf-distance net + MLP of 2021: distance layers as robust features, a small perceptron on interval bounds."""
+"""The l_inf-distance net + MLP of 2021: distance layers give features, an MLP is trained on their interval bounds."""
 
 import itertools
 import math
@@ -16,12 +16,13 @@ from linfnet.errors import ArgumentError, at_least
 from linfnet.nn import LpDistance
 from linfnet.nn.classifier import Classifier
 from linfnet.recipes import Recipe
-from linfnet.systems.linear_bounds import least_margin, linear_bounds, worst_margins
-from linfnet.systems.system import OBJECTIVE, SeenSystem
+from linfnet.schedules import StepState
+from linfnet.systems.layers import least_margin, linear_bounds, worst_margins
+from linfnet.systems.system import OBJECTIVE, SYSTEMS, FeatureSystem
 
 
 class ScaledLinear(nn.Module):
-    """x W^T / sqrt(in) + b with W from N(0, 1): every weight learns at the same rate, whatever the width.
+    """x W^T / sqrt(in) + b with W from N(0, 1): the same learning rate suits all widths.
 
     >>> ScaledLinear(16, 3)(torch.zeros(2, 16)).shape
     torch.Size([2, 3])
@@ -33,7 +34,7 @@ class ScaledLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_features))
 
     def scaled(self) -> Tensor:
-        """The weight [out, in] that is multiplied with."""
+        """The effective weight [out, in], W / sqrt(in)."""
         return self.weight / math.sqrt(self.weight.shape[1])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,14 +48,14 @@ class HybridNet(Classifier):
         image_shape: (C, H, W) of the images.
         classes: number of logits.
         hidden: width of each distance layer.
-        mlp_hidden: width of the perceptron's one hidden layer.
+        mlp_hidden: width of the hidden layer of the MLP.
         mean: as in `Classifier`.
         std: as in `Classifier`.
-        p: exponent of the distance layers at first.
+        p: initial exponent of the distance layers.
     """
 
     system: ClassVar[str] = "hybrid"
-    certificate: ClassVar[str] = "interval"
+    certificate_names: ClassVar[tuple[str, ...]] = ("interval",)
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class HybridNet(Classifier):
         return self.head(self.features(images))
 
     def head_margins(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
-        """Least margins [B, classes] of the labels over a box of features."""
+        """Lower bounds [B, classes] on the margins of the labels over a box of features."""
         low, high = linear_bounds(lower, upper, self.first.scaled(), self.first.bias)
         return worst_margins(torch.tanh(low), torch.tanh(high), self.last.scaled(), self.last.bias, labels)
 
@@ -111,21 +112,21 @@ class HybridNet(Classifier):
         )
 
 
+@SYSTEMS.register("hybrid")
 @dataclass(frozen=True)
-class Hybrid(SeenSystem):
-    """Cross-entropy on the worst-case margins over features within eps_train, mixed with that on the logits.
+class Hybrid(FeatureSystem):
+    """Cross-entropy of the worst-case margins over features within eps_train, mixed with that of the logits.
 
-    The features move by at most eps at p = inf; training takes that for granted at finite p. eps_train grows from 0
-    through the first phase.
+    At p = inf a perturbation of eps changes the features by at most eps; training assumes this at finite p, too. The
+    radius grows from 0 to eps_train during the first phase.
     """
 
     net_type: ClassVar[type[Classifier]] = HybridNet
     unused: ClassVar[tuple[str, ...]] = OBJECTIVE
-    replayable: ClassVar[bool] = True
 
-    hidden: int = 512  # width of the perceptron
+    hidden: int = 512  # width of the MLP
     eps_train: Fraction = Fraction(88, 2550)
-    worst_share: float = 1.0  # weight of the worst case; the rest is on the logits
+    worst_share: float = 1.0  # weight of the worst case; the rest is the weight of the logits
 
     def __post_init__(self) -> None:
         at_least("system.hidden", self.hidden, 1)
@@ -133,7 +134,7 @@ class Hybrid(SeenSystem):
         at_least("system.worst_share", self.worst_share, 0, most=1)
 
     def build(self, recipe: Recipe, info: SetInfo) -> HybridNet:
-        """`model.depth` distance layers, all `model.width` wide."""
+        """`model.depth` distance layers, each with `model.width` neurons."""
         return HybridNet(
             info.image_shape,
             len(info.classes),
@@ -144,20 +145,17 @@ class Hybrid(SeenSystem):
             p=recipe.schedule.p_start,
         )
 
-    def seen(self, net: Classifier, pixels: Tensor) -> Tensor:
-        """The features [B, width]: one pass through the distance layers gives both terms."""
+    def features(self, net: Classifier, pixels: Tensor) -> Tensor:
+        """The outputs [B, width] of the distance layers; both terms of the loss are computed from them."""
         assert isinstance(net, HybridNet)
         return net.features(pixels)
 
-    def loss_of_seen(
-        self, recipe: Recipe, net: Classifier, seen: Tensor, labels: Tensor, epoch: float
+    def loss_from_features(
+        self, recipe: Recipe, net: Classifier, features: Tensor, labels: Tensor, state: StepState
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(net, HybridNet)
-        radius = float(self.eps_train) / net.std * recipe.schedule.phases().start_progress(epoch)
-        logits = net.head(seen)
-        margins = net.head_margins(seen - radius, seen + radius, labels)
+        radius = float(self.eps_train) / net.std * state.started
+        logits = net.head(features)
+        margins = net.head_margins(features - radius, features + radius, labels)
         worst = F.cross_entropy(-margins, labels)
         return self.worst_share * worst + (1 - self.worst_share) * F.cross_entropy(logits, labels), logits
-
-
-SYSTEM = Hybrid

@@ -1,4 +1,4 @@
-"""Interval bound propagation on conventional convolutional nets: the peer that the paper's table compares with."""
+"""Interval bound propagation (IBP) on convolutional nets, a baseline of the paper's tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,28 +13,37 @@ from linfnet.data import SetInfo
 from linfnet.errors import ArgumentError, at_least
 from linfnet.nn.classifier import Classifier
 from linfnet.recipes import Recipe
-from linfnet.systems.convnets import ARCHITECTURES, Box, bound_preserving_init, conv_layers, through
-from linfnet.systems.linear_bounds import least_margin, worst_margins
-from linfnet.systems.system import OBJECTIVE, RELAXATION, System
+from linfnet.schedules import StepState
+from linfnet.systems.layers import (
+    ARCHITECTURES,
+    Box,
+    bound_preserving_init,
+    conv_layers,
+    least_margin,
+    through,
+    worst_margins,
+)
+from linfnet.systems.system import OBJECTIVE, RELAXATION, SYSTEMS, System
 
-# Bounds may grow by 1 / TOLERANCE, and active and inactive neurons differ by that, before the regularisers speak.
+# The regularisers are 0 while bounds grow by less than a factor of 1 / TOLERANCE, and while active and inactive
+# neurons differ by less than that.
 TOLERANCE = 0.5
 
 
 class IbpNet(Classifier):
-    """A convolutional net with ReLU, certified by interval bounds with the last layer merged with the margin.
+    """A convolutional net with ReLU, certified by interval bounds on the margin.
 
     Args:
         image_shape: (C, H, W) of the images.
         classes: number of logits.
         architecture: "small", "medium" or "cnn7".
-        batch_norm: normalise before each ReLU.
+        batch_norm: whether there is batch norm before each ReLU.
         mean: as in `Classifier`.
         std: as in `Classifier`.
     """
 
     system: ClassVar[str] = "ibp"
-    certificate: ClassVar[str] = "interval"
+    certificate_names: ClassVar[tuple[str, ...]] = ("interval",)
 
     def __init__(
         self,
@@ -57,12 +66,12 @@ class IbpNet(Classifier):
         return self.last(self.layers(self.normalize(self.check_shape(images))))
 
     def boxes(self, box: Box) -> list[Box]:
-        """The box of pixels, normalised, and what becomes of it after each layer but the last."""
+        """The normalised input box, and the box after each layer except the last."""
         plain = None if box.centre is None else self.normalize(box.centre)
-        found = [Box(*self.normalize.bounds(box.lower, box.upper), plain)]
+        boxes = [Box(*self.normalize.bounds(box.lower, box.upper), plain)]
         for layer in self.layers:
-            found.append(through(layer, found[-1]))
-        return found
+            boxes.append(through(layer, boxes[-1]))
+        return boxes
 
     def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
         end = self.boxes(Box(self.check_shape(lower), self.check_shape(upper)))[-1]
@@ -80,15 +89,15 @@ class IbpNet(Classifier):
 
 
 def tightness(boxes: Sequence[Box]) -> Tensor:
-    """How much wider than the input's the boxes before each ReLU are on average, beyond the tolerance: in [0, 1]."""
+    """Mean growth of the boxes before each ReLU relative to the input, beyond the tolerance: in [0, 1]."""
     start = _width(boxes[0])
     return torch.stack([F.relu(TOLERANCE - start / _width(box)) / TOLERANCE for box in boxes[1:]]).mean()
 
 
 def balance(boxes: Sequence[Box]) -> Tensor:
-    """How unequal the shares of surely active and surely inactive neurons in mean and variance are, before each ReLU.
+    """The imbalance between certainly active and certainly inactive neurons in mean and variance, before each ReLU.
 
-    Interval training tends to switch neurons off for good, which kills their gradients.
+    Interval training tends to deactivate neurons permanently; they then have no gradients.
     """
     terms: list[Tensor] = []
     for box in boxes[1:]:
@@ -99,7 +108,7 @@ def balance(boxes: Sequence[Box]) -> Tensor:
             ((middle * active).mean(), -(middle * inactive).mean()),
             ((spread * active).mean(), (spread * inactive).mean()),
         ):
-            # Where no neuron is sure there is nothing to balance.
+            # Without certainly active or inactive neurons there is nothing to balance.
             if bool(on > 0) or bool(off > 0):
                 terms.append(F.relu(TOLERANCE - torch.minimum(on, off) / torch.maximum(on, off)) / TOLERANCE)
     return torch.stack(terms).sum() / (len(boxes) - 1) if terms else boxes[0].lower.new_zeros(())
@@ -110,7 +119,7 @@ def _width(box: Box) -> Tensor:
 
 
 def smooth_ramp(progress: float, bend: float = 0.25) -> float:
-    """From 0 to 1: like t^4 up to the bend, then straight on: bounds are tight while the net has learned little.
+    """A ramp from 0 to 1: t^4 up to the bend, then linear, so that perturbations are small early in training.
 
     >>> smooth_ramp(0.0), smooth_ramp(1.0)
     (0.0, 1.0)
@@ -119,12 +128,14 @@ def smooth_ramp(progress: float, bend: float = 0.25) -> float:
     return factor * (progress**4 if progress < bend else bend**4 + 4 * bend**3 * (progress - bend))
 
 
+@SYSTEMS.register("ibp")
 @dataclass(frozen=True)
 class Ibp(System):
     """kappa * cross-entropy + (1 - kappa) * cross-entropy of worst-case margins + the regularisers of fast IBP.
 
-    The phases of `schedule.epochs` are: eps = 0, eps rising to eps_train (and kappa going to its end), eps_train. The
-    regularisers fade as eps rises. With kappa = 0 the logits that training reports on are those of the worst case.
+    The phases of `schedule.epochs` are: eps = 0; eps rises to eps_train and kappa changes to kappa_end; eps_train. The
+    weight of the regularisers falls as eps rises. With kappa = 0 and no batch norm, training reports the accuracy of
+    the worst-case logits.
     """
 
     net_type: ClassVar[type[Classifier]] = IbpNet
@@ -147,19 +158,19 @@ class Ibp(System):
         at_least("system.regularisation", self.regularisation, 0)
 
     def build(self, recipe: Recipe, info: SetInfo) -> IbpNet:
-        """The named architecture; [model] is not looked at."""
+        """The net of `system.architecture`; [model] has no effect."""
         shape, classes = info.image_shape, len(info.classes)
         return IbpNet(shape, classes, self.architecture, self.batch_norm, mean=info.mean, std=info.std)
 
     def loss(
-        self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, epoch: float
+        self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, state: StepState
     ) -> tuple[Tensor, Tensor]:
-        """Unperturbed values are only computed where kappa or batch norm asks for them."""
+        """The loss and the logits; unperturbed values are computed only if kappa or batch norm needs them."""
         assert isinstance(net, IbpNet)
-        ramp = smooth_ramp(recipe.schedule.phases().relaxation_progress(epoch))
+        ramp = smooth_ramp(state.relaxed)
         eps, kappa = float(self.eps_train) * ramp, self.kappa_start + (self.kappa_end - self.kappa_start) * ramp
-        wanted = kappa > 0 or self.batch_norm
-        box = Box((pixels - eps).clamp(min=0), (pixels + eps).clamp(max=1), pixels if wanted else None)
+        needed = kappa > 0 or self.batch_norm
+        box = Box((pixels - eps).clamp(min=0), (pixels + eps).clamp(max=1), pixels if needed else None)
         boxes = net.boxes(box)
         end = boxes[-1]
         margins = worst_margins(end.lower, end.upper, net.last.weight, net.last.bias, labels)
@@ -175,6 +186,3 @@ class Ibp(System):
             ]
             loss = loss + fading * (tightness(before) + balance(before))
         return loss, logits
-
-
-SYSTEM = Ibp

@@ -6,22 +6,22 @@ from typing import ClassVar
 from torch import Tensor
 
 from linfnet.data import SetInfo
-from linfnet.losses import Moment
 from linfnet.nn import LinfNet
 from linfnet.nn.classifier import Classifier
 from linfnet.recipes import Recipe
-from linfnet.systems.system import SeenSystem
+from linfnet.schedules import StepState
+from linfnet.systems.system import SYSTEMS, FeatureSystem
 
 
+@SYSTEMS.register("linf")
 @dataclass(frozen=True)
-class Linf(SeenSystem):
-    """No keys of its own: [model] says how deep and how wide."""
+class Linf(FeatureSystem):
+    """Depth and width are in [model]; [system] has no further keys."""
 
     net_type: ClassVar[type[Classifier]] = LinfNet
-    replayable: ClassVar[bool] = True
 
     def build(self, recipe: Recipe, info: SetInfo) -> LinfNet:
-        """`model.depth` distance layers, the hidden ones `model.width` wide, at the recipe's first p."""
+        """`model.depth` distance layers at `schedule.p_start`; hidden layers have `model.width` neurons."""
         return LinfNet(
             info.image_shape,
             len(info.classes),
@@ -31,14 +31,9 @@ class Linf(SeenSystem):
             p=recipe.schedule.p_start,
         )
 
-    def loss_of_seen(
-        self, recipe: Recipe, net: Classifier, seen: Tensor, labels: Tensor, epoch: float
+    def loss_from_features(
+        self, recipe: Recipe, net: Classifier, features: Tensor, labels: Tensor, state: StepState
     ) -> tuple[Tensor, Tensor]:
-        """The objective of [loss], at this moment of the schedule."""
-        assert isinstance(net, LinfNet)
-        phases = recipe.schedule.phases()
-        progress = (phases.start_progress(epoch), phases.relaxation_progress(epoch))
-        return recipe.loss(seen, labels, Moment(*progress, net.scale, net.lipschitz)), seen
-
-
-SYSTEM = Linf
+        """The objective of [loss]; the features are the logits."""
+        assert net.lipschitz is not None
+        return recipe.loss(features, labels, state, scale=net.scale, lipschitz=net.lipschitz), features

@@ -1,4 +1,4 @@
-"""Randomised smoothing: a majority under Gaussian noise, certified in l2 by counting, carried over to l_inf."""
+"""Randomised smoothing: majority vote under Gaussian noise, certified in l2 by sampling, converted to l_inf."""
 
 import math
 from collections.abc import Sequence
@@ -16,14 +16,15 @@ from linfnet.data import SetInfo
 from linfnet.errors import ArgumentError, at_least
 from linfnet.nn.classifier import Classifier
 from linfnet.recipes import Recipe
-from linfnet.systems.convnets import ARCHITECTURES, conv_layers
-from linfnet.systems.system import OBJECTIVE, RELAXATION, System
+from linfnet.schedules import StepState
+from linfnet.systems.layers import ARCHITECTURES, conv_layers
+from linfnet.systems.system import OBJECTIVE, RELAXATION, SYSTEMS, System
 
 
 def clopper_pearson(successes: int, trials: int, alpha: float) -> float:
-    """A lower bound on a probability that is right with confidence 1 - alpha, from so many successes in so many trials.
+    """A lower bound, with confidence 1 - alpha, on the success probability of independent trials.
 
-    It is the p at which that many successes or more have probability alpha, found by bisection and rounded down.
+    The bound is the p at which that many successes or more have probability alpha; found by bisection, rounded down.
 
     >>> round(clopper_pearson(1000, 1000, 0.001), 6) == round(0.001 ** (1 / 1000), 6)
     True
@@ -42,25 +43,25 @@ def clopper_pearson(successes: int, trials: int, alpha: float) -> float:
 
 
 class SmoothedNet(Classifier):
-    """The class that a convolutional net finds most often in noisy copies of an image.
+    """The class that a convolutional net predicts most often for noisy copies of an image.
 
-    `forward` takes a soft vote over a few copies with the same noise each time: a function one can differentiate and
-    attack. `certified_radius` counts over many fresh ones.
+    `forward` averages probabilities over a few copies with the same noise in each call, so that it can be
+    differentiated and attacked. `certified_radius` counts over many copies with separate noise.
 
     Args:
         image_shape: (C, H, W) of the images.
         classes: number of logits.
-        architecture: of the base net: "small", "medium" or "cnn7", with batch norm.
+        architecture: base net, "small", "medium" or "cnn7", with batch norm.
         sigma: standard deviation of the noise, in pixel units.
-        samples: copies of each image that a certificate counts over.
-        alpha: probability with which a certificate may be wrong.
-        votes: copies that `forward` averages over.
+        samples: number of noisy copies of each image for a certificate.
+        alpha: probability that a certificate is wrong.
+        votes: number of noisy copies that `forward` averages over.
         mean: as in `Classifier`.
         std: as in `Classifier`.
     """
 
     system: ClassVar[str] = "smoothing"
-    certificate: ClassVar[str] = "smoothing"
+    certificate_names: ClassVar[tuple[str, ...]] = ("smoothing",)
     cheap: ClassVar[bool] = False
 
     def __init__(
@@ -86,7 +87,7 @@ class SmoothedNet(Classifier):
         return 1 - self.alpha
 
     def base_logits(self, noisy: Tensor) -> Tensor:
-        """Logits [B, K] of the base net on noisy images [B, C, H, W], whose pixels may leave [0, 1]."""
+        """Logits [B, K] of the base net on noisy images [B, C, H, W], whose pixels may be outside [0, 1]."""
         return self.base(self.normalize(noisy))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -98,7 +99,7 @@ class SmoothedNet(Classifier):
 
     @torch.no_grad()
     def counts(self, images: Tensor, samples: int, seed: int) -> Tensor:
-        """How often [B, K] each class wins over so many noisy copies of each image."""
+        """The number of noisy copies of each image for which each class is predicted: [B, K]."""
         source = torch.Generator(images.device).manual_seed(seed)
         won = torch.zeros(len(images), self.classes, dtype=torch.long, device=images.device)
         rows = torch.arange(len(images), device=images.device)
@@ -109,7 +110,10 @@ class SmoothedNet(Classifier):
 
     @torch.no_grad()
     def certified_radius(self, images: Tensor, labels: Tensor) -> Tensor:
-        """sigma * Phi^-1(p) / sqrt(d) by the Clopper-Pearson bound p: l2 balls hold l_inf balls sqrt(d) smaller."""
+        """sigma * Phi^-1(p) / sqrt(d) for the Clopper-Pearson bound p.
+
+        An l2 ball of radius r contains the l_inf ball of radius r / sqrt(d).
+        """
         with self.at_infinity():
             right = super().keeps_class(check_images(images), labels)
             won = self.counts(images, self.samples, seed=1).gather(1, labels.unsqueeze(1)).squeeze(1)
@@ -125,9 +129,10 @@ class SmoothedNet(Classifier):
 
     @torch.no_grad()
     def keeps_class(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Which samples [N] are not shown to be lost: fresh noise must outvote the label beyond chance.
+        """Which samples [N] keep their label: those for which the label is not significantly below half of the votes.
 
-        A label that holds a certificate wins more than half of all copies, so that is what is tested.
+        A certified label has more than half of the votes, so this is what an attack must refute. The noise is not that
+        of the certificate.
         """
         with self.at_infinity():
             won = self.counts(images, self.samples, seed=2)
@@ -149,9 +154,10 @@ class SmoothedNet(Classifier):
         )
 
 
+@SYSTEMS.register("smoothing")
 @dataclass(frozen=True)
 class Smoothing(System):
-    """Cross-entropy of the base net on noisy images; [model] and the phases of the schedule are not looked at."""
+    """Cross-entropy of the base net on noisy images; [model] and the phases of the schedule have no effect."""
 
     net_type: ClassVar[type[Classifier]] = SmoothedNet
     unused: ClassVar[tuple[str, ...]] = (*RELAXATION, *OBJECTIVE)
@@ -172,21 +178,18 @@ class Smoothing(System):
         at_least("system.votes", self.votes, 1)
 
     def build(self, recipe: Recipe, info: SetInfo) -> SmoothedNet:
-        """The named architecture with batch norm."""
+        """The net of `system.architecture`, with batch norm."""
         own = (self.architecture, self.sigma, self.samples, self.alpha, self.votes)
         return SmoothedNet(info.image_shape, len(info.classes), *own, mean=info.mean, std=info.std)
 
     def loss(
-        self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, epoch: float
+        self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, state: StepState
     ) -> tuple[Tensor, Tensor]:
-        """One noisy copy of each image."""
+        """The cross-entropy of one noisy copy of each image."""
         assert isinstance(net, SmoothedNet)
-        # Seeded by the step, so that a resumed run draws what the whole one would have drawn.
-        seed = recipe.run.seed + round(epoch * 2**20)
+        # Seeded by the step, so that a resumed run draws the same noise as an uninterrupted one.
+        seed = recipe.run.seed + round(state.epoch * 2**20)
         source = torch.Generator(pixels.device).manual_seed(seed)
         noise = torch.randn(pixels.shape, generator=source, device=pixels.device)
         logits = net.base_logits(pixels + self.sigma * noise)
         return F.cross_entropy(logits, labels), logits
-
-
-SYSTEM = Smoothing

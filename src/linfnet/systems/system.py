@@ -1,80 +1,126 @@
-"""What a system is: how a recipe builds its net, and the loss of a training step. How it is certified is in the net."""
+"""The interface of a system, the table of all systems, and how recipes and saved models select one.
 
+A system defines how a recipe builds its net and the loss of a training step. The net defines how it is certified.
+"""
+
+import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from linfnet.data import SetInfo
-from linfnet.nn.classifier import Classifier
-from linfnet.recipes import Recipe
+from linfnet.errors import ArgumentError
+from linfnet.nn.classifier import Classifier, read_config
+from linfnet.nn.model_path import find_model
+from linfnet.recipes import Recipe, options_from_mapping
+from linfnet.registry import Registry
+from linfnet.schedules import StepState
 
+# For `System.unused`: keys without effect in a net without distance layers, and in a system with its own loss.
 RELAXATION = ("model", "schedule.p_start", "schedule.p_end", "schedule.snap_p")
 OBJECTIVE = ("loss", "optimizer.scale_lr_factor")
 
 
 @dataclass(frozen=True)
 class System(ABC):
-    """A frozen dataclass in a file of this folder; its fields are the keys of a recipe's [system], besides the name.
-
-    The file is the system's name, and says `SYSTEM = TheClass`.
-    """
+    """A frozen dataclass, registered as `@SYSTEMS.register(name)`; its fields are the keys of a recipe's [system]."""
 
     net_type: ClassVar[type[Classifier]]
     unused: ClassVar[tuple[str, ...]] = ()
-    """Keys of a recipe, or whole sections, that the system does not look at: changing them is refused, and reports say
-    nothing of them. Without distance layers this is `RELAXATION`; with a loss of one's own, `OBJECTIVE`."""
+    """Keys or sections of a recipe without effect in this system. Changing them is an error; reports omit them."""
 
     @abstractmethod
     def build(self, recipe: Recipe, info: SetInfo) -> Classifier:
-        """The net with freshly drawn weights, for the images of a set."""
+        """Build the net with random weights, for the images of a set."""
 
     @abstractmethod
     def loss(
-        self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, epoch: float
+        self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, state: StepState
     ) -> tuple[Tensor, Tensor]:
-        """The loss of a batch, and the net's logits [B, K] on it.
+        """The loss of a batch, and the net's logits [B, K].
 
         Args:
-            recipe: the run's.
-            net: what `build` gave, in training mode, at the p of this step.
+            recipe: the recipe of the run.
+            net: what `build` returned, in training mode and at `state.p`.
             pixels: [B, C, H, W] in [0, 1].
             labels: [B].
-            epoch: epochs done so far, with a fraction.
+            state: the schedule at this step.
         """
 
 
-class SeenSystem(System):
-    """A system whose loss sees the images through one tensor alone, the logits or another: it may be computed apart."""
+class FeatureSystem(System):
+    """A system whose loss depends on the images only through one tensor, the features; by default the logits.
 
-    replayable: ClassVar[bool] = False
-    """Whether the way to that tensor depends on p and on tensors alone, so that a CUDA graph may stand for it."""
+    The features must be a function of the images, of p and of tensors of the net: on a GPU, training replays their
+    computation from CUDA graphs.
+    """
 
-    def seen(self, net: Classifier, pixels: Tensor) -> Tensor:
-        """What the loss sees of images [B, C, H, W]: [B, ...]; by default the net's logits."""
+    def features(self, net: Classifier, pixels: Tensor) -> Tensor:
+        """Features [B, ...] of images [B, C, H, W]."""
         logits: Tensor = net(pixels)
         return logits
 
     @abstractmethod
-    def loss_of_seen(
-        self, recipe: Recipe, net: Classifier, seen: Tensor, labels: Tensor, epoch: float
+    def loss_from_features(
+        self, recipe: Recipe, net: Classifier, features: Tensor, labels: Tensor, state: StepState
     ) -> tuple[Tensor, Tensor]:
-        """The loss of a batch by what was seen of it, and the net's logits [B, K]; the rest as in `loss`."""
+        """The loss of a batch and the net's logits [B, K], as `loss`."""
 
     def loss(
-        self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, epoch: float
+        self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, state: StepState
     ) -> tuple[Tensor, Tensor]:
-        """What is seen and the loss by it."""
-        return self.loss_of_seen(recipe, net, self.seen(net, pixels), labels, epoch)
+        return self.loss_from_features(recipe, net, self.features(net, pixels), labels, state)
 
 
-class Seen(nn.Module):
-    """The way from images to what a loss sees of them, as a module."""
+class FeatureModule(nn.Module):
+    """The function from images to features as a module with the parameters of the net."""
 
-    def __init__(self, system: SeenSystem, net: Classifier) -> None:
+    def __init__(self, system: FeatureSystem, net: Classifier) -> None:
         super().__init__()
         self.system, self.net = system, net
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return self.system.seen(self.net, pixels)
+        return self.system.features(self.net, pixels)
+
+
+SYSTEMS: Registry[type[System]] = Registry("system.name")
+
+
+def system_of(recipe: Recipe) -> System:
+    """The system of a recipe with the keys of its [system], types and ranges checked."""
+    own = {key: value for key, value in recipe.system.items() if key != "name"}
+    return options_from_mapping(SYSTEMS[recipe.system_name], own, "system")
+
+
+def has_effect(recipe: Recipe, key: str) -> bool:
+    """Whether a recipe's system uses a key or section."""
+    unused = SYSTEMS[recipe.system_name].unused
+    return key not in unused and key.split(".")[0] not in unused
+
+
+def check_changes(before: Recipe, after: Recipe) -> None:
+    """Raise an error if a key has changed that the recipe's system does not use."""
+    for section in dataclasses.fields(Recipe):
+        old, new = getattr(before, section.name), getattr(after, section.name)
+        if old == new or not dataclasses.is_dataclass(new):
+            continue
+        for field in dataclasses.fields(new):
+            key, value = f"{section.name}.{field.name}", getattr(new, field.name)
+            if not has_effect(after, key) and getattr(old, field.name, None) != value:
+                raise ArgumentError(f"{key} is {value}, but it has no effect for system {after.system_name!r}")
+
+
+def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> Classifier:
+    """Load the net of any system from a run or model folder, in eval mode at p = inf; nothing is unpickled.
+
+    Args:
+        folder: a folder, the name of a model in the package, or `hf://user/name`.
+        device: where the net is placed.
+    """
+    path = find_model(folder)
+    # Only registered names are accepted: nothing that a config.json names is imported.
+    return SYSTEMS[str(read_config(path).get("system", "linf"))].net_type.load(path, device=device)

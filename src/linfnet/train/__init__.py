@@ -1,17 +1,19 @@
-"""Training: the loop, its run folder, its checkpoints."""
+"""Training: the loop, run folders, checkpoints."""
 
-from linfnet.train.events import parse_events as parse_events
 from linfnet.train.loop import StoppedError as StoppedError
 from linfnet.train.loop import Trainer as Trainer
 from linfnet.train.loop import Watcher as Watcher
-from linfnet.train.results import add_results as add_results
-from linfnet.train.results import read_results as read_results
 from linfnet.train.run_folder import RunFolder as RunFolder
 from linfnet.train.run_folder import UnwritableError as UnwritableError
 from linfnet.train.run_folder import environment as environment
-from linfnet.train.run_folder import go_on as go_on
-from linfnet.train.steps import StepValues as StepValues
-from linfnet.train.steps import step_values as step_values
+from linfnet.train.run_folder import parse_events as parse_events
+from linfnet.train.run_folder import resume_hint as resume_hint
+from linfnet.train.runs import Display as Display
+from linfnet.train.runs import new_run_path as new_run_path
+from linfnet.train.runs import no_display as no_display
+from linfnet.train.runs import resume_run as resume_run
+from linfnet.train.runs import start_run as start_run
+from linfnet.train.steps import step_state as step_state
 from linfnet.train.validation import accuracy as accuracy
 from linfnet.train.validation import pixel_batches as pixel_batches
 from linfnet.train.validation import predict as predict

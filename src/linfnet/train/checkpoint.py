@@ -1,8 +1,16 @@
-"""Checkpoints: model, optimizer, random state and the place in the schedule, as safetensors, never half-written."""
+"""Checkpoints: model, optimizer, random state and progress as safetensors, written atomically.
 
+Signals that ask a run to stop are handled here, too: the run writes a checkpoint first.
+"""
+
+import contextlib
 import json
+import signal
+import threading
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +25,7 @@ FORMAT = "linfnet-checkpoint-1"
 
 @dataclass
 class Progress:
-    """How far a run has come: steps taken, and the seconds they took, over all its sittings."""
+    """Steps done and seconds of training, over all sessions of a run."""
 
     step: int = 0
     seconds: float = 0.0
@@ -35,7 +43,7 @@ def save_checkpoint(
 ) -> Path:
     """Write `step-N.safetensors` and delete all but the newest `keep`.
 
-    Those of later steps go, too: the run went on from an earlier one because they were damaged.
+    Checkpoints of later steps are deleted, too: they were damaged, since the run resumed from an earlier one.
     """
     tensors = {f"model.{name}": tensor for name, tensor in net.state_dict().items()}
     for name, parameter in net.named_parameters():
@@ -45,32 +53,32 @@ def save_checkpoint(
     path = folder / f"step-{progress.step:09d}.safetensors"
     metadata = {"linfnet": FORMAT, "progress": json.dumps(asdict(progress)), "recipe": recipe_digest}
     write_tensors(path, tensors, metadata)
-    found = find_checkpoints(folder)
-    here = found.index(path)
-    for other in found[:here] + found[here + keep :]:
+    existing = find_checkpoints(folder)
+    index = existing.index(path)
+    for other in existing[:index] + existing[index + keep :]:
         other.unlink(missing_ok=True)
     return path
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, the newest first."""
+    """The checkpoints of a folder, newest first."""
     return sorted(folder.glob("step-*.safetensors"), reverse=True)
 
 
 def load_checkpoint(
     path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, record: Tensor, recipe_digest: str
 ) -> Progress:
-    """Put a checkpoint back into the net, the optimizer and the record; nothing is changed if it does not fit."""
+    """Load a checkpoint into the net, the optimizer and the record; nothing is changed if it does not fit."""
     tensors, metadata = read_tensors(path)
     if metadata.get("linfnet") != FORMAT:
         raise LinfnetError(f"{path} is not a checkpoint of this library")
     try:
         progress = Progress(**json.loads(metadata["progress"]))
-        kept_record, random = tensors.pop("record"), tensors.pop("random")
+        saved_record, random = tensors.pop("record"), tensors.pop("random")
     except (KeyError, TypeError, ValueError):
-        raise LinfnetError(f"{path} lacks parts of a checkpoint") from None
-    if kept_record.shape != record.shape:
-        raise LinfnetError(f"{path} was written with other data or another batch size")
+        raise LinfnetError(f"{path} is incomplete") from None
+    if saved_record.shape != record.shape:
+        raise LinfnetError(f"{path} was written with different data or a different batch size")
     model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
     moments: dict[Tensor, dict[str, Tensor]] = {}
     for name, parameter in net.named_parameters():
@@ -81,12 +89,12 @@ def load_checkpoint(
                 raise LinfnetError(f"{path}: {prefix}{key} has shape {tuple(tensor.shape)}: it belongs to another net")
             state[key] = tensor.to(parameter.device)
         if not state and parameter.requires_grad:
-            raise LinfnetError(f"{path} lacks parts of a checkpoint: the optimizer's state of {name}")
+            raise LinfnetError(f"{path} is incomplete: it has no optimizer state of {name}")
         moments[parameter] = state
     if metadata.get("recipe") != recipe_digest:
-        raise LinfnetError(f"{path} was written by a run with another recipe")
+        raise LinfnetError(f"{path} was written by a run with a different recipe")
     load_weights(net, model, path)
-    record.copy_(kept_record)
+    record.copy_(saved_record)
     optimizer.state.clear()
     optimizer.state.update(moments)
     torch.set_rng_state(random)
@@ -96,29 +104,29 @@ def load_checkpoint(
 def load_newest(
     folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, record: Tensor, recipe_digest: str
 ) -> tuple[Progress, list[str]]:
-    """Load the newest checkpoint that is whole; the list says what was wrong with newer ones.
+    """Load the newest valid checkpoint; the list has an error message for each newer one.
 
-    A run that ended before its first checkpoint starts again: by its seed it is the same run.
+    Without any checkpoint, the run starts again from its seed.
     """
-    complaints: list[str] = []
+    errors: list[str] = []
     for path in find_checkpoints(folder):
         try:
-            return load_checkpoint(path, net, optimizer, record, recipe_digest), complaints
+            return load_checkpoint(path, net, optimizer, record, recipe_digest), errors
         except LinfnetError as error:
-            complaints.append(str(error))
-    if complaints:
-        raise LinfnetError(complaints[0])
+            errors.append(str(error))
+    if errors:
+        raise LinfnetError(errors[0])
     return Progress(), []
 
 
 def load_newest_on_all(
     folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, record: Tensor, recipe_digest: str, ranks: Ranks
 ) -> tuple[Progress, list[str]]:
-    """`load_newest` by the first process, which gives the state to all: the others need not see the folder."""
-    found: tuple[Progress, list[str]] = ranks.from_first(
+    """`load_newest` in the first process, which broadcasts the state: the others need no access to the folder."""
+    loaded: tuple[Progress, list[str]] = ranks.from_first(
         lambda: load_newest(folder, net, optimizer, record, recipe_digest)
     )
-    if ranks.size > 1 and found[0].step:
+    if ranks.size > 1 and loaded[0].step:
         layout: dict[str, list[str]] = ranks.from_first(
             lambda: {name: list(optimizer.state[parameter]) for name, parameter in net.named_parameters()}
         )
@@ -130,4 +138,37 @@ def load_newest_on_all(
                 }
             ranks.spread_(optimizer.state[parameter][key] for key in layout[name])
         ranks.spread_([*net.state_dict().values(), record])
-    return found
+    return loaded
+
+
+class StopRequest:
+    """Whether a signal has requested that the run stop."""
+
+    requested = False
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Generator[StopRequest]:
+    """Turn SIGINT, SIGTERM and SIGHUP into a request during the block; a second SIGINT interrupts at once.
+
+    A closed terminal sends SIGHUP; if it is ignored (`nohup`), it stays ignored.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+
+    def handle(number: int, _: FrameType | None) -> None:
+        if request.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        request.requested = True
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

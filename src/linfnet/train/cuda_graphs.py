@@ -1,7 +1,7 @@
-"""The two passes of a training step: as written, or replayed from CUDA graphs while p stays the same.
+"""CUDA graphs of the forward and backward pass of a module, used while p is constant. GPUs only.
 
-Where p is large the kernels of a step are many and short, and launching them from Python takes as long as running them.
-A graph launches all of them at once, on the same numbers in the same order: not a bit changes.
+For large p a training step consists of many short kernels, and launching them from Python takes as long as running
+them. A graph launches all of them at once, on the same numbers in the same order: the results are the same bits.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import gc
 import warnings
 from collections.abc import Callable, Generator
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,155 +17,158 @@ from torch.func import functional_call
 
 from linfnet.errors import LinfnetError
 
-# A capture takes the host as long as a step as written: it pays if p stays for this many steps after the present one.
-STEPS_THAT_PAY = 3
+# A capture takes as much host time as an eager step: it pays off if p is constant for this many further steps.
+STEPS_TO_PAY_OFF = 3
 
 
-class Way(Protocol):
-    """One way to run the passes."""
+class GraphedModule:
+    """Calls a module in training, replaying CUDA graphs where they pay off; gradients are the same bits as without.
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """What comes out of a batch [B, C, H, W]: logits [B, K], or what else an objective sees."""
-        ...
+    Batches of `batch` images are captured at the second step with the same p: during the first, kernels are compiled
+    and loaded, which a capture does not allow. The memory of a graph is reused by the graph of the next p.
 
-    def backward(self, gradient: Tensor) -> None:
-        """From the gradient of what came out, those of all parameters that took part, as their `.grad`."""
-        ...
+    `zero_grad` must set the gradients of the module to None before each backward pass: a replay assigns them.
 
-
-class Eager:
-    """Operation by operation."""
-
-    def __init__(self, net: nn.Module) -> None:
-        self._net = net
-        self._output: Tensor | None = None
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        output: Tensor = self._net(pixels)
-        self._output = output
-        return output
-
-    def backward(self, gradient: Tensor) -> None:
-        assert self._output is not None
-        self._output.backward(gradient)
-        self._output = None
-
-
-class Captured:
-    """Both passes as CUDA graphs, for one p and one shape of batches; capturing them changes no number.
-
-    Gradients lie at fixed places and are never copied. `before` is a graph whose memory this one may take over.
+    Args:
+        module: [B, C, H, W] -> [B, ...], a function of its tensors and of p.
+        batch: the number of images in the batches to capture; smaller ones run eagerly.
+        p: returns the p of the module.
+        p_stays: returns whether p will be the same for the next STEPS_TO_PAY_OFF steps.
     """
 
-    def __init__(self, net: nn.Module, pixels: Tensor, before: torch.cuda.CUDAGraph | None) -> None:
-        pool, stream = before.pool() if before else torch.cuda.graph_pool_handle(), _side_stream(pixels.device)
+    def __init__(self, module: nn.Module, batch: int, p: Callable[[], float], p_stays: Callable[[], bool]) -> None:
+        self._module, self._batch, self._current_p, self._p_stays = module, batch, p, p_stays
+        self._p: float | None = None
+        self._graphs: CapturedGraphs | None = None
+        self._last: torch.cuda.CUDAGraph | None = None  # owns the memory while nothing is captured
+        self._failed = False
+        # The output of an autograd function has a gradient only if some input has one; the pixels have none.
+        self._requires_grad = torch.empty(0, device=next(module.parameters()).device, requires_grad=True)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        graphs = self._choose(pixels)
+        if graphs is None:
+            output: Tensor = self._module(pixels)
+            return output
+        return cast(Tensor, _Replay.apply(self._requires_grad, pixels, graphs))
+
+    def _choose(self, pixels: Tensor) -> "CapturedGraphs | None":
+        """The graphs for this step, captured if necessary; None for an eager step."""
+        if self._failed or len(pixels) != self._batch:
+            return None
+        p = self._current_p()
+        if p != self._p:
+            self._p, self._graphs = p, None
+        elif self._graphs is None and self._p_stays():
+            self._capture(pixels)
+        return self._graphs
+
+    def _capture(self, pixels: Tensor) -> None:
+        try:
+            self._graphs = CapturedGraphs(self._module, pixels, self._last)
+            self._last = self._graphs.backward_graph
+        except (RuntimeError, LinfnetError) as error:
+            self._failed, self._last = True, None
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            warnings.warn(f"training continues without CUDA graphs, the capture failed: {reason}", stacklevel=4)
+
+
+class CapturedGraphs:
+    """Both passes of a module as CUDA graphs, for one p and one shape of batches; capturing changes no values.
+
+    The output and the gradients have fixed addresses and are never copied.
+
+    Args:
+        module: as in `GraphedModule`.
+        pixels: a batch of the shape to capture.
+        previous: a graph that is no longer replayed and whose memory this one may reuse.
+    """
+
+    def __init__(self, module: nn.Module, pixels: Tensor, previous: torch.cuda.CUDAGraph | None) -> None:
+        pool, stream = previous.pool() if previous else torch.cuda.graph_pool_handle(), _side_stream(pixels.device)
         self._pixels = pixels.clone()
-        self._forward, self.graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        parameters = {name: each for name, each in net.named_parameters() if each.requires_grad}
-        # Leaves of their own, on the same memory: autograd binds a leaf to the stream that used it first.
+        self.forward_graph, self.backward_graph = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        parameters = {name: each for name, each in module.named_parameters() if each.requires_grad}
+        # Separate leaves on the same memory: autograd binds a leaf to the stream on which it was used first.
         leaves = {name: each.detach().requires_grad_() for name, each in parameters.items()}
-        with _without_collection():
-            with _capture(self._forward, pool, stream):
-                output: Tensor = functional_call(net, leaves, (self._pixels,))
+        with _without_garbage_collection():
+            with _capture(self.forward_graph, pool, stream):
+                output: Tensor = functional_call(module, leaves, (self._pixels,))
             self._output, self._gradient = output.detach(), torch.empty_like(output)
-            with _capture(self.graph, pool, stream):
-                found = torch.autograd.grad(output, list(leaves.values()), self._gradient, allow_unused=True)
-        # None for a parameter of the objective's, such as the temperature: it has no part in the output.
-        self._gradients: list[tuple[nn.Parameter, Tensor | None]] = list(zip(parameters.values(), found, strict=True))
+            with _capture(self.backward_graph, pool, stream):
+                gradients = torch.autograd.grad(output, list(leaves.values()), self._gradient, allow_unused=True)
+        # None for a parameter that only the objective uses, such as the temperature.
+        self._gradients: list[tuple[nn.Parameter, Tensor | None]] = list(
+            zip(parameters.values(), gradients, strict=True)
+        )
 
     def forward(self, pixels: Tensor) -> Tensor:
+        """The output for a batch; the next call overwrites it."""
         self._pixels.copy_(pixels)
-        self._forward.replay()
-        return self._output
+        self.forward_graph.replay()
+        return self._output.detach()
 
     def backward(self, gradient: Tensor) -> None:
+        """Compute the gradients of the parameters from that of the output, and assign them to `.grad`."""
         self._gradient.copy_(gradient)
-        self.graph.replay()
+        self.backward_graph.replay()
         for parameter, grad in self._gradients:
             if grad is not None:
-                parameter.grad = grad
+                parameter.grad = grad if parameter.grad is None else parameter.grad + grad
 
 
-class Passes:
-    """The passes of a net in training, with an objective of any kind between them.
+class _Replay(torch.autograd.Function):
+    """Replays captured graphs inside autograd.
 
-    Batches of `batch` images are captured at the second step with the same p if p lasts: the first one has its kernels
-    compiled and loaded, which no capture allows. The memory of a graph serves that of the next p.
+    Parameters are not inputs of the function: autograd would copy their gradients, which have fixed addresses.
     """
 
-    def __init__(self, net: nn.Module, batch: int, *, graphs: bool) -> None:
-        self._eager, self._net = Eager(net), net
-        self._batch, self._graphs = batch, graphs
-        self._p: float | None = None
-        self._captured: Captured | None = None
-        self._last_graph: torch.cuda.CUDAGraph | None = None  # holds the memory while nothing is captured
-        self._way: Way = self._eager
+    @staticmethod
+    def forward(ctx: Any, requires_grad: Tensor, pixels: Tensor, graphs: CapturedGraphs) -> Tensor:
+        ctx.graphs = graphs
+        return graphs.forward(pixels)
 
-    def forward(self, pixels: Tensor, p: float, lasts: Callable[[], bool]) -> Tensor:
-        """The output at the net's p, a leaf for an objective; `lasts` tells whether p stays for STEPS_THAT_PAY."""
-        self._way = self._choose(pixels, p, lasts)
-        return self._way.forward(pixels).detach().requires_grad_()
-
-    def backward(self, output: Tensor) -> None:
-        """Go on from the gradient of the output to those of the parameters it came by; these must have none before."""
-        assert output.grad is not None
-        self._way.backward(output.grad)
-
-    def _choose(self, pixels: Tensor, p: float, lasts: Callable[[], bool]) -> Way:
-        if not self._graphs or len(pixels) != self._batch:
-            return self._eager
-        if p != self._p:
-            self._p, self._captured = p, None
-        elif self._captured is None and lasts():
-            self._captured = self._try_capture(pixels)
-        return self._captured or self._eager
-
-    def _try_capture(self, pixels: Tensor) -> Captured | None:
-        try:
-            captured = Captured(self._net, pixels, self._last_graph)
-        except (RuntimeError, LinfnetError) as error:
-            self._graphs, self._last_graph = False, None
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            warnings.warn(f"no CUDA graph of the training step; it goes on without: {reason}", stacklevel=4)
-            return None
-        self._last_graph = captured.graph
-        return captured
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        # Autograd runs this on the stream of the forward call, in a thread for the device.
+        ctx.graphs.backward(gradients[0])
+        return None, None, None
 
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Where captures of a device take place, nothing else: a graph can take over memory of the same stream alone."""
+    """The stream on which all captures of a device run: a graph can reuse memory only of the same stream."""
     return torch.cuda.Stream(device)
 
 
 @contextlib.contextmanager
 def _capture(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Generator[None]:
-    """Note in a graph what would run inside the block, with memory of a pool.
+    """Capture the kernels of the block in a graph, with memory of a pool.
 
-    `torch.cuda.graph` would also wait for the device and give all cached memory back: dearer than the step itself.
+    `torch.cuda.graph` would also synchronise the device and release all cached memory, which takes longer than a step.
     """
     with torch.cuda.stream(stream):
         try:
-            # Threads that compile kernels go on meanwhile.
+            # Other threads may compile kernels meanwhile.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             yield
             graph.capture_end()
         except BaseException:
             with contextlib.suppress(RuntimeError):
                 graph.capture_end()
-            # Where the capture itself was spoiled, torch 2.11 would go on allocating as if it were under way.
+            # After an invalidated capture, torch 2.11 would continue to allocate from the pool.
             with contextlib.suppress(RuntimeError, AttributeError):
                 torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)  # pyright: ignore[reportPrivateUsage]
             raise
 
 
 @contextlib.contextmanager
-def _without_collection() -> Generator[None]:
-    """Keep Python from freeing what lies on the device in mid-capture."""
-    collecting = gc.isenabled()
+def _without_garbage_collection() -> Generator[None]:
+    """Prevent Python from freeing device memory during a capture."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collecting:
+        if enabled:
             gc.enable()

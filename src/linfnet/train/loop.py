@@ -1,5 +1,6 @@
-"""The training loop of the paper, in one sitting."""
+"""The training loop."""
 
+import contextlib
 import hashlib
 import math
 import time
@@ -9,96 +10,102 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from linfnet.data import EpochPlan, ImageSet, augment, plan_epoch, to_pixels
+from linfnet.data import ImageSet, augment, plan_epoch, to_pixels
 from linfnet.distributed.group import ALONE, GradientSum, Ranks
+from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.nn import LinfNet, count_parameters, means_at_infinity, reestimate_means, share_means
-from linfnet.recipes import recipe_to_toml
-from linfnet.systems import Seen, SeenSystem, system_of
-from linfnet.train.checkpoint import Progress, load_newest_on_all, save_checkpoint
-from linfnet.train.cuda_graphs import STEPS_THAT_PAY, Passes
-from linfnet.train.decay import decay_weights
-from linfnet.train.results import add_results
-from linfnet.train.run_folder import RunFolder, go_on
-from linfnet.train.signals import StopRequest, stop_on_signals
+from linfnet.nn import count_parameters, means_at_infinity, reestimate_means, share_means
+from linfnet.recipes import Recipe, recipe_to_toml
+from linfnet.results import Results, TrainingResult, write_training
+from linfnet.schedules import StepState
+from linfnet.systems import FeatureModule, FeatureSystem, system_of
+from linfnet.train.checkpoint import Progress, StopRequest, load_newest_on_all, save_checkpoint, stop_on_signals
+from linfnet.train.cuda_graphs import STEPS_TO_PAY_OFF, GraphedModule
+from linfnet.train.run_folder import RunFolder, resume_hint
 from linfnet.train.steps import (
     RECORD_COLUMNS,
-    StepValues,
     build_optimizer,
     check_finite,
+    decay_weights,
     record_step,
-    step_values,
+    step_state,
     summarise,
 )
-from linfnet.train.validation import (
-    accuracy,
-    certified_shares,
-    margin_certified,
-    margin_statistics,
-    pixel_batches,
-    predict,
-)
+from linfnet.train.validation import accuracies, accuracy, pixel_batches, predict
 
-# Training images on which running means are re-estimated before a test at p = inf.
+# Number of training images from which running means are re-estimated before a test at p = inf.
 MEAN_IMAGES = 8192
 
 
 class StoppedError(LinfnetError):
-    """The run was asked to stop; its checkpoint is written."""
+    """The run was stopped by a signal, after writing a checkpoint."""
 
 
 class Watcher(Protocol):
-    """Somebody who looks on while a run trains."""
+    """An observer of a run."""
 
-    def step(self, step: int, values: StepValues, so_far: dict[str, float]) -> None:
-        """After each step; `so_far` summarises the epoch on a CPU and the last epoch on a GPU."""
+    def step(self, step: int, state: StepState, so_far: dict[str, float]) -> None:
+        """Called after each step; `so_far` summarises this epoch on a CPU, the last epoch on a GPU."""
         ...
 
     def event(self, event: dict[str, Any]) -> None:
-        """After each epoch and each test, as logged."""
+        """Called after each epoch and each test with the event as logged."""
         ...
 
 
 class Trainer:
-    """A run in progress: the net, its optimizer and its place in the schedule.
+    """A training run: the net, its optimizer and its progress.
 
-    Several processes (`ranks`) share each batch of the recipe and follow the run of a single one, up to rounding.
+    Args:
+        recipe: the settings.
+        images: the training images.
+        test: the test images.
+        device: where to train.
+        folder: where the first process writes checkpoints, events, the model and its results; None: nowhere.
+        ranks: the processes that share each batch; they train the net that a single process would, up to rounding.
     """
 
     def __init__(
-        self, folder: RunFolder, images: ImageSet, test: ImageSet, device: torch.device, ranks: Ranks = ALONE
+        self,
+        recipe: Recipe,
+        images: ImageSet,
+        test: ImageSet,
+        device: torch.device,
+        *,
+        folder: RunFolder | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.folder, self.recipe, self.device = folder, folder.recipe, device
-        self.images, self.test = images.first(self.recipe.data.limit or None).to(device), test.to(device)
-        self.batch = self.recipe.optimizer.batch
+        self.recipe, self.device, self.folder, self.ranks = recipe, device, folder, ranks
+        self._output = folder if ranks.first else None
+        self.images, self.test = images.first(recipe.data.limit or None).to(device), test.to(device)
+        self.batch = recipe.optimizer.batch
         self.steps_per_epoch = math.ceil(len(self.images) / self.batch)
-        self.total_steps = self.steps_per_epoch * self.recipe.schedule.phases().total
-        self.system = system_of(self.recipe)
-        torch.manual_seed(self.recipe.run.seed)
+        self.total_steps = self.steps_per_epoch * recipe.schedule.phases().total
+        self.system = system_of(recipe)
+        torch.manual_seed(recipe.run.seed)
         try:
-            self.net = self.system.build(self.recipe, images.info).to(device)
+            self.net = self.system.build(recipe, images.info).to(device)
         except RuntimeError as error:
             raise LinfnetError(f"the net cannot be built: {str(error).splitlines()[0]}") from None
-        self.recipe_digest = hashlib.sha256(recipe_to_toml(self.recipe).encode()).hexdigest()
-        self.optimizer = build_optimizer(self.recipe, self.net)
-        # Other systems have no theta: their margins are counted above and below 0.
-        self.threshold = float(self.recipe.loss.theta) * self.net.lipschitz if isinstance(self.net, LinfNet) else 0.0
+        self.recipe_digest = hashlib.sha256(recipe_to_toml(recipe).encode()).hexdigest()
+        self.optimizer = build_optimizer(recipe, self.net)
+        # Nets without a Lipschitz constant have no theta: their margins are counted above and below 0.
+        self.threshold = recipe.loss.threshold(self.net.lipschitz or 0.0)
         self.record = torch.zeros(self.steps_per_epoch, RECORD_COLUMNS, device=device)
         sizes = [min(self.batch, len(self.images) - start) for start in range(0, len(self.images), self.batch)]
         self.sizes = torch.tensor(sizes, dtype=torch.float64)
-        # The variance of a single image is none.
+        # Batch norm needs at least two images in each process.
         least = 2 if any(isinstance(each, nn.BatchNorm1d | nn.BatchNorm2d) for each in self.net.modules()) else 1
         if min(sizes) < least * ranks.size:
             raise ArgumentError(
                 f"optimizer.batch is {self.batch}: it leaves a last batch of {min(sizes)} images, "
                 f"too few for {f'{ranks.size} processes' if ranks.size > 1 else 'batch norm'}"
             )
-        self.ranks = ranks
         self.gradients = GradientSum(ranks, self.net.parameters())
-        self.passes: Passes | None = None
-        if isinstance(self.system, SeenSystem):
-            graphs = self.recipe.run.graphs and device.type == "cuda" and ranks.size == 1 and self.system.replayable
-            self.passes = Passes(Seen(self.system, self.net), max(sizes), graphs=graphs)
+        self.graphed: GraphedModule | None = None
+        if recipe.run.graphs and device.type == "cuda" and ranks.size == 1 and isinstance(self.system, FeatureSystem):
+            module = FeatureModule(self.system, self.net)
+            self.graphed = GraphedModule(module, max(sizes), lambda: self.net.p, self._p_stays)
         share_means(self.net, ranks)
         ranks.spread_(self.net.state_dict().values())
         self.progress = Progress()
@@ -106,60 +113,62 @@ class Trainer:
         self.saved_at = time.monotonic()
 
     def resume(self) -> list[str]:
-        """Go back to the newest whole checkpoint; the list says what was wrong with newer ones."""
+        """Continue from the newest valid checkpoint of the folder; returns an error message for each newer one."""
+        assert self.folder is not None
         state = (self.net, self.optimizer, self.record)
-        self.progress, complaints = load_newest_on_all(self.folder.checkpoints, *state, self.recipe_digest, self.ranks)
+        self.progress, errors = load_newest_on_all(self.folder.checkpoints, *state, self.recipe_digest, self.ranks)
         if self.progress.step:
-            self.net.p = step_values(self.recipe, self.progress.step - 1, self.steps_per_epoch).p
-        if self.ranks.first:
-            self.folder.rewind(self.progress.step)
-        return complaints
+            self.net.p = step_state(self.recipe, self.progress.step - 1, self.steps_per_epoch).p
+        if self._output:
+            self._output.rewind(self.progress.step)
+        return errors
 
-    def run(self, watcher: Watcher) -> None:
-        """Train to the end of the schedule and write the model."""
-        housekeeping = self.recipe.run
+    def run(self, watcher: Watcher) -> TrainingResult:
+        """Train to the end of the schedule, and write the model."""
+        settings = self.recipe.run
         self.net.train()
-        with self.folder.guarded(), stop_on_signals() as stop:
+        guard = self.folder.guarded() if self.folder else contextlib.nullcontext()
+        with guard, stop_on_signals() as stop:
             while self.progress.step < self.total_steps:
                 self._epoch(watcher, stop)
                 epoch = self.progress.step // self.steps_per_epoch
                 last = self.progress.step == self.total_steps
-                if last or (housekeeping.test_every and epoch % housekeeping.test_every == 0):
+                if last or (settings.test_every and epoch % settings.test_every == 0):
                     self._log(watcher, "test", self._test())
-                old = time.monotonic() - self.saved_at > 60 * housekeeping.checkpoint_minutes
-                if last or old or (housekeeping.checkpoint_every and epoch % housekeeping.checkpoint_every == 0):
+                old = time.monotonic() - self.saved_at > 60 * settings.checkpoint_minutes
+                if last or old or (settings.checkpoint_every and epoch % settings.checkpoint_every == 0):
                     self._save()
-                if not last and self.ranks.any(bool(stop)):
+                if not last and self.ranks.any(stop.requested):
                     self._stop()
-            self._finish()
+            return self._finish()
 
     def _epoch(self, watcher: Watcher, stop: StopRequest) -> None:
-        """Train from the present step to the end of its epoch."""
+        """Train from the current step to the end of its epoch."""
         epoch, done = divmod(self.progress.step, self.steps_per_epoch)
         start = time.perf_counter() - self.progress.seconds
         for row, (pixels, labels) in enumerate(self._batches(epoch, done), done):
-            values = self._step(row, pixels, labels)
+            state = self._step(row, pixels, labels)
             self.progress.step += 1
             self.progress.seconds = time.perf_counter() - start
             if self.device.type == "cpu":
                 check_finite(self.record[row : row + 1], self.progress.step - 1, self.recipe, self.steps_per_epoch)
                 self.last_epoch = summarise(self.record[: row + 1], self.sizes[: row + 1])
-            watcher.step(self.progress.step, values, self.last_epoch)
+            watcher.step(self.progress.step, state, self.last_epoch)
             if row + 1 == self.steps_per_epoch:
                 break  # `run` saves and stops between two epochs
-            stopping = self.ranks.any(bool(stop))
+            stopping = self.ranks.any(stop.requested)
             if stopping or 0 < 60 * self.recipe.run.checkpoint_minutes < time.monotonic() - self.saved_at:
                 check_finite(self.record[: row + 1], epoch * self.steps_per_epoch, self.recipe, self.steps_per_epoch)
                 begin = time.perf_counter()
                 if stopping:
                     self._stop()
                 self._save()
-                start += time.perf_counter() - begin  # writing is not training
+                start += time.perf_counter() - begin  # do not count the time of writing as training
         check_finite(self.record, epoch * self.steps_per_epoch, self.recipe, self.steps_per_epoch)
         self.progress.seconds = time.perf_counter() - start
         self.last_epoch = summarise(self.record, self.sizes)
-        final = step_values(self.recipe, self.progress.step - 1, self.steps_per_epoch)
-        # JSON has no infinity; float("inf") reads this back.
+        final = step_state(self.recipe, self.progress.step - 1, self.steps_per_epoch)
+        # JSON has no infinity; float("inf") parses this text.
         p = final.p if math.isfinite(final.p) else "inf"
         values = {"p": p, "lambda": final.mixing, "lr": final.lr, "scale": self.net.scale.item()}
         self._log(watcher, "epoch", {**values, **self.last_epoch})
@@ -167,8 +176,7 @@ class Trainer:
     def _batches(self, epoch: int, done: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's share of the epoch's batches after the first `done`: pixels [B, C, H, W] and labels [B]."""
         data, info = self.recipe.data, self.images.info
-        plan: EpochPlan = plan_epoch(len(self.images), self.recipe.run.seed, epoch, pad=data.pad, flip=data.flip)
-        plan = plan.to(self.device)
+        plan = plan_epoch(len(self.images), self.recipe.run.seed, epoch, pad=data.pad, flip=data.flip).to(self.device)
         for start in range(done * self.batch, len(self.images), self.batch):
             mine = self.ranks.share(min(self.batch, len(self.images) - start))
             part = slice(start + mine.start, start + mine.stop)
@@ -176,101 +184,89 @@ class Trainer:
             crops = augment(self.images.images[index], plan.top[part], plan.left[part], plan.flip[part], data.pad)
             yield to_pixels(crops, info.white), self.images.labels[index]
 
-    def _step(self, row: int, pixels: Tensor, labels: Tensor) -> StepValues:
-        values = step_values(self.recipe, self.progress.step, self.steps_per_epoch)
-        self.net.p = values.p
-        self.optimizer.param_groups[0]["lr"] = values.lr
-        self.optimizer.param_groups[1]["lr"] = values.lr * self.recipe.optimizer.scale_lr_factor
-        epoch = self.progress.step / self.steps_per_epoch
-        seen: Tensor | None = None
-        if self.passes and isinstance(self.system, SeenSystem):
-            seen = self.passes.forward(pixels, values.p, self._p_lasts)
-            loss, logits = self.system.loss_of_seen(self.recipe, self.net, seen, labels, epoch)
-        else:
-            loss, logits = self.system.loss(self.recipe, self.net, pixels, labels, epoch)
+    def _step(self, row: int, pixels: Tensor, labels: Tensor) -> StepState:
+        """One step of training: `row` is its index in the epoch."""
+        state = step_state(self.recipe, self.progress.step, self.steps_per_epoch)
+        self.net.p = state.p
+        self.optimizer.param_groups[0]["lr"] = state.lr
+        self.optimizer.param_groups[1]["lr"] = state.lr * self.recipe.optimizer.scale_lr_factor
+        loss, logits = self._loss(pixels, labels, state)
         if self.ranks.size > 1:
-            loss = loss * (len(labels) / self.sizes[row].item())  # the batch's mean is the sum over all processes
+            loss = loss * (len(labels) / self.sizes[row].item())  # the sum over all processes is the mean of the batch
         self.optimizer.zero_grad()
         loss.backward()
-        if self.passes and seen is not None:
-            self.passes.backward(seen)
         self.gradients.wait()
-        decay_weights(self.net, values.lr * self.recipe.optimizer.weight_decay)
+        decay_weights(self.net, state.lr * self.recipe.optimizer.weight_decay)
         self.optimizer.step()
         record_step(self.record, row, loss.detach(), logits.detach(), labels, self.threshold)
         self.ranks.sum_(self.record[row])
-        return values
+        return state
 
-    def _p_lasts(self) -> bool:
-        ahead = min(self.progress.step + STEPS_THAT_PAY, self.total_steps - 1)
-        return step_values(self.recipe, ahead, self.steps_per_epoch).p == self.net.p
+    def _loss(self, pixels: Tensor, labels: Tensor, state: StepState) -> tuple[Tensor, Tensor]:
+        if self.graphed and isinstance(self.system, FeatureSystem):  # on a GPU
+            return self.system.loss_from_features(self.recipe, self.net, self.graphed(pixels), labels, state)
+        return self.system.loss(self.recipe, self.net, pixels, labels, state)
+
+    def _p_stays(self) -> bool:
+        ahead = min(self.progress.step + STEPS_TO_PAY_OFF, self.total_steps - 1)
+        return step_state(self.recipe, ahead, self.steps_per_epoch).p == self.net.p
 
     def _test(self) -> dict[str, Any]:
-        """Test accuracy at the present p, and clean and certified accuracy at p = inf."""
+        """Test accuracy at the current p, and clean and certified test accuracy at p = inf."""
         self.net.eval()
         at_p = accuracy(predict(self.net, self.test, self.ranks), self.test.labels)
         self.net.train()
-        if math.isinf(self.net.p):
-            with self.net.at_infinity():
-                figures = self._figures(self.test)
-        else:
-            with means_at_infinity(self.net, self._mean_batches):
-                figures = self._figures(self.test)
-        return {"accuracy_at_p": at_p, **figures}
-
-    def _figures(self, images: ImageSet, margins: bool = False) -> dict[str, Any]:
-        """Clean and certified accuracy of the net at p = inf in eval mode, and how its margins lie if asked."""
-        logits, epsilons = predict(self.net, images, self.ranks), self.recipe.evaluation.eps
-        if isinstance(self.net, LinfNet):
-            certified = margin_certified(logits, images.labels, self.net.lipschitz, epsilons)
-        else:
-            certified = certified_shares(self.net, images, epsilons)
-        shares = margin_statistics(logits, images.labels, self.threshold) if margins else {}
-        return {"clean": accuracy(logits, images.labels), "certified": certified, **shares}
+        infinite = math.isinf(self.net.p)
+        with self.net.at_infinity() if infinite else means_at_infinity(self.net, self._mean_batches):
+            found = accuracies(self.net, self.test, self.recipe.evaluation.eps, self.ranks)
+        certified = {format_epsilon(eps): share for eps, share in found.certified.items()}
+        return {"accuracy_at_p": at_p, "clean": found.clean, "certified": certified}
 
     def _mean_batches(self) -> Iterator[Tensor]:
         batches = pixel_batches(self.images.first(MEAN_IMAGES), self.batch)
         return (batch[self.ranks.share(len(batch))] for batch in batches)
 
     def _log(self, watcher: Watcher, event: str, values: dict[str, Any]) -> None:
-        place = {"epoch": self.progress.step // self.steps_per_epoch, "step": self.progress.step}
-        entry = {**place, "seconds": round(self.progress.seconds, 3), **values}
-        if self.ranks.first:
-            self.folder.log(event, **entry)
+        epoch = self.progress.step // self.steps_per_epoch
+        entry = {"epoch": epoch, "step": self.progress.step, "seconds": round(self.progress.seconds, 3), **values}
+        if self._output:
+            self._output.log(event, **entry)
         watcher.event({"event": event, **entry})
 
     def _save(self) -> None:
-        if self.ranks.first:
+        if self._output:
             keep = self.recipe.run.keep_checkpoints
             state = (self.net, self.optimizer, self.record, self.progress)
-            save_checkpoint(self.folder.checkpoints, *state, recipe_digest=self.recipe_digest, keep=keep)
+            save_checkpoint(self._output.checkpoints, *state, recipe_digest=self.recipe_digest, keep=keep)
         self.saved_at = time.monotonic()
 
     def _stop(self) -> None:
         self._save()
-        raise StoppedError(f"stopped at step {self.progress.step}; {go_on(self.folder.path)}")
+        hint = f"; {resume_hint(self.folder.path)}" if self.folder else ""
+        raise StoppedError(f"stopped at step {self.progress.step}{hint}")
 
-    def _finish(self) -> None:
-        """Write the model folder and the first entry of its results."""
+    def _finish(self) -> TrainingResult:
+        """Evaluate the net at p = inf, and write the model folder."""
         if not math.isinf(self.net.p):
             reestimate_means(self.net, self._mean_batches())
+        epsilons = self.recipe.evaluation.eps
         with self.net.at_infinity():
-            figures, train_figures = self._figures(self.test), self._figures(self.images, margins=True)
-        results = {
-            **figures,
-            "training_images": train_figures,
-            "epochs": self.recipe.schedule.phases().total,
-            "seconds": round(self.progress.seconds, 1),
-            "seed": self.recipe.run.seed,
-            "parameters": count_parameters(self.net),
-            "device": self.device.type,
-            "processes": self.ranks.size,
-        }
-        if self.ranks.first:
-            self._write(results)
-        self.ranks.any(False)  # nobody leaves before the model is written
+            result = TrainingResult(
+                accuracies(self.net, self.test, epsilons, self.ranks),
+                accuracies(self.net, self.images, epsilons, self.ranks, threshold=self.threshold),
+                epochs=self.recipe.schedule.phases().total,
+                seconds=round(self.progress.seconds, 1),
+                seed=self.recipe.run.seed,
+                parameters=count_parameters(self.net),
+                device=self.device.type,
+                processes=self.ranks.size,
+            )
+        if self._output:
+            self._write(self._output, result)
+        self.ranks.any(False)  # all processes wait until the model is written
+        return result
 
-    def _write(self, results: dict[str, Any]) -> None:
-        self.net.save(self.folder.path, class_names=self.images.info.classes, results={"train": results})
-        self.folder.log("finish", step=self.progress.step, seconds=round(self.progress.seconds, 3))
-        add_results(self.folder.path, {"train": results})  # the last step: by this file a run has finished
+    def _write(self, folder: RunFolder, result: TrainingResult) -> None:
+        self.net.save(folder.path, class_names=self.images.info.classes, results=Results(result))
+        folder.log("finish", step=self.progress.step, seconds=round(self.progress.seconds, 3))
+        write_training(folder.path, result)  # last: a run has finished if this file exists

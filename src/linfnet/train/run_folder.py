@@ -1,68 +1,69 @@
-"""The run folder: everything needed to repeat, resume and trust a run.
+"""The run folder: everything needed to repeat, resume and check a run.
 
-recipe.toml   the whole recipe          events.jsonl   what happened, a line each
+recipe.toml   all keys of the recipe    events.jsonl   the event log, one JSON object per line
 env.json      versions, device, commit  checkpoints/   safetensors, the newest few
 model.safetensors, config.json, results.json           once the run has finished
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import platform
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from filelock import FileLock, Timeout
 
 from linfnet.errors import LinfnetError
 from linfnet.files import read_table, write_json, write_text
 from linfnet.nn.model_path import packaged_hint
 from linfnet.recipes import Recipe, recipe_from_toml, recipe_to_toml
-from linfnet.train.events import parse_events
 from linfnet.version import __version__
 
-# Seconds for which somebody may hold a folder who only asks whether it is held.
-MOMENT = 0.2
+# The numbers that every event of a kind has.
+_NUMBERS = {
+    "epoch": ("epoch", "seconds", "lambda", "lr", "scale", "loss", "accuracy", "above", "between", "below"),
+    "test": ("epoch", "seconds", "accuracy_at_p", "clean"),
+}
 
 
 class UnwritableError(LinfnetError):
-    """The run folder could not be written, or not any more: then the last checkpoint is kept."""
+    """The run folder cannot be written; checkpoints already written stay."""
 
 
 class RunFolder:
-    """One run on disk; `new` and `create` make it, `open` finds it, and only one process may hold it at a time."""
+    """One run on disk: started by `new` and `create`, opened by `open`; only one process can train it at a time."""
 
     def __init__(self, path: Path, recipe: Recipe) -> None:
         self.path = path
         self.recipe = recipe
-        self._lock: int | None = None
+        self._lock = self._new_lock()
 
     @classmethod
     def new(cls, path: Path, recipe: Recipe) -> "RunFolder":
-        """A run that is to live in an empty or absent folder; nothing is written until `create`."""
+        """A new run in an empty or missing folder; nothing is written before `create`."""
         try:
-            if path.exists() and not _hardly_begun(path):
+            if path.exists() and not _is_unused(path):
                 advice = f", or --resume {shlex.quote(str(path))}" if (path / "recipe.toml").exists() else ""
-                held = "a run" if advice else "files"
-                raise LinfnetError(f"output folder {path} already holds {held}; choose another --out{advice}")
+                content = "a run" if advice else "files"
+                raise LinfnetError(f"output folder {path} already holds {content}; choose another --out{advice}")
         except OSError as error:
             raise LinfnetError(f"output folder {path} cannot be used: {error.strerror}") from None
         return cls(path, recipe)
 
     def create(self) -> None:
-        """Make the folder, hold it, and write down what the run is."""
+        """Create and lock the folder, and write the recipe and the environment."""
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self.lock()
             if (self.path / "recipe.toml").exists():
-                raise LinfnetError(f"output folder {self.path} has been taken by another run in the meantime")
+                raise LinfnetError(f"output folder {self.path} is already used by another run")
             self._sweep()
             write_text(self.path / "recipe.toml", recipe_to_toml(self.recipe))
             write_json(self.path / "env.json", environment())
@@ -71,7 +72,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
-        """The run that lives in a folder."""
+        """The run in a folder."""
         file = path / "recipe.toml"
         if not file.is_file():
             raise LinfnetError(f"{path} is not a run folder: it has no recipe.toml{packaged_hint(path)}")
@@ -80,53 +81,49 @@ class RunFolder:
         except (OSError, UnicodeDecodeError) as error:
             raise LinfnetError(f"{file} cannot be read: {error}") from None
         recipe = recipe_from_toml(text, str(file), path.name)
-        if "\n[reported]\n" not in text:  # the end of what decides; defaults would stand in for what is missing
-            raise LinfnetError(f"{file} was cut short: it has no [reported]")
+        # This section is written last. Without it the file is truncated, and defaults would replace what is missing.
+        if "\n[reported]\n" not in text:
+            raise LinfnetError(f"{file} is truncated: it has no [reported]")
         return cls(path, recipe)
 
     def lock(self) -> None:
-        """Hold the folder until `release` or the end of this process, or fail if another one holds it."""
-        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-        patience = time.monotonic() + MOMENT
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > patience:
-                    os.close(handle)
-                    raise LinfnetError(f"{self.path} is in use by another process") from None
-                time.sleep(0.01)
-            except OSError as error:  # of a file system that has no locks
-                os.close(handle)
-                raise UnwritableError(f"{self.path} cannot be held for this process: {error.strerror}") from None
-        self._lock = handle
+        """Lock the folder until `release` or the end of this process; an error if another process has locked it."""
+        try:
+            # `locked` of another process takes the lock for a moment.
+            self._lock.acquire(timeout=0.2, poll_interval=0.01)
+        except Timeout:
+            raise LinfnetError(f"{self.path} is in use by another process") from None
+        except OSError as error:  # a file system without locks
+            raise UnwritableError(f"{self.path} cannot be locked: {error.strerror}") from None
 
     def _sweep(self) -> None:
-        """Only where training begins: in a finished run they may be those of an evaluation under way."""
-        for half_written in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):
-            half_written.unlink(missing_ok=True)
+        """Remove temporary files. Only where training begins: later, an evaluation may be writing some."""
+        for temporary in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):
+            temporary.unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Let go of the folder."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        """Unlock the folder."""
+        self._lock.release()
 
     @property
-    def held(self) -> bool:
-        """Whether some process is training this run."""
-        file = self.path / ".lock"
-        if not file.exists():
+    def locked(self) -> bool:
+        """Whether a process is training this run."""
+        if not (self.path / ".lock").exists():
             return False
-        handle = os.open(file, os.O_RDONLY)
+        probe = self._new_lock()
         try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+            # Long enough for another probe to end.
+            probe.acquire(timeout=0.05, poll_interval=0.01)
+        except Timeout:
             return True
-        finally:
-            os.close(handle)
+        except OSError:
+            return False
+        probe.release()
         return False
+
+    def _new_lock(self) -> FileLock:
+        # Readable and writable for all: other users who watch a run test its lock.
+        return FileLock(self.path / ".lock", mode=0o666)
 
     @property
     def checkpoints(self) -> Path:
@@ -139,15 +136,15 @@ class RunFolder:
 
     @contextlib.contextmanager
     def guarded(self) -> Generator[None]:
-        """Where files cannot be written any more (a full disk, a folder that went away), say what is kept."""
+        """Turn a failure to write (a full disk, a removed folder) into an error that names the last checkpoint."""
         try:
             yield
         except OSError as error:
             steps = sorted(path.stem for path in self.checkpoints.glob("step-*.safetensors"))
-            kept = f"its last checkpoint, {steps[-1]}, is kept" if steps else "it has no checkpoint yet"
+            saved = f"its last checkpoint is {steps[-1]}" if steps else "it has no checkpoint yet"
             where = f"{error.filename}: " if error.filename else ""
             raise UnwritableError(
-                f"the run is stopped: {where}{error.strerror or error}; {kept}; when that is mended, {go_on(self.path)}"
+                f"the run stopped: {where}{error.strerror or error}; {saved}; after a fix, {resume_hint(self.path)}"
             ) from None
 
     def log(self, event: str, **values: Any) -> None:
@@ -156,49 +153,77 @@ class RunFolder:
             file.write(json.dumps({"event": event, **values}, allow_nan=False) + "\n")
 
     def events(self) -> list[dict[str, Any]]:
-        """All events so far; a line that a crash cut short, or that is no event, is left out."""
+        """All events so far; lines that are truncated or not events are left out."""
         file = self.path / "events.jsonl"
         return parse_events(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else []
 
     def rewind(self, step: int) -> None:
-        """Drop half-written files and the events after a step: training goes on from there and will log them again.
+        """Remove temporary files and the events after a step, from which training resumes.
 
-        The log then says that the run was resumed, and what has changed since it began: commit, versions, hardware.
+        The log then gets a `resume` event with what has changed since the run began: commit, versions, hardware.
         """
-        self.checkpoints.mkdir(exist_ok=True)  # a copy of a folder may have left it out
+        self.checkpoints.mkdir(exist_ok=True)  # it may be missing in a copy of the folder
         self._sweep()
-        # One that was resumed here before has come no further: nothing of it is left.
+        # An earlier `resume` at the same step was without progress.
         last = {"resume": step - 1, "finish": -1}
         events = (event for event in self.events() if event.get("step", 0) <= last.get(event["event"], step))
-        kept = [json.dumps(event, allow_nan=False) for event in events]
-        write_text(self.path / "events.jsonl", "".join(line + "\n" for line in kept))
+        lines = [json.dumps(event, allow_nan=False) + "\n" for event in events]
+        write_text(self.path / "events.jsonl", "".join(lines))
         self.log("resume", step=step, environment=self._changes())
 
     def _changes(self) -> dict[str, Any]:
         began: dict[str, Any] = {}
-        with contextlib.suppress(LinfnetError):  # where env.json was lost, everything is new
+        with contextlib.suppress(LinfnetError):  # without env.json, everything counts as changed
             began = read_table(self.path / "env.json")
         now = environment().items()
         return {key: value for key, value in now if key != "command" and value != began.get(key)}
 
 
-def go_on(path: Path) -> str:
-    """What to tell of a run that has not finished.
+def parse_events(text: str) -> list[dict[str, Any]]:
+    """The events of a log; lines that are truncated, or in which a value is missing or not a number, are left out.
 
-    >>> go_on(Path("runs/my run"))
-    "go on with: linfnet train --resume 'runs/my run'"
+    >>> parse_events('{"event": "resume", "step": 7}\\n{"event": "epoch", "epoch": "first"}\\n{"event": "fin')
+    [{'event': 'resume', 'step': 7}]
     """
-    return f"go on with: linfnet train --resume {shlex.quote(str(path))}"
+    events: list[dict[str, Any]] = []
+    for line in text.splitlines():
+        try:
+            event: Any = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict) and _is_event(cast(dict[str, Any], event)):
+            events.append(cast(dict[str, Any], event))
+    return events
 
 
-def _hardly_begun(path: Path) -> bool:
-    """Whether a folder is empty, or holds only what a run leaves that was killed before it wrote down its recipe."""
+def _is_event(event: dict[str, Any]) -> bool:
+    kind = event.get("event")
+    numbers = [event.get("step", 0), *(event.get(key) for key in _NUMBERS.get(str(kind), ()))]
+    if kind == "epoch":
+        numbers.append(0 if event.get("p") == "inf" else event.get("p"))
+    if kind == "test":
+        certified: Any = event.get("certified")
+        numbers += certified.values() if isinstance(certified, dict) else [None]
+    return isinstance(kind, str) and all(isinstance(number, int | float) for number in numbers)
+
+
+def resume_hint(path: Path) -> str:
+    """The command that resumes a run, for messages.
+
+    >>> resume_hint(Path("runs/my run"))
+    "resume it with: linfnet train --resume 'runs/my run'"
+    """
+    return f"resume it with: linfnet train --resume {shlex.quote(str(path))}"
+
+
+def _is_unused(path: Path) -> bool:
+    """Whether a folder is empty, or a run was killed there before it wrote its recipe."""
     entries = [entry for entry in path.iterdir() if entry.name != ".lock" and not entry.match(".*.tmp")]
     return all(entry.name == "checkpoints" and entry.is_dir() and not any(entry.iterdir()) for entry in entries)
 
 
 def environment() -> dict[str, Any]:
-    """Versions, device and commit: what one needs to know to repeat a run."""
+    """Versions, hardware, commit and command, for env.json."""
     packages = ("torch", "numpy", "safetensors")
     return {
         "linfnet": __version__,
@@ -214,7 +239,7 @@ def environment() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's name as the system gives it."""
+    """The name of the processor."""
     file = Path("/proc/cpuinfo")
     for line in file.read_text().splitlines() if file.exists() else ():
         if line.startswith("model name"):
@@ -223,7 +248,7 @@ def cpu_name() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree this package runs from, marked if it was changed since; None if it is not one."""
+    """The commit of the source tree of this package, marked if there are changes; None outside a repository."""
     here = Path(__file__)
 
     def git(*arguments: str) -> str:
@@ -231,7 +256,7 @@ def _commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", here.name)  # installed inside somebody else's repository, it is not tracked
+        git("ls-files", "--error-unmatch", here.name)  # fails if the package is installed inside another repository
         return git("describe", "--always", "--dirty", "--abbrev=12")
     except (OSError, subprocess.SubprocessError):
         return None

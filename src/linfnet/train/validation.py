@@ -1,4 +1,4 @@
-"""What a net makes of a labelled set: logits in batches, and the few numbers that training watches."""
+"""Accuracy of a net on a set of images during training: clean, and certified in real arithmetic."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,12 +7,13 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from linfnet.certificates.real import margin_radius
 from linfnet.data import ImageSet
 from linfnet.distributed.group import ALONE, Ranks
-from linfnet.epsilon import format_epsilon
 from linfnet.losses import margin_shares
 from linfnet.nn import Classifier
 from linfnet.nn.margin import margin
+from linfnet.results import Accuracies
 
 TEST_BATCH = 1000
 
@@ -25,7 +26,7 @@ def pixel_batches(images: ImageSet, size: int = TEST_BATCH) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def predict(net: Classifier, images: ImageSet, ranks: Ranks = ALONE) -> Tensor:
-    """Logits [N, K] of a whole set, with the net as it stands; several processes share the work."""
+    """Logits [N, K] of a whole set at the net's p and mode; several processes share the work."""
     part = ranks.share(len(images))
     mine = replace(images, images=images.images[part], labels=images.labels[part])
     logits = [net(batch) for batch in pixel_batches(mine)] or [net(images.pixels(slice(0, 0)))]
@@ -37,32 +38,41 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
     return (margin(logits, labels) > 0).double().mean().item()
 
 
-def margin_certified(
-    logits: Tensor, labels: Tensor, lipschitz: float, epsilons: tuple[Fraction, ...]
-) -> dict[str, float]:
-    """Share of samples with margin / 2 > lipschitz * eps, for each eps: the figure that training watches.
+def accuracies(
+    net: Classifier,
+    images: ImageSet,
+    epsilons: tuple[Fraction, ...],
+    ranks: Ranks = ALONE,
+    *,
+    threshold: float | None = None,
+) -> Accuracies:
+    """Clean and certified accuracy at p = inf.
 
-    Real arithmetic; `linfnet.certificates` gives the certificates one may rely on.
+    Args:
+        net: at p = inf, in eval mode.
+        images: the images and labels.
+        epsilons: the perturbations to certify; skipped where certification is expensive.
+        ranks: the processes that share the predictions.
+        threshold: also compute the shares of margins above it, between 0 and it, and below 0.
     """
-    gap = margin(logits, labels).double() / (2 * lipschitz)
-    return {format_epsilon(eps): (gap > float(eps)).double().mean().item() for eps in epsilons}
+    logits, labels = predict(net, images, ranks), images.labels
+    if net.lipschitz is not None:
+        radius = margin_radius(logits, labels, net.lipschitz)
+        certified = {eps: (radius > float(eps)).double().mean().item() for eps in epsilons}
+    else:
+        certified = _certified_shares(net, images, epsilons) if net.cheap else {}
+    shares: list[float] = []
+    if threshold is not None:
+        shares = (margin_shares(logits, labels, threshold).double() / len(labels)).tolist()
+    return Accuracies(accuracy(logits, labels), certified, *shares)
 
 
-def margin_statistics(logits: Tensor, labels: Tensor, threshold: float) -> dict[str, float]:
-    """Shares of samples with a margin above the threshold, in [0, threshold] and below 0: how far a hinge has come."""
-    shares = margin_shares(logits, labels, threshold).double() / len(labels)
-    return dict(zip(("above", "between", "below"), shares.tolist(), strict=True))
-
-
-def certified_shares(net: Classifier, images: ImageSet, epsilons: tuple[Fraction, ...]) -> dict[str, float]:
-    """Share of samples that a system's own certificate proves, for each eps; nothing where proofs are dear."""
-    if not net.cheap:
-        return {}
-    shares: dict[str, float] = {}
+def _certified_shares(net: Classifier, images: ImageSet, epsilons: tuple[Fraction, ...]) -> dict[Fraction, float]:
+    shares: dict[Fraction, float] = {}
     for eps in epsilons:
-        held = 0
+        certified = 0
         for start in range(0, len(images), TEST_BATCH):
             part = slice(start, start + TEST_BATCH)
-            held += int(net.certified(images.pixels(part), images.labels[part], eps).sum())
-        shares[format_epsilon(eps)] = held / len(images)
+            certified += int(net.certified(images.pixels(part), images.labels[part], eps).sum())
+        shares[eps] = certified / len(images)
     return shares

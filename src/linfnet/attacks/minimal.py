@@ -1,0 +1,120 @@
+"""The closest misclassified image that PGD finds around one image, by a search over epsilon."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from linfnet.attacks.pgd import best_pgd
+from linfnet.errors import ArgumentError
+from linfnet.nn import Classifier
+from linfnet.nn.margin import margin
+
+# Epsilons attacked in one call: few enough to call `stop` often, even for a net of the size of the paper's.
+BATCH = 8
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The result of an attack within one epsilon."""
+
+    epsilon: float
+    margin: float
+    """The smallest margin found."""
+    broken: bool
+    """Whether the image is misclassified, by the net's own criterion (`keeps_class`)."""
+
+
+@dataclass(frozen=True)
+class Closest:
+    """The result of a search around one image."""
+
+    trials: tuple[Trial, ...]
+    """In order of epsilon."""
+    image: Tensor | None
+    """[C, H, W]: the closest misclassified image; None if none was found."""
+    distance: float
+    """The largest change of a pixel in `image`, exact in float64; infinity if none was found."""
+    complete: bool
+    """Whether the search finished; false if `stop` ended it."""
+
+
+def closest_break(
+    net: Classifier,
+    image: Tensor,
+    label: int,
+    *,
+    radius: float = 0.0,
+    steps: int = 40,
+    exponents: Sequence[float] = (16.0, 4.0, math.inf),
+    points: int = 16,
+    rounds: int = 3,
+    stop: Callable[[], bool] = lambda: False,
+) -> Closest:
+    """Attack one image at many epsilons, then again between the largest that failed and the smallest that succeeded.
+
+    Args:
+        net: attacked at p = inf, independent of its present p.
+        image: [C, H, W] in [0, 1].
+        label: the class of the image.
+        radius: the certified radius: a few epsilons are tried inside it, most of them outside.
+        steps: PGD steps for each epsilon and exponent.
+        exponents: PGD follows the slopes of each of them in turn (`best_pgd`).
+        points: epsilons in each round.
+        rounds: each divides the remaining interval by `points`.
+        stop: called between attacks; true ends the search with the result so far.
+
+    >>> from linfnet.nn import LinfNet
+    >>> net = LinfNet((1, 1, 1), 2, (), identity_init=False)
+    >>> _ = net.layers[0].weight.data.copy_(torch.tensor([[0.0], [1.0]]))
+    >>> found = closest_break(net, torch.tensor([[[0.25]]]), 0, radius=0.24)
+    >>> 0.25 <= found.distance < 0.251 and found.complete
+    True
+    """
+    if points < 1 or rounds < 1:
+        raise ArgumentError(f"{points=}, {rounds=}; wanted at least 1 of each")
+    trials: dict[float, Trial] = {}
+    best, distance, complete = None, math.inf, True
+    for epsilons in _rounds(trials, max(0.0, radius), points, rounds):
+        for part in torch.tensor(epsilons, dtype=torch.float64, device=image.device).split(BATCH):
+            for p in exponents:
+                if stop():
+                    complete = False
+                    break
+                found, reached = _attack(net, image, label, part, steps, p)
+                for trial in reached:
+                    known = trials.get(trial.epsilon, trial)
+                    worst = min(known.margin, trial.margin)
+                    trials[trial.epsilon] = Trial(trial.epsilon, worst, known.broken or trial.broken)
+                moved = (found.double() - image.double()).abs().flatten(1).amax(1).tolist()
+                for candidate, size, trial in zip(found, moved, reached, strict=True):
+                    if trial.broken and size < distance:
+                        best, distance = candidate, size
+        if not complete or best is None:
+            break
+    return Closest(tuple(trials[epsilon] for epsilon in sorted(trials)), best, distance, complete)
+
+
+def _rounds(trials: dict[float, Trial], radius: float, points: int, rounds: int) -> Iterator[list[float]]:
+    """The epsilons of each round, chosen from the `trials` of the rounds before it."""
+    inside = [radius * k / 4 for k in (1, 2, 3, 4)] if radius else []
+    yield inside + [radius + (1 - radius) * k / points for k in range(1, points + 1)]
+    for _ in range(rounds - 1):
+        failed, broken = next((a, b) for a, b in pairwise([0.0, *sorted(trials)]) if trials[b].broken)
+        yield [failed + (broken - failed) * k / points for k in range(1, points)]
+
+
+def _attack(
+    net: Classifier, image: Tensor, label: int, epsilons: Tensor, steps: int, p: float
+) -> tuple[Tensor, list[Trial]]:
+    """The image of smallest margin found within each epsilon, and the trials."""
+    images = image.unsqueeze(0).expand(len(epsilons), *image.shape).contiguous()
+    labels = torch.full((len(epsilons),), label, device=image.device)
+    found = best_pgd(net, images, labels, epsilons, steps=steps, p=p)
+    with torch.no_grad(), net.at_infinity():
+        margins, correct = margin(net(found), labels), net.keeps_class(found, labels)
+    rows = zip(epsilons.tolist(), margins.tolist(), correct.tolist(), strict=True)
+    return found, [Trial(epsilon, gap, not right) for epsilon, gap, right in rows]

@@ -1,0 +1,113 @@
+"""The margin certificate of the floating-point program: one forward pass certifies every epsilon.
+
+Let u be the unit roundoff, s the std that the program divides by, and R the sum of the largest magnitudes of all
+rounded steps of the pass at x. For every x' within eps of x, the computed logits satisfy
+
+    |net(x') - net(x)| <= (1 + u)^K * (eps / s + u * (2 + u) * R + 3 * tiny)        for each logit,
+
+where K is the number of rounded steps plus two. docs/certificates.md contains the proof.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from linfnet.certificates.rounding import (
+    Pass,
+    Rounding,
+    check_program,
+    down,
+    float_above,
+    float_below,
+    forward_with_magnitudes,
+    up,
+)
+from linfnet.nn import Classifier
+from linfnet.nn.margin import label_on_top, margin
+
+
+@dataclass(frozen=True)
+class MarginCertificate:
+    """What one forward pass proves about each sample of a batch."""
+
+    logits: Tensor
+    """[N, K], as the program computes them."""
+    labels: Tensor
+    """[N]: the certified classes."""
+    radii: Tensor
+    """float64 [N], rounded down: the class stays on top for every eps <= radius; -inf where it is not on top."""
+    real_radii: Tensor
+    """float64 [N]: margin / (2 lipschitz), which ignores rounding; negative where another class is on top."""
+
+    def at(self, epsilon: Fraction) -> Tensor:
+        """Which samples [N] are certified at epsilon."""
+        return self.radii >= float_above(epsilon)
+
+    def accuracy(self, epsilons: Iterable[Fraction]) -> list[float]:
+        """The share of certified samples at each epsilon."""
+        return certified_shares(self.radii, epsilons)
+
+
+def certified_shares(radii: Tensor, epsilons: Iterable[Fraction]) -> list[float]:
+    """The share of samples with a certified radius of at least epsilon, for each epsilon.
+
+    >>> certified_shares(torch.tensor([0.1, 0.3]).double(), [Fraction(0), Fraction(1, 5)])
+    [1.0, 0.5]
+    """
+    ends = radii.new_tensor([float_above(epsilon) for epsilon in epsilons])
+    return (radii >= ends.unsqueeze(1)).double().mean(1).tolist()
+
+
+@torch.no_grad()
+def certify_by_margin(net: Classifier, images: Tensor, labels: Tensor | None = None) -> MarginCertificate:
+    """The sound margin certificate of an l_inf-distance net, for the given labels or for the predicted classes.
+
+    Args:
+        net: evaluated at p = inf, independent of its present p.
+        images: [N, C, H, W] in [0, 1].
+        labels: [N]; by default the predicted classes.
+    """
+    checked = check_program(net, images)
+    with checked.at_infinity():
+        run = forward_with_magnitudes(checked, images)
+    classes = run.logits.argmax(1) if labels is None else labels
+    gap = margin(run.logits.double(), classes)
+    return MarginCertificate(run.logits, classes, _sound_radius(run, classes, gap), gap * run.std / 2)
+
+
+def error_bound(run: Pass) -> Tensor:
+    """float64 [N]: a bound on the difference between the logits of the program and those of the exact net at x."""
+    rounding = Rounding.of(run.logits.dtype)
+    slope = float_above(rounding.unit * (1 + rounding.unit) ** 2)
+    return up(up(slope * run.magnitude) + float_above(2 * rounding.tiny))
+
+
+def change_bound(run: Pass, epsilon: Fraction) -> Tensor:
+    """float64 [N]: a bound on the change of each logit between x and any floating-point x' within epsilon of x."""
+    growth, slope, rest = _constants(run.logits.dtype, run.steps)
+    start = float_above(epsilon / Fraction(run.std))
+    return up(float_above(growth) * up(up(slope * run.magnitude) + float_above(Fraction(start) + Fraction(rest))))
+
+
+def _sound_radius(run: Pass, labels: Tensor, gap: Tensor) -> Tensor:
+    """float64 [N], rounded down: for every eps <= radius, twice `change_bound` is strictly below the margin `gap`."""
+    growth, slope, rest = _constants(run.logits.dtype, run.steps)
+    lost = up(up(slope * run.magnitude) + rest)
+    radii = down(down(down(down(gap) * float_below(1 / (2 * growth))) - lost) * run.std)
+    # The ball of radius 0 contains only the image itself, and the program is deterministic: a strict margin is a proof.
+    radii = radii.clamp(min=0)
+    # At x' the magnitudes grow by less than the margin: far from overflow at x means no overflow at x'.
+    finite = run.magnitude <= Rounding.of(run.logits.dtype).largest / 8
+    return torch.where(label_on_top(run.logits, labels) & finite, radii, -torch.inf)
+
+
+@lru_cache
+def _constants(dtype: torch.dtype, steps: int) -> tuple[Fraction, float, float]:
+    """(1 + u)^K, and u (2 + u) and 3 tiny rounded up."""
+    rounding = Rounding.of(dtype)
+    u = rounding.unit
+    return (1 + u) ** (steps + 2), float_above(u * (2 + u)), float_above(3 * rounding.tiny)

@@ -1,0 +1,180 @@
+"""Rounding: directed float64 operations, the magnitudes that bound rounding errors, and preconditions of the proofs.
+
+docs/certificates.md contains the proofs.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from linfnet.boxes import check_images
+from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.nn import Classifier, LinfNet
+from linfnet.nn.distance import DistanceModule
+from linfnet.nn.mean_shift import MeanShift
+
+# torch gives each thread at least this many elements of an elementwise operation.
+_GRAIN = 32768
+
+
+def down(value: Tensor) -> Tensor:
+    """A number strictly below the exact result of the one float64 operation that computed `value`."""
+    return torch.nextafter(value, value.new_tensor(-math.inf))
+
+
+def up(value: Tensor) -> Tensor:
+    """A number strictly above the exact result of the one float64 operation that computed `value`."""
+    return torch.nextafter(value, value.new_tensor(math.inf))
+
+
+def float_below(value: Fraction) -> float:
+    """The largest float64 that is not above a rational.
+
+    >>> Fraction(float_below(Fraction(1, 10))) <= Fraction(1, 10) < Fraction(float_above(Fraction(1, 10)))
+    True
+    """
+    nearest = float(value)
+    return math.nextafter(nearest, -math.inf) if Fraction(nearest) > value else nearest
+
+
+def float_above(value: Fraction) -> float:
+    """The smallest float64 that is not below a rational."""
+    return -float_below(-value)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How a dtype rounds: the error of a result r is at most unit * |r|, for a division plus `tiny`."""
+
+    unit: Fraction
+    tiny: Fraction
+    largest: float
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> "Rounding":
+        """The constants of float32 or float64."""
+        info = torch.finfo(dtype)
+        unit = Fraction(info.eps) / 2
+        return cls(unit, Fraction(info.tiny) * unit, info.max)
+
+
+def check_plain(net: Classifier) -> None:
+    """Raise unless the net is a `Classifier` that is not compiled, in whole or in part.
+
+    A compiled net is another program: the compiler may replace quotients by products with reciprocals.
+    """
+    # `torch.compile(net)` wraps the net, `net.compile()` replaces its call; both can be applied to a part of it.
+    if isinstance(net, nn.Module) and any(map(_is_compiled, net.modules())):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError("the net is compiled; certificates hold for the plain program: certify the original net")
+    if not isinstance(net, Classifier):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(
+            f"net is a {type(net).__name__}, not a linfnet Classifier; "
+            "wanted a LinfNet or a net of another system (to certify your own module, subclass linfnet.nn.Classifier)"
+        )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    # The wrapper is recognised by its attribute: importing its class takes a second.
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None  # pyright: ignore
+
+
+def check_program(net: Classifier, images: Tensor) -> LinfNet:
+    """The net, or an error if a precondition of the proofs fails: one precision, valid pixels, subnormal numbers."""
+    check_plain(net)
+    if net.arithmetic != "float32":
+        raise ArgumentError(
+            f"the net of system {net.system!r} has no certificate for the float32 program; "
+            f"it has: {', '.join(net.certificate_names)}"
+        )
+    for name, part in itertools.chain(net.named_parameters(), net.named_buffers()):
+        if part.dtype != images.dtype:
+            raise ArgumentError(
+                f"images have dtype {images.dtype}, the net computes in {part.dtype} ({name}); wanted the same"
+            )
+    if not net.normalize.std.item() > 0:
+        raise ArgumentError(f"the net divides by {net.normalize.std.item():g}; wanted a std above 0")
+    check_images(images)
+    check_subnormals(images.dtype, images.device)
+    return cast(LinfNet, net)
+
+
+def check_subnormals(dtype: torch.dtype, device: torch.device) -> None:
+    """Raise if the device flushes subnormal numbers to zero: its subtraction is not the one of the proofs.
+
+    On a CPU each thread has its own switch, inherited from the thread that started it: all threads are tested.
+    """
+    count = _GRAIN * torch.get_num_threads() if device.type == "cpu" else 1
+    smallest = torch.full((count,), torch.finfo(dtype).tiny, dtype=dtype, device=device)
+    if not bool((smallest * 1.5 - smallest).all()):
+        raise LinfnetError("subnormal numbers are flushed to zero; call torch.set_flush_denormal(False) to certify")
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass and the quantities that bound its rounding errors."""
+
+    logits: Tensor
+    """[N, K], bit for bit equal to `net(images)`."""
+    magnitude: Tensor
+    """float64 [N]: the sum over all rounded steps of a bound on the magnitude of their results."""
+    steps: int
+    """Number of steps that round."""
+    std: float
+    """The exact standard deviation that the program divides by."""
+
+
+class _Meter:
+    """Collects magnitudes in forward hooks.
+
+    Distances are measured. The terms added to them are bounded by their largest entry: rounding is monotone, so the
+    rounded sum of two bounds is a bound on every rounded sum.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[Tensor] = []
+
+    def shifted(self, bias: Tensor | None, shift: MeanShift, inputs: tuple[Tensor], output: Tensor) -> None:
+        distance = inputs[0].flatten(1).amax(1)  # distances are never negative
+        self.sizes += [distance, distance + shift.running_mean.abs().amax()]
+        if bias is not None:
+            self.sizes.append(self.sizes[-1] + bias.abs().amax())
+
+    def unshifted(self, bias: Tensor | None, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        rows = output.flatten(1)
+        size = torch.maximum(rows.amin(1).neg(), rows.amax(1))  # `aminmax` takes 20 times as long
+        # The hook does not receive the distance itself: it is the output minus the bias.
+        self.sizes += [size] if bias is None else [size, size + bias.abs().amax()]
+
+
+@torch.no_grad()
+def forward_with_magnitudes(net: LinfNet, images: Tensor, pixels: tuple[float, float] = (0.0, 1.0)) -> Pass:
+    """Run a net that is at p = inf in eval mode, on images [N, C, H, W] with pixels in the given range."""
+    if net.training or net.p != math.inf:
+        raise ArgumentError(f"the net is at p = {net.p:g}, training is {net.training}; wanted p = inf in eval mode")
+    meter = _Meter()
+    handles: list[RemovableHandle] = []
+    for layer in net.layers:
+        assert isinstance(layer, DistanceModule), "rounding bounds exist for distance layers only"
+        if layer.shift is None:
+            handles.append(layer.register_forward_hook(partial(meter.unshifted, layer.bias)))
+        else:
+            handles.append(layer.shift.register_forward_hook(partial(meter.shifted, layer.bias)))
+    try:
+        logits = net(images)
+    finally:
+        for handle in handles:
+            handle.remove()
+    # Normalisation is monotone: no normalised pixel is larger than those of the ends of the range. It rounds twice, and
+    # the quotient bounds both errors.
+    normalized = net.normalize(images.new_tensor(pixels).view(2, 1, 1, 1)).abs().amax().double()
+    steps = len(meter.sizes) + 2
+    total = torch.stack(meter.sizes).double().sum(0) + 2 * normalized
+    # The relative error of a float64 sum of that many non-negative numbers is less than steps * 2^-52.
+    return Pass(logits, up(total * (1 + steps * 2.0**-52)), steps, net.normalize.std.item())

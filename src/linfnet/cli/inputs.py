@@ -1,0 +1,215 @@
+"""What commands read: the device, a model folder with its data and epsilons, data sets, and images of the user."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from tokenize import TokenError
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+from torch import Tensor
+
+from linfnet.data import ImageSet, known_sets, load
+from linfnet.epsilon import parse_epsilon
+from linfnet.errors import ArgumentError, LinfnetError, at_least, require
+from linfnet.nn import Classifier
+from linfnet.nn.model_path import find_model, packaged_hint
+from linfnet.train import RunFolder, resume_hint
+
+# Images in one batch of a certificate or an attack.
+BATCH = 500
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".npy")
+# `--eps` may be repeated and takes several numbers each time.
+Texts = tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]]
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; `auto` takes a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ArgumentError(f"device is {name!r}; wanted auto, cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ArgumentError(f"device is {name!r}; wanted auto, cpu or cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ArgumentError(f"device is {name!r}, but this machine has no such GPU that torch can use")
+    return device
+
+
+def parse_epsilons(groups: tuple[tuple[str, ...], ...]) -> tuple[Fraction, ...]:
+    """The epsilons of all `--eps`."""
+    return tuple(parse_epsilon(text, "--eps") for group in groups for text in group)
+
+
+def check_counts(**values: int | None) -> None:
+    """Raise unless the options of these names are at least 1, where they are given."""
+    for name, value in values.items():
+        if value is not None:
+            at_least(f"--{name}", value, 1)
+
+
+def finished_run(folder: Path) -> RunFolder | None:
+    """The finished run in a folder; None for a folder with only a model."""
+    if not folder.is_dir():
+        raise LinfnetError(f"{folder} is not a folder{packaged_hint(folder)}")
+    if not (folder / "recipe.toml").is_file():
+        return None
+    run = RunFolder.open(folder)
+    if not run.finished:
+        raise LinfnetError(f"{folder} has not finished; {resume_hint(folder)}")
+    return run
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """A model folder, with the data set and the epsilons to use it with: those given, or those of its recipe."""
+
+    folder: Path
+    run: RunFolder | None
+    data: str
+    epsilons: tuple[Fraction, ...]
+
+
+def find_inputs(
+    model: Path,
+    data: str | None,
+    epsilons: tuple[Fraction, ...] = (),
+    *,
+    needs_eps: bool = True,
+    by_name: bool = True,
+) -> ModelInputs:
+    """Find the model, and complete the data set and the epsilons from its recipe.
+
+    Args:
+        model: a run or model folder.
+        data: as given by `--data`.
+        epsilons: as given by `--eps`.
+        needs_eps: whether it is an error if there is no epsilon.
+        by_name: whether the model may also be a packaged one or `hf://user/name`.
+    """
+    folder = find_model(model) if by_name else model
+    run = finished_run(folder)
+    data = data or (run.recipe.data.name if run else None)
+    epsilons = epsilons or (run.recipe.evaluation.eps if run else ())
+    if data is None or (needs_eps and not epsilons):
+        raise ArgumentError(f"{model} has no recipe.toml: give --data{' and --eps' if needs_eps else ''}")
+    return ModelInputs(folder, run, data, epsilons)
+
+
+def load_split(net: Classifier, name: str, split: str, limit: int | None, device: torch.device) -> ImageSet:
+    """The first images of a split of a data set; an error if they do not have the net's shape."""
+    images = load(name, split)
+    if images.info.image_shape != net.image_shape:
+        raise LinfnetError(f"the net is for images of shape {net.image_shape}; {name} has {images.info.image_shape}")
+    return images.first(limit).to(device)
+
+
+@dataclass(frozen=True)
+class NamedImages:
+    """Images of a data set or of the user: pixels [N, C, H, W], a name for each, and labels where they are known."""
+
+    pixels: Tensor
+    names: list[str]
+    labels: Tensor | None
+    title: str
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Pixels and labels of each batch."""
+        for start in range(0, len(self.pixels), BATCH):
+            part = slice(start, start + BATCH)
+            yield self.pixels[part], None if self.labels is None else self.labels[part]
+
+
+def load_images(net: Classifier, data: str, split: str, limit: int | None, device: torch.device) -> NamedImages:
+    """A data set by name, or else the user's folder or file."""
+    check_counts(limit=limit)
+    if data not in known_sets() and Path(data).exists():
+        pixels, names = read_images(Path(data), net.image_shape)
+        return NamedImages(pixels[:limit].to(device), names[:limit], None, data)
+    images = load_split(net, data, split, limit, device)
+    return NamedImages(images.pixels(), [str(k) for k in range(len(images))], images.labels, f"{data} {split}")
+
+
+def read_image(path: Path, shape: tuple[int, int, int]) -> Tensor:
+    """An image file as pixels [C, H, W] in [0, 1]: .npy (floats in [0, 1] or bytes), or what Pillow reads."""
+    if not path.is_file():
+        raise LinfnetError(f"image {path} does not exist")
+    array = _read_array(path) if path.suffix.lower() == ".npy" else _read_picture(path, shape[0])
+    image = _to_pixels(array, f"image {path}")
+    if image.dim() == 2:
+        image = image.unsqueeze(0)
+    if tuple(image.shape) != shape:
+        raise LinfnetError(f"image {path} has shape {tuple(image.shape)}; the net wants {shape}")
+    return image
+
+
+def read_images(path: Path, shape: tuple[int, int, int]) -> tuple[Tensor, list[str]]:
+    """Pixels [N, C, H, W] and a name for each: the images of a folder in order of name, or of one .npy array."""
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
+        if not files:
+            raise LinfnetError(f"folder {path} holds no images ({', '.join(SUFFIXES)})")
+        return torch.stack([read_image(file, shape) for file in files]), [_readable(file.name) for file in files]
+    if path.suffix.lower() != ".npy" or not path.is_file():
+        return read_image(path, shape).unsqueeze(0), [_readable(path.name)]
+    images = _to_pixels(_read_array(path), f"array {path}")
+    if tuple(images.shape) == shape or tuple(images.shape) == shape[1:]:
+        images = images.unsqueeze(0)
+    if images.dim() == 3 and shape[0] == 1:
+        images = images.unsqueeze(1)
+    if images.dim() != 4 or tuple(images.shape[1:]) != shape or not len(images):
+        raise LinfnetError(f"array {path} has shape {tuple(images.shape)}; the net wants images of shape {shape}")
+    return images, [f"{_readable(path.name)}[{k}]" for k in range(len(images))]
+
+
+def _readable(name: str) -> str:
+    """A file's name as text that any file can hold: bytes that are not UTF-8 are escaped."""
+    return os.fsencode(name).decode(errors="backslashreplace")
+
+
+def _to_pixels(array: np.ndarray, what: str) -> Tensor:
+    if array.dtype == np.uint8:
+        array = (array / np.float32(255)).astype(np.float32)
+    if array.dtype.kind != "f":
+        raise LinfnetError(f"{what} holds {array.dtype}; wanted floats in [0, 1] or bytes")
+    # Checked before rounding to float32: 1.0000000001 is not a pixel value.
+    if not ((array >= 0) & (array <= 1)).all():
+        raise LinfnetError(
+            f"{what} holds pixels from {array.min():.17g} to {array.max():.17g}; wanted [0, 1] and no NaN"
+        )
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+
+
+def _read_array(path: Path) -> np.ndarray:
+    try:
+        array = np.load(path, allow_pickle=False)
+    # The allocator rejects a header with a wrong size, Python's tokenizer a malformed one.
+    except (ValueError, OSError, EOFError, MemoryError, OverflowError, TypeError, SyntaxError, TokenError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise LinfnetError(f"image {path} is not a NumPy array: {reason}") from None
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise LinfnetError(f"image {path} is not a NumPy array but an archive")
+    return array
+
+
+def _read_picture(path: Path, channels: int) -> np.ndarray:
+    Image: Any = require("PIL.Image", "images")
+    wanted = {1: "L", 3: "RGB"}.get(channels, f"{channels} channels")
+    try:
+        with Image.open(path) as picture:
+            # A silent conversion would certify another image than the user's.
+            if picture.mode != wanted:
+                raise LinfnetError(f"image {path} has mode {picture.mode}; the net wants {wanted}")
+            if (frames := getattr(picture, "n_frames", 1)) > 1:
+                raise LinfnetError(f"image {path} has {frames} frames; wanted one")
+            array = np.asarray(picture)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise LinfnetError(f"image {path} cannot be read: {error}") from None
+    return array if channels == 1 else array.transpose(2, 0, 1)

@@ -1,0 +1,1 @@
+"""Several processes: the group they form, their rendezvous, and evaluation split between them."""

@@ -1,0 +1,229 @@
+"""The charts of a report as plain data: the page's script and the terminal draw them."""
+
+import base64
+import math
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linfnet.certificates.rounding import float_above
+from linfnet.epsilon import format_epsilon
+from linfnet.report.run_summary import RunSummary
+from linfnet.results import Result
+from linfnet.systems import has_effect
+
+BINS = 64  # of the histogram, approximately
+Chart = dict[str, Any]
+
+# Values that are logged for every system but apply only to recipes that use the given key.
+USED_WITH = {"p": "schedule.p_end", **dict.fromkeys(("lambda", "scale", "above", "between", "below"), "loss")}
+
+
+def uses_255ths(runs: Iterable[RunSummary]) -> bool:
+    """Whether lengths are shown in 255ths: if the epsilons of all runs are."""
+    return all("/255" in format_epsilon(run.epsilon) for run in runs if run.epsilon is not None)
+
+
+def reference_name(source: str) -> str:
+    """A short name for the source of a recipe's reported accuracies.
+
+    >>> reference_name("the paper"), reference_name("records/demo.json")
+    ('paper', 'reference run')
+    """
+    return "paper" if source.startswith("the paper") else "reference run"
+
+
+def certified_curve(runs: Sequence[RunSummary]) -> Chart | None:
+    """Certified accuracy at every epsilon, from the radii, and the attacked accuracy at each evaluated epsilon."""
+    shown = [run for run in runs if run.main or _radii(run) is not None]
+    if not shown:
+        return None
+    ends = [float(result.eps) * 1.1 for run in shown for result in run.main]
+    # The axis ends beyond nearly all radii: the largest few would make it too long.
+    ends += [float(np.quantile(radii.clip(0), 0.995)) for run in shown if (radii := _radii(run)) is not None]
+    return {
+        "end": min(max(ends, default=0.1) or 0.1, 1.0),
+        "levels": uses_255ths(shown),
+        "start": next((float_above(run.epsilon) for run in shown if run.epsilon is not None), 0.0),
+        "runs": [_curve_of(run, runs.index(run)) for run in shown],
+    }
+
+
+def _radii(run: RunSummary) -> NDArray[np.float64] | None:
+    return run.samples.radii if run.samples is not None and len(run.samples) else None
+
+
+def _packed(values: NDArray[np.float64]) -> str:
+    """Sorted numbers without loss, as base64 of little-endian float64."""
+    return base64.b64encode(np.sort(values).astype("<f8").tobytes()).decode()
+
+
+def _curve_of(run: RunSummary, colour: int) -> Chart:
+    radii = _radii(run)
+    interval = run.samples.interval_radii if run.samples is not None else None
+    reported = run.recipe.reported if run.recipe else None
+    reference = None
+    if reported and reported.certified and run.epsilon is not None:
+        name = reference_name(reported.source)
+        reference = {"name": name, "eps": float(run.epsilon), "certified": reported.certified / 100}
+    return {
+        "name": run.name,
+        "colour": colour,
+        "radii": None if radii is None else _packed(radii),
+        "interval": None if interval is None else _packed(interval),
+        "clean": run.main[-1].clean if radii is None else float((radii >= 0).mean()),
+        "attack": str(run.main[-1].attack) if run.main else None,
+        "measured": [_point(result, radii is not None) for result in run.main],
+        "reference": reference,
+    }
+
+
+def _point(result: Result, has_radii: bool) -> Chart:
+    """One evaluated epsilon; the curve follows the margin certificate if there are radii, else the best one."""
+    shown = "margin" if has_radii and "margin" in result.certified else result.best
+    return {
+        "eps": float_above(result.eps),
+        "name": format_epsilon(result.eps),
+        "attacked": result.attacked,
+        "certified": result.certified[shown],
+        "others": {name: share for name, share in result.certified.items() if name != shown},
+    }
+
+
+def histogram(runs: Sequence[RunSummary]) -> Chart | None:
+    """The number of samples by half margin, in pixel units; 0 and epsilon are borders of bins."""
+    shown = [(run, run.samples.real_radii) for run in runs if run.samples is not None and len(run.samples)]
+    columns = [(run, radii) for run, radii in shown if radii is not None]
+    if not columns:
+        return None
+    low = min(float(np.quantile(radii, 0.002)) for _, radii in columns)
+    high = max(float(np.quantile(radii, 0.998)) for _, radii in columns)
+    epsilon = next((run.epsilon for run, _ in columns if run.epsilon), Fraction(0))
+    width = (high - low) / BINS or 0.01
+    if epsilon:
+        width = float(epsilon) / max(1, round(float(epsilon) / width))
+    first = math.floor(low / width)
+    bins = max(math.ceil(high / width) - first, 1)
+
+    def counts(radii: NDArray[np.float64]) -> list[int]:
+        # Values beyond the ends are counted in the outermost bins.
+        index = (np.floor(radii / width).astype(int) - first).clip(0, bins - 1)
+        return np.bincount(index, minlength=bins).tolist()
+
+    recipe = columns[0][0].recipe if len(columns) == 1 else None
+    return {
+        "width": width,
+        "first": first,
+        "eps": float(epsilon),
+        "epsName": format_epsilon(epsilon),
+        "levels": uses_255ths(run for run, _ in columns),
+        "theta": float(recipe.loss.theta) / 2 if recipe else None,
+        "runs": [
+            {"name": run.name, "colour": runs.index(run), "total": len(radii), "counts": counts(radii)}
+            for run, radii in columns
+        ],
+    }
+
+
+def training_panels(runs: Sequence[RunSummary]) -> list[Chart]:
+    """Charts over epochs: several quantities of one run, or one quantity of several runs, in each panel."""
+    shown = [run for run in runs if any(event["event"] == "epoch" for event in run.events)]
+    if not shown:
+        return []
+    panels = _panels_of_one(shown[0]) if len(runs) == 1 else _panels_of_many(runs, shown)
+    relaxed = any(run.recipe and has_effect(run.recipe, USED_WITH["p"]) for run in shown)
+    schedules = {run.recipe.schedule.epochs if run.recipe else None for run in shown}
+    phases = _phases(shown[0]) if relaxed and len(schedules) == 1 else None
+    for panel in panels:
+        panel["phases"] = phases
+        # Zeros have no logarithm: the mixing coefficient of an objective that does not mix is not drawn.
+        panel["series"] = [s for s in panel["series"] if any(v > 0 or not panel.get("log") for _, v in s["points"])]
+    return [panel for panel in panels if panel["series"]]
+
+
+def _panels_of_one(run: RunSummary) -> list[Chart]:
+    epsilon = format_epsilon(run.epsilon) if run.epsilon is not None else ""
+    accuracies = [
+        _series("training", run, "epoch", "accuracy", style="thin"),
+        _series("test at p", run, "test", "accuracy_at_p", colour=5),
+        _series("test at ∞", run, "test", "clean", colour=2),
+        _series(f"certified at {epsilon}", run, "test", "certified", epsilon, colour=0),
+    ]
+    margins = [
+        _series("above θ", run, "epoch", "above", colour=0),
+        _series("0 to θ", run, "epoch", "between", colour=3),
+        _series("below 0", run, "epoch", "below", colour=1),
+    ]
+    return [
+        {"id": "accuracy", "title": "Accuracy", "unit": "%", "series": accuracies},
+        {"id": "loss", "title": "Loss", "series": [_series("loss", run, "epoch", "loss", colour=0)]},
+        {"id": "margins", "title": "Training margins", "unit": "%", "series": margins},
+        {"id": "p", "title": "Exponent p", "log": True, "series": [_series("p", run, "epoch", "p", colour=0)]},
+        {"id": "lambda", "title": "Mixing λ", "log": True, "series": [_series("λ", run, "epoch", "lambda", colour=0)]},
+        {"id": "scale", "title": "Temperature s", "series": [_series("s", run, "epoch", "scale", colour=0)]},
+    ]
+
+
+# The panels of several runs: title, kind of event, its key, unit, and whether the axis is logarithmic.
+_QUANTITIES = (
+    ("Certified accuracy at p = ∞", "test", "certified", "%", False),
+    ("Test accuracy at p = ∞", "test", "clean", "%", False),
+    ("Training accuracy", "epoch", "accuracy", "%", False),
+    ("Loss", "epoch", "loss", "", False),
+    ("Training margins above θ", "epoch", "above", "%", False),
+    ("Exponent p", "epoch", "p", "", True),
+    ("Mixing λ", "epoch", "lambda", "", True),
+    ("Temperature s", "epoch", "scale", "", False),
+)
+
+
+def _panels_of_many(runs: Sequence[RunSummary], shown: Sequence[RunSummary]) -> list[Chart]:
+    def series(run: RunSummary, event: str, key: str) -> Chart:
+        return _series(run.name, run, event, key, format_epsilon(run.epsilon or Fraction(0)), colour=runs.index(run))
+
+    return [
+        {"id": key, "title": title, "unit": unit, "log": log, "series": [series(run, event, key) for run in shown]}
+        for title, event, key, unit, log in _QUANTITIES
+    ]
+
+
+def _series(
+    name: str, run: RunSummary, event: str, key: str, inner: str = "", *, colour: int | None = None, style: str = ""
+) -> Chart:
+    """The finite values of one key of one kind of event, by epoch; no points if the run's system does not use the key.
+
+    Args:
+        name: of the line.
+        run: whose events.
+        event: the kind of event.
+        key: of the value.
+        inner: the key within the value, if that is a table.
+        colour: index of the colour; None for grey.
+        style: CSS class of the line.
+    """
+    points: list[tuple[int, float]] = []
+    used = run.recipe is None or key not in USED_WITH or has_effect(run.recipe, USED_WITH[key])
+    for entry in run.events if used else ():
+        value = entry.get(key) if entry["event"] == event else None
+        if isinstance(value, dict):
+            value = value.get(inner)
+        if isinstance(value, int | float) and math.isfinite(value) and isinstance(entry.get("epoch"), int):
+            points.append((entry["epoch"], float(f"{value:.6g}")))
+    return {"name": name, "colour": colour, "style": style, "points": points}
+
+
+def _phases(run: RunSummary) -> Chart | None:
+    """The last epoch of each phase of p (constant, rising, infinite), and p at each logged epoch."""
+    if run.recipe is None:
+        return None
+    start, rise, infinite = run.recipe.schedule.epochs
+    p = {entry["epoch"]: entry.get("p") for entry in run.events if entry["event"] == "epoch"}
+    return {
+        "ends": [start, start + rise, start + rise + infinite],
+        "start": run.recipe.schedule.p_start,
+        "end": run.recipe.schedule.p_end,
+        "p": [[epoch, v if isinstance(v, str) else float(f"{v:.4g}")] for epoch, v in p.items() if v],
+    }

@@ -1,0 +1,146 @@
+"""Building blocks of the other systems: small convolutional nets, and interval bounds through their layers.
+
+Bounds are in real arithmetic. They are propagated as centre and radius: a matrix product maps the centre by W and the
+radius by |W|.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linfnet.errors import ArgumentError
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Convolutions (channels, kernel, stride), each with padding 1, then hidden linear layers; a ReLU after each."""
+
+    convolutions: tuple[tuple[int, int, int], ...]
+    linear: tuple[int, ...]
+
+
+ARCHITECTURES = {
+    # ConvSmall of Wong and Kolter; DM-medium of Gowal et al.; the seven layers of Shi et al. (with batch norm there).
+    "small": Architecture(((16, 4, 2), (32, 4, 2)), (100,)),
+    "medium": Architecture(((32, 3, 1), (32, 4, 2), (64, 3, 1), (64, 4, 2)), (512, 512)),
+    "cnn7": Architecture(((64, 3, 1), (64, 3, 1), (128, 3, 2), (128, 3, 1), (128, 3, 1)), (512,)),
+}
+
+
+def conv_layers(name: str, image_shape: Sequence[int], batch_norm: bool) -> tuple[nn.Sequential, int]:
+    """All layers except the last linear one, and the number of features they return.
+
+    >>> conv_layers("small", (1, 28, 28), False)[1]
+    100
+    """
+    if name not in ARCHITECTURES:
+        raise ArgumentError(f"architecture is {name!r}; wanted one of {', '.join(ARCHITECTURES)}")
+    architecture, (channels, height, width) = ARCHITECTURES[name], image_shape
+    layers: list[nn.Module] = []
+    for out, kernel, stride in architecture.convolutions:
+        layers.append(nn.Conv2d(channels, out, kernel, stride, padding=1))
+        layers += [nn.BatchNorm2d(out), nn.ReLU()] if batch_norm else [nn.ReLU()]
+        channels, height, width = out, (height + 2 - kernel) // stride + 1, (width + 2 - kernel) // stride + 1
+    if min(height, width) < 1:
+        raise ArgumentError(f"architecture {name!r} is too deep for images of shape {tuple(image_shape)}")
+    features = channels * height * width
+    layers.append(nn.Flatten())
+    for out in architecture.linear:
+        layers.append(nn.Linear(features, out))
+        layers += [nn.BatchNorm1d(out), nn.ReLU()] if batch_norm else [nn.ReLU()]
+        features = out
+    return nn.Sequential(*layers), features
+
+
+@torch.no_grad()
+def bound_preserving_init(net: nn.Module) -> None:
+    """Draw weights from N(0, 2 pi / fan_in^2): the widths of interval bounds are then preserved by each layer.
+
+    With the usual standard deviations they grow with the number of inputs (Shi et al., 2021).
+    """
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            nn.init.normal_(module.weight, std=math.sqrt(2 * math.pi) / module.weight[0].numel())
+
+
+@dataclass(frozen=True)
+class Box:
+    """Interval bounds of a batch [B, ...] at some layer, and the unperturbed values if they are needed."""
+
+    lower: Tensor
+    upper: Tensor
+    centre: Tensor | None = None
+
+
+def through(layer: nn.Module, box: Box) -> Box:
+    """Propagate a box through one layer. In training, batch norm uses the statistics of the unperturbed values."""
+    plain = None if box.centre is None else layer(box.centre)
+    if isinstance(layer, nn.Conv2d):
+        middle, reach = (box.lower + box.upper) / 2, (box.upper - box.lower) / 2
+        moved = layer(middle)
+        spread = F.conv2d(reach, layer.weight.abs(), None, layer.stride, layer.padding)  # pyright: ignore
+        return Box(moved - spread, moved + spread, plain)
+    if isinstance(layer, nn.Linear):
+        return Box(*linear_bounds(box.lower, box.upper, layer.weight, layer.bias), plain)
+    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+        return Box(*_through_batch_norm(layer, box), plain)
+    if isinstance(layer, nn.ReLU | nn.Flatten):
+        return Box(layer(box.lower), layer(box.upper), plain)
+    raise ArgumentError(f"interval bounds are not implemented for {type(layer).__name__}")
+
+
+def _through_batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, box: Box) -> tuple[Tensor, Tensor]:
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    mean, variance = layer.running_mean, layer.running_var
+    if layer.training:
+        if box.centre is None:
+            raise ArgumentError("batch norm in training needs the unperturbed values")
+        others = [dim for dim in range(box.centre.dim()) if dim != 1]
+        mean, variance = box.centre.mean(others), box.centre.var(others, unbiased=False)
+    scale = layer.weight * (variance + layer.eps).rsqrt()
+    shape = [-1 if dim == 1 else 1 for dim in range(box.lower.dim())]
+    middle, reach = (box.lower + box.upper) / 2, (box.upper - box.lower) / 2
+    moved = (middle - mean.view(shape)) * scale.view(shape) + layer.bias.view(shape)
+    spread = reach * scale.abs().view(shape)
+    return moved - spread, moved + spread
+
+
+def linear_bounds(lower: Tensor, upper: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Bounds of x W^T + b over lower <= x <= upper: [..., in] -> [..., out]; both are attained.
+
+    >>> linear_bounds(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([[1.0, -2.0]]), None)
+    (tensor([-2.]), tensor([1.]))
+    """
+    centre = F.linear((lower + upper) / 2, weight, bias)
+    radius = F.linear((upper - lower) / 2, weight.abs())
+    return centre - radius, centre + radius
+
+
+def worst_margins(lower: Tensor, upper: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
+    """For each class j, the minimum of (w_y - w_j) x + b_y - b_j over lower <= x <= upper: [B, K], 0 at j = y.
+
+    The margin is bounded through the last layer directly: this is tighter than the difference of bounds on the logits.
+
+    Args:
+        lower: [B, d], lower bounds of the inputs of the last layer.
+        upper: [B, d], upper bounds.
+        weight: [K, d] of the last layer.
+        bias: [K].
+        labels: [B].
+    """
+    centre, radius = (lower + upper) / 2, (upper - lower) / 2
+    scores = F.linear(centre, weight, bias)
+    gaps = scores.gather(1, labels.unsqueeze(1)) - scores
+    # |w_y - w_j| for all pairs of classes; each sample then selects the row of its label.
+    spread = (weight.unsqueeze(1) - weight.unsqueeze(0)).abs()
+    return gaps - torch.einsum("bd,bkd->bk", radius, spread[labels])
+
+
+def least_margin(margins: Tensor, labels: Tensor) -> Tensor:
+    """The smallest entry of each row except that of the label: [B, K] -> [B]."""
+    return margins.scatter(1, labels.unsqueeze(1), torch.inf).amin(1)
