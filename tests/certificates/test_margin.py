@@ -9,7 +9,7 @@ from certificates.exact import ExactNet, all_images, awkward, awkward_net, ratio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linfnet.certificates import certified_by_interval, certify_by_margin
+from linfnet.certificates import certified_by_interval, certified_shares, certify_by_margin
 from linfnet.certificates.margin import change_bound, error_bound
 from linfnet.certificates.real import real_certified
 from linfnet.certificates.rounding import forward_with_magnitudes
@@ -147,9 +147,9 @@ def test_an_epsilon_just_above_the_radius_is_not_certified():
     certificate = certify_by_margin(awkward_net(1, 1), torch.rand(9, 1, 1, 3))
     radius = certificate.radii.max().item()
     assert radius > 0
-    for epsilon, held in ((Fraction(radius), 1 / 9), (Fraction(radius) + Fraction(1, 10**40), 0.0)):
-        assert certificate.at(epsilon).double().mean().item() == held
-        assert certificate.accuracy([epsilon]) == [held]
+    for epsilon, share in ((Fraction(radius), 1 / 9), (Fraction(radius) + Fraction(1, 10**40), 0.0)):
+        assert certificate.at(epsilon).double().mean().item() == share
+        assert certified_shares(certificate.radii, [epsilon]) == [share]
 
 
 def test_radii_of_an_ordinary_net_lose_almost_nothing():

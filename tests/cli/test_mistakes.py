@@ -92,7 +92,7 @@ from linfnet.train import RunFolder
         (["attack", "run", "--attacks", "magic"], "--attacks has 'magic'; known are pgd"),
         (["attack", "run", "--attacks"], "--attacks names none; known are pgd"),
         (["attack", "run", "--p", "0"], "--p is"),
-        (["attack", "run", "--steps", "0"], "steps=0"),
+        (["attack", "run", "--steps", "0"], "steps is 0"),
         (["attack", "run", "--eps", "2"], "--eps is 2"),
         (["attack", "cache"], "has no recipe.toml: give --data and --eps"),
         (["export", "run"], "nothing to export"),
@@ -102,7 +102,7 @@ from linfnet.train import RunFolder
         (["export", "absent", "--onnx", "x.onnx"], "absent is not a folder"),
         (["predict", "run", "absent.png"], "absent.png does not exist"),
         *(
-            ([*command, "mnist-small"], "linfnet certify, attack, predict, export and serve take it")
+            ([*command, "mnist-small"], "use it with linfnet certify, attack, predict, export and serve")
             for command in (
                 ["report"],
                 ["compare"],
