@@ -15,7 +15,7 @@ def check_images(images: Tensor, name: str = "images") -> Tensor:
         return images
     low, high = (end.item() for end in images.aminmax())
     if not (low >= 0 and high <= 1):
-        raise ArgumentError(f"{name} hold pixels from {low:.9g} to {high:.9g}; wanted [0, 1] (and no NaN)")
+        raise ArgumentError(f"{name} have pixels from {low:.9g} to {high:.9g}; wanted [0, 1] (and no NaN)")
     return images
 
 

@@ -34,7 +34,7 @@ Attack = Callable[[Classifier, Tensor, Tensor, Fraction, torch.Generator], Tenso
 An attack may have keyword arguments of the names of `known_attacks`: steps, restarts, exponents, queries.
 """
 ATTACKS: Registry[Attack] = Registry("attack")
-"""All attacks by name; register an own attack by `@ATTACKS.register("name")`."""
+"""All attacks by name; register your own attack with `@ATTACKS.register("name")`."""
 # Cheapest first; autoattack needs an extra.
 DEFAULT_ATTACKS = ("pgd", "best-pgd", "smoothed", "square")
 
