@@ -12,14 +12,15 @@ import torch
 
 from linfnet.certificates import certified_by_interval, certified_by_margin
 from linfnet.cli.console import console, results_table
+from linfnet.cli.display import train_display
 from linfnet.cli.evaluate import evaluate_with_progress
-from linfnet.cli.train import pick_device, start_run
+from linfnet.cli.train import pick_device
 from linfnet.data import ImageSet, load
 from linfnet.files import read_json, write_json
 from linfnet.nn import LinfNet
 from linfnet.recipes import load_recipe, recipe_to_toml
 from linfnet.theory import nearest_neighbour_net
-from linfnet.train import accuracy, environment, predict
+from linfnet.train import accuracy, environment, predict, start_run
 
 CHANGES = ("model.depth=4", "model.width=256", "schedule.epochs=[3, 18, 4]", "schedule.snap_p=true", "run.test_every=5")
 NEIGHBOURS = 5000
@@ -39,7 +40,7 @@ def main() -> None:
     recipe = load_recipe("mnist-0.1", CHANGES)
     images, test = load("mnist", "train"), load("mnist", "test")
     with tempfile.TemporaryDirectory() as folder:
-        run = start_run(recipe, Path(folder) / "run", pick_device("cpu"))
+        run = start_run(recipe, Path(folder) / "run", pick_device("cpu"), display=train_display)
         trained = evaluate_with_progress(LinfNet.load(run.path), test, recipe.evaluation.eps, 100)
         results = read_json(run.path / "results.json")["train"]
     console.print(results_table("MNIST test images, accuracy in %", [("trained", trained)]))

@@ -12,13 +12,14 @@ from fractions import Fraction
 from pathlib import Path
 
 from linfnet.certificates import certify_images
-from linfnet.cli.train import pick_device, start_run
+from linfnet.cli.display import train_display
+from linfnet.cli.train import pick_device
 from linfnet.data import load
 from linfnet.files import read_json, write_json
 from linfnet.nn import LinfNet
 from linfnet.nn.model_path import PRETRAINED
 from linfnet.recipes import load_recipe, recipe_to_toml
-from linfnet.train import RunFolder, environment
+from linfnet.train import RunFolder, environment, start_run
 
 CHANGES = ("model.depth=4", "model.width=320", "schedule.epochs=[7, 90, 13]", "schedule.snap_p=true")
 EPSILONS = (Fraction(1, 20), Fraction(1, 10), Fraction(1, 5), Fraction(3, 10))
@@ -32,7 +33,7 @@ def main() -> None:
     test = load("mnist", "test")
     with tempfile.TemporaryDirectory() as folder:
         recipe = load_recipe("mnist-0.1", CHANGES)
-        run = options.run or start_run(recipe, Path(folder) / "run", pick_device("auto")).path
+        run = options.run or start_run(recipe, Path(folder) / "run", pick_device("auto"), display=train_display).path
         net, trained, recipe = LinfNet.load(run), read_json(run / "results.json")["train"], RunFolder.open(run).recipe
     certified = certify_images(net, zip(test.pixels().split(BATCH), test.labels.split(BATCH), strict=True), EPSILONS)
     rows = zip(EPSILONS, certified.by_margin, certified.by_interval, strict=True)

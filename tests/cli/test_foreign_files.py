@@ -24,7 +24,7 @@ def test_damaged_checkpoints(place: Path, refused: Callable[..., str]):
     for path in checkpoints:
         shutil.copy(place / "run" / "model.safetensors", path)
     assert "is not a checkpoint of this library" in refused("train", "--resume", "stopped")
-    assert not RunFolder.open(place / "stopped").held
+    assert not RunFolder.open(place / "stopped").locked
 
 
 def test_a_checkpoint_for_other_images(place: Path, refused: Callable[..., str]):

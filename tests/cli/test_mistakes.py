@@ -30,7 +30,7 @@ from linfnet.train import RunFolder
         (["train", "digits", "--set", "theta="], "loss.theta is ''"),
         (["train", "digits", "--set", "epochs=" + "[" * 3000], "schedule.epochs"),
         (["train", "mnist-0.3-hybrid", "--set", "theta=0.5"], "loss.theta is 1/2, but the system 'hybrid' does not"),
-        (["train", "mnist-0.3-hybrid", "--set", "loss.name=hinge"], "but the system 'hybrid' does not look at it"),
+        (["train", "mnist-0.3-hybrid", "--set", "loss.name=hinge"], "has no effect for system 'hybrid'"),
         (["train", "mnist-0.3-ibp", "--set", "width=64"], "model.width is 64, but the system 'ibp' does not"),
         (["train", "mnist-0.3-ibp", "--set", "p_end=99"], "schedule.p_end is 99.0, but the system 'ibp' does not"),
         (
@@ -46,7 +46,7 @@ from linfnet.train import RunFolder
             "optimizer.batch is 32: it leaves a last batch of 1 images, too few for batch norm",
         ),
         (["train", "digits", "--device", "meta"], "device is 'meta'"),
-        (["train", "digits", "--device", "cuda:77"], "no such GPU"),
+        (["train", "digits", "--device", "cuda:77"], "torch cannot use such a GPU"),
         (["trian"], "trian"),
         (["train", "--foo"], "--foo"),
         (["evaluate", "run", "--split", "foo"], "foo"),
@@ -128,11 +128,11 @@ def test_a_run_is_held_before_it_is_looked_at(place: Path, refused: Callable[...
     assert "run is in use by another process" in refused("train", "--resume", "run")
     other.release()
     assert "run has finished" in refused("train", "--resume", "run")
-    assert not other.held
+    assert not other.locked
 
 
 def test_what_torchrun_may_not_start(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "a study runs in one process" in refused("reproduce", "table1")
-    assert "under torchrun give --out" in refused("train", "digits")
+    assert "--out is required under torchrun" in refused("train", "digits")

@@ -128,11 +128,11 @@ def test_the_authors_curve_is_compared_where_it_may_be():
     assert row["loss_authors"] == 0.750
     assert row["loss_difference"] == 0.001
     # p of the schedule at those epochs, to the digits the log has
-    from linfnet.train import step_values
+    from linfnet.train import step_state
 
     recipe = load_recipe("cifar10-8")
     for point in AUTHORS_CURVE:
-        assert step_values(recipe, point.epoch * 98 - 1, 98).p == pytest.approx(point.p, rel=0.006)
+        assert step_state(recipe, point.epoch * 98 - 1, 98).p == pytest.approx(point.p, rel=0.006)
 
 
 def test_a_figure_from_a_run_and_from_a_record(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
