@@ -246,7 +246,7 @@ def test_without_a_folder_nothing_is_written(
     recipe, images, test = expected.recipe, expected.images, expected.test
     before = sorted(tmp_path.rglob("*"))
     trainer = Trainer(recipe, images, test, torch.device("cpu"))
-    result = trainer.run(watcher)
+    result = trainer.run()
     assert sorted(tmp_path.rglob("*")) == before
     expected.run(watcher)
     assert all(torch.equal(a, b) for a, b in zip(trainer.net.parameters(), expected.net.parameters(), strict=True))
