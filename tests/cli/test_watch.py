@@ -1,6 +1,7 @@
 """`linfnet watch` and TensorBoard: training as it is looked on."""
 
 import json
+import sys
 import threading
 import time
 from pathlib import Path
@@ -129,7 +130,7 @@ def test_tensorboard_has_the_numbers_of_the_log(run: Path):
 
 
 def test_without_tensorboard_nothing_is_begun(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     assert main(["train", "--out", str(tmp_path / "run"), "--tensorboard", *TINY]) == 2
     assert "pip install 'linfnet[tensorboard]'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
