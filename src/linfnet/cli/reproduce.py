@@ -142,7 +142,7 @@ class Reproduce:
         if self.study is None:
             return self._list()
         if self.study not in STUDIES:
-            raise ArgumentError(f"study is {self.study!r}; wanted one of {', '.join(STUDIES)}")
+            raise ArgumentError(f"there is no study {self.study!r}; wanted one of {', '.join(STUDIES)}")
         if launched():
             raise ArgumentError(
                 "a study runs in one process: start it without torchrun, or run its rows by `linfnet train`"
