@@ -15,7 +15,10 @@ from linfnet.report import read_run, render
 
 def write_report(runs: tuple[Path, ...], out: Path | None = None) -> Path:
     """Write the report of one or several runs, each once; return the path of the file."""
-    runs = tuple({run.resolve(): run for run in reversed(runs)}.values())[::-1]
+    once: dict[Path, Path] = {}
+    for run in runs:
+        once.setdefault(run.resolve(), run)
+    runs = tuple(once.values())
     file = out or runs[0] / ("report.html" if len(runs) == 1 else "comparison.html")
     text = render([read_run(path) for path in runs])
     file.parent.mkdir(parents=True, exist_ok=True)

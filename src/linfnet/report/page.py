@@ -52,6 +52,7 @@ def render(runs: Sequence[RunSummary]) -> str:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
+    environment.filters["epsilon"] = format_epsilon
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     return environment.get_template("page.html").render(
         version=__version__,
