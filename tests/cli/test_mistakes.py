@@ -109,7 +109,6 @@ from linfnet.train import RunFolder
                 ["evaluate"],
                 ["lipschitz"],
                 ["plot"],
-                ["record", "--out", "x.json"],
             )
         ),
         (["plot", "absent.json"], "absent.json is neither a run folder nor a record"),

@@ -1,4 +1,4 @@
-"""The page: one HTML file without external parts, rendered from the templates beside this module."""
+"""The page: one HTML file without external parts, rendered from templates."""
 
 from collections.abc import Sequence
 from dataclasses import replace

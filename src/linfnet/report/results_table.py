@@ -1,4 +1,4 @@
-"""The accuracies of a report: headline figures and the table of results, beside published ones."""
+"""The accuracies of a report: headline figures and the table of results, next to published ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -86,7 +86,7 @@ def rounding(layers: int) -> Fraction:
 
     Numbers from 1 to 2 are rounded by up to 2^-24, those from 2 to 4 by up to 2^-23; adding 2 or 3 to the results is
     exact. In units of 2^-25, two layers: 1 for a distance, 2 for 2 - d_i. More layers: 4 each for a copied pixel (once:
-    it is then a multiple of 2^-22), for a weight a_k + 2, for their difference and for 3 - d_i, whatever the number of
+    it is then a multiple of 2^-22), for a weight a_k + 2, for their difference and for 3 - d_i, for any number of
     layers. Add 2 for the ends of the box around an image, and 1 because pixels k/255 are themselves rounded. The
     radius is half the difference of two logits, so its error is at most that of one logit.
     """
