@@ -1,7 +1,6 @@
 """Distance layers, fully connected and convolutional: distance, then mean shift, then bias."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -159,7 +158,7 @@ class LpDistanceConv2d(DistanceModule):
         columns = F.unfold(x, self.kernel_size, padding=self.padding, stride=self.stride)
         return columns.transpose(1, 2).unflatten(2, (self.groups, -1)).unbind(2)
 
-    def _image(self, distances: Sequence[Tensor], x: Tensor) -> Tensor:
+    def _image(self, distances: list[Tensor] | tuple[Tensor, ...], x: Tensor) -> Tensor:
         """For each group [B, positions, out_channels / groups] -> [B, out_channels, H', W']."""
         rows, columns = ((s + 2 * self.padding - self.kernel_size) // self.stride + 1 for s in x.shape[2:])
         return torch.cat(distances, -1).transpose(1, 2).unflatten(2, (rows, columns))
