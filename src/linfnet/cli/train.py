@@ -13,7 +13,7 @@ from linfnet.cli.console import console, only_first_prints
 from linfnet.cli.display import figures, train_display
 from linfnet.cli.inputs import choose_device
 from linfnet.cli.tensorboard import tensorboard_display
-from linfnet.distributed.group import Ranks, joined, launched, own_device, restarted
+from linfnet.distributed.group import Group, joined, launched, own_device, restarted
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, require
 from linfnet.recipes import Recipe, load_recipe, recipe_names
@@ -60,7 +60,7 @@ class Train:
                 self._report(path)
         return 0
 
-    def _train(self, changes: tuple[str, ...], device: torch.device, ranks: Ranks) -> Path:
+    def _train(self, changes: tuple[str, ...], device: torch.device, ranks: Group) -> Path:
         """Start or resume a run; under torchrun, a restart resumes it. Returns the run folder."""
         display: Display = tensorboard_display if self.tensorboard else train_display
         if self.resume is not None:

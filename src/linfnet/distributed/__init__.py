@@ -1,1 +1,1 @@
-"""Several processes: the group they form, their rendezvous, and evaluation split between them."""
+"""Several processes: the group they form, and evaluation split between them."""

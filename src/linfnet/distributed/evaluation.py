@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -34,32 +35,26 @@ def own_part(images: int, batch: int, group: Group) -> slice:
 
 def gather(part: T, group: Group) -> T:
     """The parts of all processes as one, on every process; with several processes its tensors are on the CPU."""
-    return part if group.size == 1 else join(group.all(_combine([part], lambda tensors: tensors[0].cpu())))
+    return part if group.size == 1 else join(group.all(join([part], lambda tensors: tensors[0].cpu())))
 
 
-def join(parts: Sequence[T]) -> T:
+def join(parts: Sequence[Any], concatenate: Callable[[list[Tensor]], Tensor] = torch.cat) -> Any:
     """Join parts that describe consecutive images: tensors are concatenated along their first dimension.
 
     Dataclasses, tuples and dictionaries are joined item by item; the metadata of a field can name another function.
     Values of all other types are the same in all parts.
     """
-    return _combine(parts, torch.cat)
-
-
-def _combine(parts: Sequence[Any], tensors: Callable[[list[Tensor]], Tensor]) -> Any:
     first = parts[0]
     if isinstance(first, Tensor):
-        return tensors(list(parts))
+        return concatenate(list(parts))
     if isinstance(first, dict):
-        keys = cast(dict[Any, Any], first)
-        return {key: _combine([part[key] for part in parts], tensors) for key in keys}
+        return {key: join([part[key] for part in parts], concatenate) for key in cast(dict[Any, Any], first)}
     if isinstance(first, tuple):
-        return tuple(_combine(items, tensors) for items in zip(*parts, strict=True))
+        return tuple(join(items, concatenate) for items in zip(*parts, strict=True))
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         joined: dict[str, Any] = {}
         for field in dataclasses.fields(first):
-            items = [getattr(part, field.name) for part in parts]
-            rule = field.metadata.get("join")
-            joined[field.name] = _combine(items, tensors) if rule is None else rule(items)
+            rule = field.metadata.get("join", partial(join, concatenate=concatenate))
+            joined[field.name] = rule([getattr(part, field.name) for part in parts])
         return dataclasses.replace(first, **joined)
     return first

@@ -4,8 +4,11 @@
 """
 
 import contextlib
+import hashlib
 import importlib
 import os
+import time
+import uuid
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, cast
 
@@ -13,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from linfnet.distributed.rendezvous import agree_on_session
 from linfnet.errors import ArgumentError, LinfnetError
 
 
@@ -28,9 +30,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        total = gradients[0].contiguous().clone()
-        dist.all_reduce(total)
-        return total
+        return _Sum.forward(ctx, gradients[0])
 
 
 class Group:
@@ -38,7 +38,7 @@ class Group:
 
     def __init__(self, rank: int = 0, size: int = 1, control: "dist.ProcessGroup | None" = None) -> None:
         self.rank, self.size = rank, size
-        self._control = control  # a group on the CPU: its operations do not wait for a GPU
+        self.control = control  # a group on the CPU: its operations do not wait for a GPU
 
     @property
     def first(self) -> bool:
@@ -75,24 +75,23 @@ class Group:
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process; all processes wait for each other here."""
-        if self.size == 1:
-            return flag
         count = torch.tensor([int(flag)])
-        dist.all_reduce(count, group=self._control)
+        if self.size > 1:
+            dist.all_reduce(count, group=self.control)
         return bool(count.item())
 
     def from_first(self, make: Callable[[], Any]) -> Any:
         """The value that `make` returns in the first process, in all processes."""
         values = [make() if self.first else None]
         if self.size > 1:
-            dist.broadcast_object_list(values, src=0, group=self._control)
+            dist.broadcast_object_list(values, src=0, group=self.control)
         return values[0]
 
     def all(self, mine: Any) -> list[Any]:
         """The values of all processes in order of rank; tensors must be on the CPU."""
         values: list[Any] = [mine] * self.size
         if self.size > 1:
-            dist.all_gather_object(values, mine, group=self._control)
+            dist.all_gather_object(values, mine, group=self.control)
         return values
 
     def spread_(self, tensors: Iterable[Tensor]) -> None:
@@ -101,13 +100,8 @@ class Group:
             for tensor in tensors:
                 dist.broadcast(tensor.detach(), src=0)
 
-    def leave(self) -> None:
-        """Release the control group; no operation is possible afterwards."""
-        self._control = None
-
 
 ALONE = Group()
-Ranks = Group  # the former name
 
 
 class GradientSum:
@@ -126,9 +120,8 @@ class GradientSum:
 
     def wait(self) -> None:
         """Wait for all sums of this backward pass."""
-        for work in self._pending:
-            work.wait()
-        self._pending.clear()
+        while self._pending:
+            self._pending.pop().wait()
 
 
 def launched() -> bool:
@@ -149,6 +142,27 @@ def own_device(name: str) -> str:
     if local >= gpus:
         raise ArgumentError(f"local rank {local} has no GPU: this machine has {gpus}; start fewer processes")
     return f"cuda:{local}"
+
+
+def agree_on_session(store: Any, rank: int, size: int, timeout: float = 600.0) -> str:
+    """Wait for all processes and return the name of their session in a store: new, and the same for all of them.
+
+    `torchrun` keeps one store through all restarts, so plain `init_process_group` reads the addresses of dead processes
+    and fails ("Gloo connectFullMesh failed"). Here each process writes a random token; the tokens of all of them name a
+    session, which each process acknowledges when it reads them. Only living processes acknowledge a new session.
+    """
+    # The number of restarts in the environment is no name: each agent counts only the failures of its own processes.
+    deadline = time.monotonic() + timeout
+    store.set(f"token/{rank}", uuid.uuid4().hex)
+    tokens = [f"token/{each}" for each in range(size)]
+    while time.monotonic() < deadline:
+        if store.check(tokens):
+            session = hashlib.sha256(b"".join(map(store.get, tokens))).hexdigest()
+            store.set(f"joined/{session}/{rank}", "1")
+            if store.check([f"joined/{session}/{each}" for each in range(size)]):
+                return session
+        time.sleep(0.02)
+    raise LinfnetError(f"the processes cannot be joined: not all {size} started within {timeout:g} s")
 
 
 def _join(device: torch.device) -> Group:
@@ -189,5 +203,5 @@ def joined(device: torch.device) -> Generator[Group]:
         raise
     finally:
         # A group that is still referenced keeps its threads, which may abort the process at exit.
-        group.leave()
+        group.control = None
         dist.destroy_process_group()

@@ -15,7 +15,7 @@ from types import FrameType
 import torch
 from torch import Tensor, nn
 
-from linfnet.distributed.group import Ranks
+from linfnet.distributed.group import Group
 from linfnet.errors import LinfnetError
 from linfnet.files import read_tensors, write_tensors
 from linfnet.nn import load_weights
@@ -120,7 +120,7 @@ def load_newest(
 
 
 def load_newest_on_all(
-    folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, record: Tensor, recipe_digest: str, ranks: Ranks
+    folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, record: Tensor, recipe_digest: str, ranks: Group
 ) -> tuple[Progress, list[str]]:
     """`load_newest` in the first process, which broadcasts the state: the others need no access to the folder."""
     loaded: tuple[Progress, list[str]] = ranks.from_first(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from linfnet.data import ImageSet, augment, plan_epoch, to_pixels
-from linfnet.distributed.group import ALONE, GradientSum, Ranks
+from linfnet.distributed.group import ALONE, GradientSum, Group
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import count_parameters, means_at_infinity, reestimate_means, share_means
@@ -73,7 +73,7 @@ class Trainer:
         device: torch.device,
         *,
         folder: RunFolder | None = None,
-        ranks: Ranks = ALONE,
+        ranks: Group = ALONE,
     ) -> None:
         self.recipe, self.device, self.folder, self.ranks = recipe, device, folder, ranks
         self._output = folder if ranks.first else None

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from linfnet.data import load
-from linfnet.distributed.group import ALONE, Ranks
+from linfnet.distributed.group import ALONE, Group
 from linfnet.files import cut_short
 from linfnet.recipes import Recipe
 from linfnet.train.loop import Trainer, Watcher
@@ -25,7 +25,7 @@ def new_run_path(name: str) -> Path:
 
 
 def start_run(
-    recipe: Recipe, out: Path, device: torch.device, ranks: Ranks = ALONE, *, display: Display | None = None
+    recipe: Recipe, out: Path, device: torch.device, ranks: Group = ALONE, *, display: Display | None = None
 ) -> RunFolder:
     """Train a recipe into a new folder. Nothing is written before the data are loaded and the net is built.
 
@@ -50,7 +50,7 @@ def start_run(
 
 
 def resume_run(
-    folder: RunFolder, device: torch.device, ranks: Ranks = ALONE, *, display: Display | None = None
+    folder: RunFolder, device: torch.device, ranks: Group = ALONE, *, display: Display | None = None
 ) -> bool:
     """Continue a run from its newest valid checkpoint; False if it has finished and its model is valid.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from linfnet.certificates.real import margin_radius
 from linfnet.data import ImageSet
-from linfnet.distributed.group import ALONE, Ranks
+from linfnet.distributed.group import ALONE, Group
 from linfnet.losses import margin_shares
 from linfnet.nn import Classifier
 from linfnet.nn.margin import margin
@@ -25,7 +25,7 @@ def pixel_batches(images: ImageSet, size: int = TEST_BATCH) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def predict(net: Classifier, images: ImageSet, ranks: Ranks = ALONE) -> Tensor:
+def predict(net: Classifier, images: ImageSet, ranks: Group = ALONE) -> Tensor:
     """Logits [N, K] of a whole set at the net's p and mode; several processes share the work."""
     part = ranks.share(len(images))
     mine = replace(images, images=images.images[part], labels=images.labels[part])
@@ -42,7 +42,7 @@ def accuracies(
     net: Classifier,
     images: ImageSet,
     epsilons: tuple[Fraction, ...],
-    ranks: Ranks = ALONE,
+    ranks: Group = ALONE,
     *,
     threshold: float | None = None,
 ) -> Accuracies:

@@ -5,12 +5,11 @@ import subprocess
 import sys
 import threading
 import time
-from datetime import timedelta
 
 import pytest
 from torch.distributed import TCPStore
 
-from linfnet.distributed.rendezvous import agree_on_session
+from linfnet.distributed.group import agree_on_session
 from linfnet.errors import LinfnetError
 
 
@@ -32,7 +31,7 @@ def start_all(table: Table, delays: list[float]) -> list[str]:
 
     def start(rank: int) -> None:
         time.sleep(delays[rank])
-        sessions[rank] = agree_on_session(table, rank, len(delays), timedelta(seconds=30))
+        sessions[rank] = agree_on_session(table, rank, len(delays), timeout=30)
 
     threads = [threading.Thread(target=start, args=(rank,)) for rank in range(len(delays))]
     for thread in threads:
@@ -56,7 +55,7 @@ def test_all_agree_and_a_restart_gets_a_new_session(delays: list[float]):
 def test_a_process_that_died_before_the_others_started_does_not_count(rank: int):
     table = Table()
     with pytest.raises(LinfnetError, match="not all 2 started within"):
-        agree_on_session(table, rank, 2, timedelta(seconds=0.05))
+        agree_on_session(table, rank, 2, timeout=0.05)
     delays = [0.0, 0.0]
     delays[rank] = 0.1  # the other process reads the token of the dead one first
     assert len(set(start_all(table, delays))) == 1
@@ -76,7 +75,7 @@ with joined(torch.device("cpu")) as group:
 
 
 def test_a_restart_over_the_same_store(processes: None):
-    """`torchrun` keeps its store after a restart. If plain torch waits for rank 0 one day, delete rendezvous.py."""
+    """`torchrun` keeps its store after a restart. If plain torch waits for rank 0 one day, delete `agree_on_session`."""
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     address = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
     environment = {**os.environ, **address, "TORCHELASTIC_USE_AGENT_STORE": "True"}
