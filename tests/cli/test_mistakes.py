@@ -29,10 +29,16 @@ from linfnet.train import RunFolder
         (["train", "digits", "--set", "theta=1e400"], "loss.theta is 'inf'"),
         (["train", "digits", "--set", "theta="], "loss.theta is ''"),
         (["train", "digits", "--set", "epochs=" + "[" * 3000], "schedule.epochs"),
-        (["train", "mnist-0.3-hybrid", "--set", "theta=0.5"], "loss.theta is 1/2, but it has no effect for system 'hybrid'"),
+        (
+            ["train", "mnist-0.3-hybrid", "--set", "theta=0.5"],
+            "loss.theta is 1/2, but it has no effect for system 'hybrid'",
+        ),
         (["train", "mnist-0.3-hybrid", "--set", "loss.name=hinge"], "but it has no effect for system 'hybrid'"),
         (["train", "mnist-0.3-ibp", "--set", "width=64"], "model.width is 64, but it has no effect for system 'ibp'"),
-        (["train", "mnist-0.3-ibp", "--set", "p_end=99"], "schedule.p_end is 99.0, but it has no effect for system 'ibp'"),
+        (
+            ["train", "mnist-0.3-ibp", "--set", "p_end=99"],
+            "schedule.p_end is 99.0, but it has no effect for system 'ibp'",
+        ),
         (
             [
                 "train",
