@@ -1,4 +1,4 @@
-"""Matplotlib figures: made without a display, written in one step."""
+"""Matplotlib figures: created without a display, written in one step."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

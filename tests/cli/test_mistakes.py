@@ -78,7 +78,7 @@ from linfnet.train import RunFolder
         (["evaluate", "run", "--data", "cifar10"], "linfnet data fetch cifar10"),
         (["reproduce", "table2"], "there is no study 'table2'; wanted one of table1"),
         (["reproduce", "table1", "--row", "cifar"], "--row is 'cifar'; table1 has mnist-0.1, "),
-        (["reproduce", "table1", "--row"], "--row names none; table1 has mnist-0.1, "),
+        (["reproduce", "table1", "--row"], "--row is empty; table1 has mnist-0.1, "),
         (["reproduce", "table1", "--scale", "0"], "--scale is 0; wanted a number above 0, at most 1"),
         (["reproduce", "table1", "--seeds", "0"], "--seeds is 0"),
         (["reproduce", "table1", "--set", "widht=3"], "unknown key 'widht'"),

@@ -383,3 +383,13 @@ def test_each_net_is_named_once_in_the_table_of_results(evaluated: Path, tmp_pat
     add_evaluations(folder, (other,))
     heads = re.findall(r'<th scope="rowgroup" rowspan="(\d)">(.*?)</th>', render([read_run(folder)]))
     assert heads == [("4", "run"), ("1", "nearest-neighbour net")]
+
+
+def test_templates_escape_what_runs_contain(evaluated: Path):
+    """Values of every section are escaped, also those that only files edited by hand can hold."""
+    run = read_run(evaluated)
+    marked = "<b>marked</b>"
+    run = replace(run, notes=(marked,), environment={"commit": marked, "command": marked, marked: marked})
+    page = render([run, replace(run, name=marked)])
+    assert marked not in page
+    assert page.count("&lt;b&gt;marked&lt;/b&gt;") > 8

@@ -1,3 +1,5 @@
+"""Theorem 1 and its extension: nets that certify separated sets."""
+
 import math
 from fractions import Fraction
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""The separation of labelled sets, against all pairs in float64."""
+
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -97,7 +99,7 @@ def test_equal_images_of_two_classes_have_no_separation():
         (torch.zeros(4, 2), torch.tensor([1, 1, 1, 1]), "all 4 samples are of class 1"),
         (torch.zeros(4, 2), torch.tensor([1, 1, 1]), "wanted .n, .... and .n."),
         (torch.zeros(4, 2).long(), torch.tensor([0, 1, 1, 1]), "wanted bytes or floats"),
-        (torch.full((2, 2), torch.nan), torch.tensor([0, 1]), "not finite"),
+        (torch.full((2, 2), torch.nan), torch.tensor([0, 1]), "non-finite"),
     ],
 )
 def test_what_has_no_separation_says_so(points: Tensor, labels: Tensor, message: str):
@@ -109,5 +111,5 @@ def test_other_mistakes():
     x, labels = torch.rand(2, 3), torch.tensor([0, 1])
     with pytest.raises(ArgumentError, match="count is 0"):
         point_separation(x, labels, count=0)
-    with pytest.raises(ArgumentError, match="wanted samples of one kind"):
+    with pytest.raises(ArgumentError, match="wanted the same dtype and shape"):
         point_separation(x, labels, (torch.rand(2, 4), labels))

@@ -1,3 +1,5 @@
+"""Interval bounds on three points: conventional nets and the distance net."""
+
 from pathlib import Path
 
 import pytest

@@ -1,4 +1,4 @@
-"""`linfnet report`: runs as one page."""
+"""`linfnet report`: one or several runs as one HTML page."""
 
 import webbrowser
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from linfnet.report import read_run, render
 
 
 def write_report(runs: tuple[Path, ...], out: Path | None = None) -> Path:
-    """Write the report of one or several runs; where it is."""
+    """Write the report of one or several runs, each once; return the path of the file."""
     once: dict[Path, Path] = {}
     for run in runs:
         once.setdefault(run.resolve(), run)
@@ -28,17 +28,17 @@ def write_report(runs: tuple[Path, ...], out: Path | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Report:
-    """Write what a run reached as one HTML file that works from disk; several runs are compared on shared axes."""
+    """Write the results of a run as one HTML file without external parts; several runs are compared on shared axes."""
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN")]
-    """Run folders, best after `linfnet evaluate`; any model folder will do."""
+    """Run folders, preferably after `linfnet evaluate`, or other model folders."""
     out: Path | None = None
-    """The file; by default report.html in the run folder, or comparison.html in the first of several."""
+    """The file. Default: report.html in the run folder, or comparison.html in the first of several."""
     open: bool = False
-    """Show it in the browser."""
+    """Open the file in the browser."""
 
     def run(self) -> int:
-        """Write the page and say where it is."""
+        """Write the page and print its path."""
         if not self.runs:
             raise ArgumentError("report needs one or more run folders")
         if self.out is not None and self.out.is_dir():

@@ -1,4 +1,4 @@
-"""`linfnet reproduce`: the paper's tables, ours beside the published figures."""
+"""`linfnet reproduce`: the paper's tables, with our figures next to the published ones."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +23,17 @@ from linfnet.train import RunFolder, resume_run, start_run
 
 
 class ShownWorkers:
-    """Trains and evaluates runs of a study on one device, with the displays of `train` and `evaluate`."""
+    """Trains and evaluates runs of a study on one device, with the progress displays of `train` and `evaluate`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def start(self, recipe: Recipe, path: Path) -> None:
-        """Train into a new folder."""
+        """Train in a new folder."""
         start_run(recipe, path, self.device, display=train_display)
 
     def resume(self, folder: RunFolder) -> None:
-        """Train on from the last checkpoint."""
+        """Resume training from the last checkpoint."""
         resume_run(folder, self.device, display=train_display)
 
     def evaluate(self, folder: RunFolder, limit: int | None, steps: int) -> None:
@@ -46,11 +46,11 @@ class ShownWorkers:
 
 
 def outcome_table(study: Study, outcome: Outcome) -> Table:
-    """Ours beside the paper's, in percent: the median over the seeds and, where there are several, the range."""
+    """Our figures next to the paper's, in percent: the median over the seeds and, if there are several, the range."""
     table = _titled(study, outcome)
     for name in ("clean", f"PGD-{outcome.pgd_steps}", "certified (margin)", "certified (interval)"):
         table.add_column(name, justify="right", overflow="fold")
-    table.add_column("epochs, seconds of training, on", overflow="fold")
+    table.add_column("epochs, training seconds, hardware", overflow="fold")
     for cell in outcome.cells:
         runs = outcome.of(cell)
         for run in runs[:1]:
@@ -68,9 +68,9 @@ def outcome_table(study: Study, outcome: Outcome) -> Table:
 
 
 def training_table(study: Study, outcome: Outcome) -> Table:
-    """The same with what is certified of the training images and how many of their margins pass theta, 80 columns wide.
+    """The table of a study with results on the training images, 80 columns wide.
 
-    The attack and the interval certificates are in the outcome's files.
+    It has certified accuracy and the share of margins above theta; attacks and interval certificates are in the files.
     """
     table = _titled(study, outcome)
     for name in ("clean", "certified", "on train", "train > θ"):
@@ -108,45 +108,45 @@ def _spread(figure: Spread, runs: int) -> str:
 
 
 def _overridden(change: str, later: tuple[str, ...]) -> bool:
-    """Whether one of the later KEY=VALUEs is of the same key; a key may be given without its section."""
+    """Whether a later KEY=VALUE has the same key; a key may be given without its section."""
     key = change.partition("=")[0]
     return any(key == other or key.endswith(f".{other}") for other in (each.partition("=")[0] for each in later))
 
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Run a table of the paper: ours beside the published figures. Finished runs are kept, interrupted ones go on."""
+    """Run a table of the paper, with our figures next to the published ones. Interrupted runs are resumed."""
 
     study: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="STUDY")] = None
-    """Which table; without it, all are listed."""
+    """Which table; without it, all tables are listed."""
     row: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
-    """Run only these rows; what is finished of others is shown as well."""
+    """Run only these rows; finished runs of other rows are also shown."""
     small: bool = False
-    """The trend on a CPU in minutes: narrow nets, few images, short schedules. Not the paper's nets."""
+    """Show the trend on a CPU in minutes, with narrow nets, few images and short schedules, not the paper's nets."""
     scale: float | None = None
     """Shorten every phase of the schedules by this factor."""
     seeds: int = 1
-    """So many runs for each row: the median and the range are given."""
+    """Number of runs for each row; the table shows the median and the range."""
     set: Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE")] = ()
-    """Change keys of all recipes, as for `linfnet train`."""
+    """Change keys of all recipes, as in `linfnet train`."""
     limit: int | None = None
-    """Evaluate on the first so many test images only."""
+    """Evaluate on this many test images only, the first of the set."""
     steps: int | None = None
-    """Steps of the PGD attack; 100 by default."""
+    """Steps of the PGD attack. Default: 100, or 10 with `--small`."""
     out: Path | None = None
-    """Where the runs lie; by default runs/reproduce/STUDY, or STUDY-small."""
+    """Folder of the runs. Default: runs/reproduce/STUDY, or STUDY-small."""
     device: str = "auto"
-    """cpu, cuda, …; auto takes a GPU if there is one."""
+    """cpu, cuda, …; auto uses a GPU if there is one."""
 
     def run(self) -> int:
-        """Run what is missing and print the table."""
+        """Run the missing runs and print the table."""
         if self.study is None:
             return self._list()
         if self.study not in STUDIES:
             raise ArgumentError(f"there is no study {self.study!r}; wanted one of {', '.join(STUDIES)}")
         if launched():
             raise ArgumentError(
-                "a study runs in one process; start it without torchrun, or its rows by `linfnet train`"
+                "a study runs in one process: start it without torchrun, or run its rows by `linfnet train`"
             )
         check_counts(limit=self.limit, steps=self.steps)
         study = STUDIES[self.study]
@@ -159,12 +159,12 @@ class Reproduce:
         return 0 if sum(len(outcome.of(cell)) for cell in rows) == self.seeds * len(rows) else 2
 
     def _options(self, study: Study) -> Options:
-        """What was asked for, on top of what `--small` stands for."""
+        """The options of the command line, added to those of `--small`."""
         changes = tuple(change for group in self.set for change in group)
         small = (change for change in SMALL.changes if self.small and not _overridden(change, changes))
         rows = tuple(label for group in self.row for label in group)
         if self.row and not rows:
-            raise ArgumentError(f"--row names none; {study.name} has {', '.join(cell.label for cell in study.cells)}")
+            raise ArgumentError(f"--row is empty; {study.name} has {', '.join(cell.label for cell in study.cells)}")
         out = self.out or Path("runs") / "reproduce" / (study.name + ("-small" if self.small else ""))
         scale, steps = (SMALL.scale, SMALL.steps) if self.small else (1.0, 100)
         return Options(

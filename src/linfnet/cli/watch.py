@@ -1,4 +1,4 @@
-"""`linfnet watch`: the curves of a run in the terminal, while it trains."""
+"""`linfnet watch`: the training curves of a run in the terminal, live."""
 
 import time
 from dataclasses import dataclass
@@ -16,28 +16,28 @@ from linfnet.train import RunFolder, resume_hint
 
 
 def watch_frame(run: Path) -> tuple[Group, str]:
-    """What is to be seen now, and whether the run is training, finished or stopped."""
+    """The current frame, and the state of the run: training, finished or stopped."""
     folder = RunFolder.open(run)
-    held = folder.locked  # asked first: a run that ends in between has logged its end
-    record = read_training(run)
-    finished = record.finished or any(event["event"] == "finish" for event in record.events)
-    state = "finished" if finished else "training" if held else "stopped"
-    return frame(record, *console.size, state), state
+    locked = folder.locked  # before reading: a run that ends meanwhile has logged its end
+    summary = read_training(run)
+    finished = summary.finished or any(event["event"] == "finish" for event in summary.events)
+    state = "finished" if finished else "training" if locked else "stopped"
+    return frame(summary, *console.size, state), state
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Show the curves of a run in the terminal, live until it ends."""
+    """Show the training curves of a run in the terminal, live until it ends."""
 
     run_folder: tyro.conf.Positional[Path]
-    """A run folder, of a run that is training or has ended."""
+    """The folder of a run, in training or ended."""
     once: bool = False
-    """Print how things stand, and leave."""
+    """Print the current state and exit."""
     every: float = 1.0
-    """Seconds between two looks."""
+    """Seconds between updates."""
 
     def run(self) -> int:
-        """Draw until the run has finished or nobody trains it any more."""
+        """Draw until the run has finished or no process trains it."""
         if not self.every > 0:
             raise ArgumentError(f"--every is {self.every:g}; wanted a number of seconds above 0")
         shown, state = watch_frame(self.run_folder)
@@ -50,7 +50,7 @@ class Watch:
                     shown, state = watch_frame(self.run_folder)
                     live.update(shown, refresh=True)
             if not console.is_terminal:
-                console.print()  # the last frame was left without an end of line
+                console.print()  # the last frame has no end of line
         if state == "stopped":
             console.print(resume_hint(self.run_folder))
         return 0

@@ -31,9 +31,9 @@ def reference_name(source: str) -> str:
     """A short name for the source of a recipe's reported accuracies.
 
     >>> reference_name("the paper"), reference_name("records/demo.json")
-    ('paper', 'reference run')
+    ('paper', 'reference')
     """
-    return "paper" if source.startswith("the paper") else "reference run"
+    return "paper" if source.startswith("the paper") else "reference"
 
 
 def certified_curve(runs: Sequence[RunSummary]) -> Chart | None:

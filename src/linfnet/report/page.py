@@ -1,4 +1,4 @@
-"""The page: one HTML file without external parts, rendered from the templates beside this module."""
+"""The page: one HTML file without external parts, rendered from templates."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,6 +52,7 @@ def render(runs: Sequence[RunSummary]) -> str:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
+    environment.filters["epsilon"] = format_epsilon
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     return environment.get_template("page.html").render(
         version=__version__,

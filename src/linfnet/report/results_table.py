@@ -1,4 +1,4 @@
-"""The accuracies of a report: headline figures and the table of results, beside published ones."""
+"""The accuracies of a report: headline figures and the table of results, next to published ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,30 +22,13 @@ class Published:
 
 
 @dataclass(frozen=True)
-class HeadlineFigure:
-    """One of the large figures; `reference` is a published accuracy in percent."""
-
-    name: str
-    share: float
-    reference: float | None
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of the table of results."""
-
-    result: Result
-    epsilon: str
-    highlighted: bool
-
-
-@dataclass(frozen=True)
 class RowGroup:
-    """Rows of one net on one image set; `run` is the index of its run."""
+    """Results of one net on one image set, and which of them is highlighted; `run` is the index of the run."""
 
     name: str
     run: int
-    rows: tuple[Row, ...]
+    results: list[Result]
+    highlighted: Result | None
 
 
 def published(run: RunSummary) -> list[Published]:
@@ -56,33 +39,30 @@ def published(run: RunSummary) -> list[Published]:
     if not (reported.source and reported.certified):
         return []
     name = reference_name(reported.source)
-    source = reported.source if name == "paper" else f"{name}, {reported.source}"
+    source = reported.source if name == "paper" else f"{name} run, {reported.source}"
     cost = f" ({reported.cost})" if reported.cost else ""
     row = Published(source + cost, epsilon, reported.clean, reported.pgd, reported.certified)
     logs = [cell.log for cell in STUDIES["table1"].cells if cell.label == run.recipe.name]
     return [row] + [Published("the authors' log", epsilon, log.clean, log.pgd, log.certified) for log in logs]
 
 
-def headline(run: RunSummary) -> tuple[list[HeadlineFigure], str]:
-    """The most important figures and a line about them; empty if there are none."""
+def headline(run: RunSummary) -> tuple[list[tuple[str, float, float | None]], str]:
+    """The most important figures and a line about them; empty if there are none.
+
+    Each figure has a name, a share in [0, 1], and the published accuracy in percent or None.
+    """
     at, training = run.at_epsilon, run.results.training
     known = next(iter(published(run)), None)
     clean, pgd, certified = (known.clean, known.pgd, known.certified) if known else (None, None, None)
     epsilon = "" if run.epsilon is None else f"ε = {format_epsilon(run.epsilon)}"
     if at is not None:
-        figures = [
-            HeadlineFigure("clean", at.clean, clean),
-            HeadlineFigure(f"under attack ({at.attack})", at.attacked, pgd),
-            HeadlineFigure("certified", at.best_certified, certified),
-        ]
+        attacked = (f"under {at.attack}", at.attacked, pgd)
+        figures = [("clean", at.clean, clean), attacked, ("certified", at.best_certified, certified)]
         return figures, f"{at.count:,} images, {epsilon}"
     if training is None or run.epsilon is None or run.epsilon not in training.test.certified:
         return [], ""
-    figures = [
-        HeadlineFigure("clean", training.test.clean, clean),
-        HeadlineFigure("certified (real arithmetic)", training.test.certified[run.epsilon], certified),
-    ]
-    return figures, f"measured by training on the test images, {epsilon}"
+    proven = ("certified (real arithmetic)", training.test.certified[run.epsilon], certified)
+    return [("clean", training.test.clean, clean), proven], f"measured by training on the test images, {epsilon}"
 
 
 def row_groups(run: RunSummary, index: int) -> list[RowGroup]:
@@ -90,14 +70,7 @@ def row_groups(run: RunSummary, index: int) -> list[RowGroup]:
     groups: dict[str, list[Result]] = {result.images: [] for result in run.main}
     for result in (*run.main, *(r for r in run.results.evaluations if r not in run.main)):
         groups.setdefault(result.images, []).append(result)
-    return [
-        RowGroup(
-            _name(run, results[0]),
-            index,
-            tuple(Row(r, format_epsilon(r.eps), r in run.main and r.eps == run.epsilon) for r in results),
-        )
-        for results in groups.values()
-    ]
+    return [RowGroup(_name(run, results[0]), index, results, run.at_epsilon) for results in groups.values()]
 
 
 def _name(run: RunSummary, result: Result) -> str:

@@ -50,10 +50,10 @@ def read_samples(files: Sequence[Path]) -> Samples | None:
     """Read the samples of several evaluations of one image set from the newest file; None without files."""
     newest: Samples | None = None
     for file in sorted(files, key=lambda file: file.stat().st_mtime):
-        found = _read_table(file)
-        if newest is not None and not newest.same_images(found):
+        samples = _read_table(file)
+        if newest is not None and not newest.same_images(samples):
             raise LinfnetError(f"{file} and {files[0]} describe different samples: evaluate again, or remove one")
-        newest = found
+        newest = samples
     return newest
 
 

@@ -1,9 +1,9 @@
-"""Theorem 1 and its extension to L layers: nets that are nearest-neighbour classifiers, and certify what is separated.
+"""Theorem 1 and its extension to L layers: nets that are nearest-neighbour classifiers and certify separated sets.
 
-For pixels in [0, 1] distances are at most 1, and these constants will do (the paper's are larger, and round worse):
+For pixels in [0, 1] distances are at most 1, and these constants suffice (the paper's are larger and round worse):
 
 two layers    hidden neuron i is the distance d_i to image i; output j is max(|d_i - 2| over its class, d_i over the
-              others) - 2. As 2 - d_i >= 1 >= d_i', the class wins: minus the distance to its nearest image is left.
+              others) - 2. As 2 - d_i >= 1 >= d_i', the class decides, and the output is minus its distance.
 more layers   a hidden layer holds the pixels twice, a prefix o_j = 1 - (smallest distance to class j so far) for each
               class, and the distances to its share of the images. All of them are in [-1, 1], so with C = 2:
     pixel     |x_k + 2| - 2 = x_k, since x_k + 2 >= 2 outweighs every |z| <= 1 of the layer below;
@@ -11,8 +11,8 @@ more layers   a hidden layer holds the pixels twice, a prefix o_j = 1 - (smalles
               one of the terms is at least 2;
     prefix    max(|o_j + 2|, |d_i - 3| over the class) - 2 = max(o_j, 1 - d_i over the class): o_j + 2 >= 1 >= |z|;
     output    the same with - 3 instead of - 2: minus the smallest distance.
-    The empty prefix, -infinity in the proof, is |x - 0|_inf - 1: it lies in [-1, 0], where no true prefix
-    (in [0, 1]) is below it. Every class has an image, so that at the last layer none is left.
+    The empty prefix, -infinity in the proof, is |x - 0|_inf - 1 in [-1, 0]: it is never above a prefix with images,
+    which is in [0, 1]. Every class has an image, so no empty prefix reaches the output.
 """
 
 import itertools
@@ -31,10 +31,10 @@ FAR = 2.0  # C of the proofs
 
 
 def nearest_neighbour_net(images: Tensor, labels: Tensor, classes: int, *, layers: int = 2) -> LinfNet:
-    """The net whose logit j is minus the distance to the nearest image of class j.
+    """Build the net whose logit j is minus the distance to the nearest image of class j.
 
-    It certifies every image of an r-separated set below eps = r. With two layers the hidden layer has a neuron for each
-    image; with L layers no hidden layer has more than ceil(n / (L - 1)) + K + 2d neurons.
+    It certifies every image of an r-separated set at every eps < r. With two layers the hidden layer has a neuron for
+    each image; with L layers no hidden layer has more than ceil(n / (L - 1)) + K + 2d neurons.
 
     Args:
         images: [n, C, H, W] in [0, 1].
@@ -64,10 +64,10 @@ def nearest_neighbour_net(images: Tensor, labels: Tensor, classes: int, *, layer
         identity_init=False,
     )
     state = {"scale": torch.ones(())}
-    for place, (weight, bias) in enumerate(parameters):
-        state[f"layers.{place}.weight"] = weight
-        if layers > 2 or place == 1:
-            state[f"layers.{place}.bias"] = bias
+    for index, (weight, bias) in enumerate(parameters):
+        state[f"layers.{index}.weight"] = weight
+        if layers > 2 or index == 1:
+            state[f"layers.{index}.bias"] = bias
     net.load_state_dict(state)
     return net.to(images.device).eval()
 
@@ -82,30 +82,30 @@ def widest_layer(images: int, classes: int, features: int, layers: int) -> int:
 
 
 def rounding(layers: int) -> Fraction:
-    """How far rounding to float32 may lower a certified radius of the constructed net, at most.
+    """An upper bound on how much rounding to float32 lowers a certified radius of the constructed net.
 
     Numbers from 1 to 2 are rounded by up to 2^-24, those from 2 to 4 by up to 2^-23; adding 2 or 3 to the results is
-    exact. In units of 2^-25, two layers: 1 for a distance, 2 for 2 - d_i. More: 4 each for a copied pixel (once: it is
-    then a multiple of 2^-22), for a weight a_k + 2, for their difference and for 3 - d_i; nothing grows with the
-    layers. On top come 2 for the ends of the box around an image, and 1 as pixels k/255 are themselves rounded. The
-    radius is half of a difference of two logits: it is off by no more than one of them.
+    exact. In units of 2^-25, two layers: 1 for a distance, 2 for 2 - d_i. More layers: 4 each for a copied pixel (once:
+    it is then a multiple of 2^-22), for a weight a_k + 2, for their difference and for 3 - d_i, for any number of
+    layers. Add 2 for the ends of the box around an image, and 1 because pixels k/255 are themselves rounded. The
+    radius is half the difference of two logits, so its error is at most that of one logit.
     """
     return Fraction(6, 2**25) if layers == 2 else Fraction(19, 2**25)
 
 
 def check_separation(separation: Separation, epsilon: Fraction, layers: int) -> None:
-    """Say why the constructed net cannot certify its own set at epsilon: equal images, or float32."""
+    """Raise an error if the constructed net cannot certify its own set at epsilon: equal images, or rounding."""
     closest = separation.pairs[0]
     if closest.distance == 0:
         raise LinfnetError(
             f"images {closest.first} and {closest.second} are equal and of different classes: "
-            "the set is not separated, and no net is right on both"
+            "the set is not separated, and no net classifies both correctly"
         )
     proven = separation.radius - rounding(layers)
     if epsilon > proven:
         raise LinfnetError(
             f"eps is {float(epsilon):.9g}, but the distance {float(closest.distance):.9g} of images {closest.first} "
-            f"and {closest.second} gives r = {float(separation.radius):.9g}, and float32 takes up to "
+            f"and {closest.second} gives r = {float(separation.radius):.9g}, and float32 rounding takes up to "
             f"{float(rounding(layers)):.3g} of it with {layers} layers: wanted eps <= {float(proven):.9g}"
         )
 
@@ -117,14 +117,14 @@ def _check(images: Tensor, labels: Tensor, classes: int, layers: int) -> None:
         )
     check_images(images)
     if len(images) == 0:
-        raise ArgumentError("images are empty; wanted one of each class at least")
+        raise ArgumentError("images are empty; wanted at least one of each class")
     missing = sorted(set(range(classes)) - set(labels.tolist()))
     if missing:
         raise ArgumentError(f"labels lack the classes {missing}; wanted each of the {classes} at least once")
     if int(labels.min()) < 0 or int(labels.max()) >= classes:
         raise ArgumentError(f"labels are from {int(labels.min())} to {int(labels.max())}; wanted 0 to {classes - 1}")
     if not 2 <= layers <= len(images) + 1:
-        raise ArgumentError(f"layers is {layers}; wanted 2 to {len(images) + 1}, one more than there are images")
+        raise ArgumentError(f"layers is {layers}; wanted 2 to {len(images) + 1}, one more than the number of images")
 
 
 def _two_layers(points: Tensor, own: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -149,21 +149,21 @@ def _more_layers(points: Tensor, own: Tensor, layers: int) -> list[tuple[Tensor,
             _column(points, (-FAR, 2 * features), (-1.0, classes), (0.0, len(first))),
         )
     ]
-    for place in range(1, layers):
-        before = shares[place - 1]
+    for layer in range(1, layers):
+        before = shares[layer - 1]
         merged = torch.cat(
             [points.new_zeros(classes, 2 * features), prefix, (FAR + 1) * own[:, before].to(points.dtype)], 1
         )
-        if place == layers - 1:
+        if layer == layers - 1:
             parameters.append((merged[:, -parameters[-1][0].shape[0] :], _column(points, (-FAR - 1, classes))))
             break
-        images = points[shares[place]]
+        images = points[shares[layer]]
         blank = points.new_zeros(len(images), classes + before.stop - before.start)
         copies = torch.cat([pixel, points.new_zeros(features, merged.shape[1] - features)], 1)
         rows = [merged, torch.cat([images - FAR, images + FAR, blank], 1)]
         biases = [(-FAR, classes + len(images))]
-        # The layer before the last needs no pixels: nothing is compared with them any more.
-        if place < layers - 2:
+        # The layer before the last needs no pixels: no later layer uses them.
+        if layer < layers - 2:
             rows = [copies, copies, *rows]
             biases = [(-FAR, 2 * features), *biases]
         parameters.append((torch.cat(rows), _column(points, *biases)))

@@ -1,19 +1,18 @@
-"""The Lipschitz constant of the relaxed net: the bound d^(1/p) of each layer, and a lower bound found by ascent.
+"""The Lipschitz constant of the relaxed net: the upper bound d^(1/p) of each layer, and a lower bound by ascent.
 
-Both are of the distance layers, from the l_inf norm of normalised pixels to that of the logits: at p = inf the constant
-is 1. From pixels to logits it is `net.lipschitz` (1 / std) times as much.
+Both refer to the distance layers, from the l_inf norm of normalised pixels to that of the logits: at p = inf the
+constant is 1. From pixels to logits it is larger by the factor `net.lipschitz` (1 / std).
 """
 
-import contextlib
 import copy
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from linfnet.errors import ArgumentError
 from linfnet.nn import LinfNet
@@ -37,7 +36,7 @@ class Estimate:
         return math.prod(self.layers)
 
     def summary(self) -> dict[str, Any]:
-        """Mean, maximum and quantiles of the lower bound beside the upper one."""
+        """Mean, maximum and quantiles of the lower bound, and the upper bound."""
         return {
             "p": self.p if math.isfinite(self.p) else "inf",
             "eps": str(self.epsilon),
@@ -84,11 +83,11 @@ def lipschitz_estimate(
     generator: torch.Generator | None = None,
     advance: Callable[[int], None] = lambda images: None,
 ) -> Estimate:
-    """The largest change of a logit found within epsilon of each image, divided by epsilon.
+    """Estimate the local Lipschitz constant: the largest change of a logit found within epsilon, divided by epsilon.
 
-    For each label and restart: from a point drawn evenly from the ball, `steps` steps of eps/4 along the sign of the
-    gradient of |g_j(x + delta) - g_j(x)|; the best of all points passed counts. The ball is the paper's: it is not cut
-    off at 0 and 1. Weights and running means stay as they are; the net's own p and training mode come back.
+    For each label and restart: from a random point of the ball, `steps` steps of eps/4 along the sign of the gradient
+    of |g_j(x + delta) - g_j(x)|; the best of all visited points counts. As in the paper, the ball is not clipped to
+    [0, 1]. The net itself is not changed.
 
     Args:
         net: a trained net.
@@ -96,9 +95,9 @@ def lipschitz_estimate(
         p: exponent of all layers, a number >= 1 or `math.inf`.
         epsilon: radius of the balls, in pixel units.
         steps, restarts: of the ascent.
-        batch: images at once; each occupies a row for every label.
+        batch: images at once; each takes one row per label.
         generator: source of the starting points, on the device of the images.
-        advance: is told how many images are done.
+        advance: is called with the number of images done.
     """
     bounds = net_bounds(net, p)
     for name, value in (("steps", steps), ("restarts", restarts), ("batch", batch), ("images", len(images))):
@@ -107,42 +106,41 @@ def lipschitz_estimate(
     if epsilon <= 0:
         raise ArgumentError(f"epsilon is {epsilon}; wanted a number above 0")
     parts: list[Tensor] = []
-    # Where the ascent went is found in float32; how far the logits moved is then measured in float64: a quotient by a
-    # small epsilon would magnify the rounding of the logits beyond the upper bound.
-    exact = copy.deepcopy(net).double()
-    with _relaxed(net, p), _relaxed(exact, p):
-        for part in images.split(batch):
-            best = part.new_zeros(len(part), dtype=torch.float64)
-            for _ in range(restarts):
-                moved = _ascend(net, part, float(epsilon), steps, generator)
-                best = torch.maximum(best, _quotient(exact, part, moved, float(epsilon)))
-            parts.append(best / net.lipschitz)
-            advance(len(part))
+    # The ascent runs in float32, but the change of the logits is computed in float64: division by a small epsilon would
+    # otherwise magnify the rounding of the logits beyond the upper bound.
+    relaxed, exact = _relaxed(net, p, images.dtype), _relaxed(net, p, torch.float64)
+    for part in images.split(batch):
+        best = part.new_zeros(len(part), dtype=torch.float64)
+        for _ in range(restarts):
+            moved = _ascend(relaxed, part, float(epsilon), steps, generator)
+            best = torch.maximum(best, _quotient(exact, part, moved, float(epsilon)))
+        parts.append(best / net.lipschitz)
+        advance(len(part))
     return Estimate(float(p), epsilon, torch.cat(parts).cpu(), bounds)
 
 
 def _ascend(net: LinfNet, images: Tensor, size: float, steps: int, generator: torch.Generator | None) -> Tensor:
-    """The point [B, C, H, W] of one restart at which a logit has changed most, all labels at once as rows [B * K]."""
+    """The point [B, C, H, W] of one restart at which a logit changes most; all labels at once, as rows [B * K]."""
     with torch.no_grad():
         start = net(images).repeat_interleave(net.classes, 0)
     own = torch.arange(net.classes, device=images.device).repeat(len(images)).unsqueeze(1)
     centre = images.repeat_interleave(net.classes, 0)
     noise = torch.rand(centre.shape, generator=generator, device=centre.device, dtype=centre.dtype)
     moved = centre + (2 * noise - 1) * size
-    best, place = images.new_full((len(images),), -1.0), images.clone()
+    best, point = images.new_full((len(images),), -1.0), images.clone()
     for step in range(steps + 1):
         moved.requires_grad_(step < steps)
         change = (net(moved) - start).abs()
         most, winner = change.detach().amax(1).view(len(images), -1).max(1)
         candidates = moved.detach().view(len(images), net.classes, *images.shape[1:])
         chosen = candidates[torch.arange(len(images), device=images.device), winner]
-        place = torch.where((most > best).view(-1, 1, 1, 1), chosen, place)
+        point = torch.where((most > best).view(-1, 1, 1, 1), chosen, point)
         best = torch.maximum(best, most)
         if step < steps:
             (slope,) = torch.autograd.grad(change.gather(1, own).sum(), moved)
             ahead = moved.detach() + size / 4 * slope.sign()
             moved = centre + (ahead - centre).clamp(-size, size)
-    return place
+    return point
 
 
 @torch.no_grad()
@@ -152,24 +150,8 @@ def _quotient(exact: LinfNet, images: Tensor, moved: Tensor, size: float) -> Ten
     return change / (moved.double() - images.double()).abs().flatten(1).amax(1).clamp(min=size)
 
 
-@contextlib.contextmanager
-def _relaxed(net: LinfNet, p: float) -> Generator[None]:
-    """The net at p, in eval mode and without gradients of its weights; afterwards as it was."""
-    kept = net.p
-    flags = [(module, module.training) for module in net.modules()]
-    learnable = [parameter for parameter in net.parameters() if parameter.requires_grad]
-    net.p = p
-    net.eval()
-    _set_learnable(learnable, False)
-    try:
-        yield
-    finally:
-        net.p = kept
-        _set_learnable(learnable, True)
-        for module, flag in flags:
-            module.training = flag
-
-
-def _set_learnable(parameters: list[nn.Parameter], flag: bool) -> None:
-    for parameter in parameters:
-        parameter.requires_grad_(flag)
+def _relaxed(net: LinfNet, p: float, dtype: torch.dtype) -> LinfNet:
+    """A copy of the net at p, in eval mode and without gradients of its weights."""
+    relaxed = copy.deepcopy(net).to(dtype).eval().requires_grad_(False)
+    relaxed.p = p
+    return relaxed

@@ -1,48 +1,28 @@
-"""The figures of the theory: closest pairs, quantiles of the Lipschitz estimate, the three points."""
+"""Plots of the theory: closest pairs, quantiles of the Lipschitz estimate, the three points."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from linfnet.data import ImageSet
 from linfnet.epsilon import format_epsilon
-from linfnet.errors import LinfnetError
-from linfnet.files import replacing
+from linfnet.figures import new_figure, save_figure
 from linfnet.theory.lipschitz import QUANTILES, Estimate
 from linfnet.theory.separation import Separation
 from linfnet.theory.three_points import RADIUS, Contender, three_points
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
-def _figure(width: float, height: float) -> "Figure":
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise LinfnetError("drawing needs matplotlib: pip install 'linfnet[plots]'") from None
-    return Figure((width, height), layout="constrained")
-
-
-def _save(figure: "Figure", path: Path) -> None:
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=120)
-
 
 def draw_pairs(path: Path, separation: Separation, images: ImageSet, against: ImageSet | None = None) -> None:
-    """The closest pairs of different classes, and where each pair differs: a column for each pair."""
+    """Draw the closest pairs of different classes and their difference, one column for each pair."""
     other = images if against is None else against
     pairs = separation.pairs
-    figure = _figure(1.4 * len(pairs) + 0.6, 4.2)
+    figure = new_figure(1.4 * len(pairs) + 0.6, 4.2)
     axes = figure.subplots(3, len(pairs), squeeze=False)
     for column, pair in enumerate(pairs):
-        first, second = (
-            images.pixels(slice(pair.first, pair.first + 1)),
-            other.pixels(slice(pair.second, pair.second + 1)),
-        )
-        rows = (first[0], second[0], (first[0] - second[0]).abs())
+        first = images.pixels(slice(pair.first, pair.first + 1))[0]
+        second = other.pixels(slice(pair.second, pair.second + 1))[0]
+        rows = (first, second, (first - second).abs())
         classes = images.info.classes
         names = (
             f"{classes[int(images.labels[pair.first])]} ({pair.first})",
@@ -53,12 +33,12 @@ def draw_pairs(path: Path, separation: Separation, images: ImageSet, against: Im
             axis.imshow(picture.permute(1, 2, 0).squeeze(2).cpu().numpy(), cmap="gray", vmin=0, vmax=1)
             axis.set_title(name, fontsize=7)
             axis.set_axis_off()
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_quantiles(path: Path, estimate: Estimate) -> None:
-    """The lower bound of the Lipschitz constant at each quantile of the images, beside the upper bound."""
-    figure = _figure(5, 3.5)
+    """Draw the lower bound of the Lipschitz constant at each quantile of the images, and the upper bound."""
+    figure = new_figure(5, 3.5)
     axis = figure.subplots()
     axis.plot(QUANTILES, estimate.quantiles(), marker=".", label=f"lower bound, {len(estimate.values)} images")
     axis.axhline(estimate.upper, linestyle="--", color="tab:red", label=f"upper bound {estimate.upper:.4g}")
@@ -67,20 +47,20 @@ def draw_quantiles(path: Path, estimate: Estimate) -> None:
     axis.set_xlabel("quantile")
     axis.set_ylabel(f"Lipschitz constant at p = {estimate.p:g}")
     axis.legend(loc="center left", fontsize=8)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_three_points(path: Path, contenders: list[Contender], share: float = 0.95) -> None:
-    """Scores of the first, a middle and the last contender with their bounds at `share` of r; all proven radii."""
+    """Draw scores and bounds of the first, a middle and the last net at `share` of r, and all proven radii."""
     points, labels = three_points()
     shown = [contenders[0], contenders[len(contenders) // 2 - 1], contenders[-1]]
-    figure = _figure(11, 5.5)
+    figure = new_figure(11, 5.5)
     grid = figure.add_gridspec(2, 3, height_ratios=(1, 1.2))
     line = torch.linspace(0, 1, 401)
     epsilon = share * RADIUS
     lower, upper = (points - epsilon).clamp(min=0), (points + epsilon).clamp(max=1)
-    for place, contender in enumerate(shown):
-        axis = figure.add_subplot(grid[0, place])
+    for column, contender in enumerate(shown):
+        axis = figure.add_subplot(grid[0, column])
         axis.plot(line.numpy(), contender.score(line).numpy(), color="black")
         low, high = contender.bounds(lower, upper)
         for k in range(3):
@@ -92,11 +72,10 @@ def draw_three_points(path: Path, contenders: list[Contender], share: float = 0.
         axis.set_title(f"{contender.name}: bounds at {share:g} r", fontsize=9)
     axis = figure.add_subplot(grid[1, :])
     radii = np.array([contender.proven / RADIUS for contender in contenders])
-    axis.barh(
-        [contender.name for contender in contenders], radii, color=["tab:blue"] * (len(radii) - 1) + ["tab:green"]
-    )
+    colours = ["tab:blue"] * (len(radii) - 1) + ["tab:green"]
+    axis.barh([contender.name for contender in contenders], radii, color=colours)
     axis.axvline(1.0, linestyle="--", color="black")
     axis.set_xlabel("proven radius / r")
     axis.tick_params(axis="y", labelsize=7)
     axis.invert_yaxis()
-    _save(figure, path)
+    save_figure(figure, path)

@@ -1,8 +1,8 @@
-"""The separation of a labelled set: half the smallest l_inf distance of two images of different classes, exactly.
+"""The separation of a labelled set: exactly half the smallest l_inf distance of two images of different classes.
 
-The distance on a few coordinates bounds the whole distance from below. A cascade computes it on 128 coordinates for all
-pairs, keeps those below the best so far, goes on with 512 coordinates and finishes the few that are left: the result is
-that of all pairs on all coordinates, for a fraction of the work.
+The distance on some coordinates is a lower bound of the distance on all. A cascade computes it on 128 coordinates for
+all pairs, then on 512 for the pairs below the best distance so far, then on all coordinates for the remaining few. The
+result is the same as for all pairs on all coordinates, at a fraction of the cost.
 """
 
 import math
@@ -17,11 +17,11 @@ from linfnet.data import ImageSet
 from linfnet.errors import ArgumentError
 from linfnet.ops import lp_distance
 
-FIRST, SECOND = 128, 512  # coordinates of the first two steps
+FIRST, SECOND = 128, 512  # coordinates in the first two steps
 ROWS, COLUMNS = 1024, 8192  # pairs in a block of the first step
-HOPEFUL = 1024  # pairs of a block that are finished before the others, where many are left
-SAMPLE = 4096  # pairs by which the first coordinates are chosen
-ELEMENTS = 1 << 22  # of the largest intermediate tensor in the later ones
+HOPEFUL = 1024  # pairs of a block that are computed before the others, if many remain
+SAMPLE = 4096  # pairs that decide which coordinates come first
+ELEMENTS = 1 << 22  # of the largest intermediate tensor in the later steps
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Separation:
 
     @property
     def radius(self) -> Fraction:
-        """The r of r-separation: the set is separated for every smaller radius, and for none from here on."""
+        """The r of r-separation: the set is separated for every smaller radius, and not for this or larger ones."""
         return self.distance / 2
 
 
@@ -58,14 +58,14 @@ def point_separation(
     count: int = 1,
     advance: Callable[[int], None] = lambda pairs: None,
 ) -> Separation:
-    """The closest pairs of different classes within a set, or between two sets.
+    """Find the closest pairs of different classes within a set, or between two sets.
 
     Args:
         points: [n, ...], bytes (exact) or floats (each difference rounded once).
         labels: [n].
-        against: points [m, ...] and labels [m] of another set; the second of each pair is then one of it.
-        count: how many pairs to find; of those at one distance, the first found stay.
-        advance: is told how many pairs are done; `pairs_to_compare` says how many there are.
+        against: points [m, ...] and labels [m] of another set; the second sample of each pair is then from it.
+        count: how many pairs to find; among equal distances, the first ones found.
+        advance: is called with the number of pairs done; `pairs_to_compare` gives the total.
 
     >>> result = point_separation(torch.tensor([[0.0, 0.0], [0.5, 1.0], [0.75, 2.0]]), torch.tensor([0, 1, 1]))
     >>> result.radius, result.pairs[0].first, result.pairs[0].second
@@ -79,7 +79,7 @@ def point_separation(
     if points.shape[1:] != other.shape[1:] or points.dtype != other.dtype:
         raise ArgumentError(
             f"points are {points.dtype} {tuple(points.shape)} and against {other.dtype} {tuple(other.shape)}; "
-            "wanted samples of one kind"
+            "wanted the same dtype and shape"
         )
     search = _Search(points.flatten(1), labels, other.flatten(1), other_labels, count)
     for rows, columns in _blocks(search.labels, search.other_labels, against is None):
@@ -95,7 +95,7 @@ def set_separation(
     count: int = 1,
     advance: Callable[[int], None] = lambda pairs: None,
 ) -> Separation:
-    """`point_separation` of splits of a data set, in pixel units and exact.
+    """`point_separation` of splits of a data set, exact and in pixel units.
 
     >>> from linfnet.data import load
     >>> set_separation(load("digits", "train")).distance
@@ -108,7 +108,7 @@ def set_separation(
 
 
 def pairs_to_compare(labels: Tensor, against: Tensor | None = None) -> int:
-    """How many pairs of different classes there are within a set, or between two sets.
+    """Count the pairs of different classes within a set, or between two sets.
 
     >>> pairs_to_compare(torch.tensor([0, 0, 1])), pairs_to_compare(torch.tensor([0, 0, 1]), torch.tensor([1]))
     (2, 2)
@@ -127,13 +127,13 @@ def _check(points: Tensor, labels: Tensor, name: str) -> None:
     if points.dtype != torch.uint8 and not points.is_floating_point():
         raise ArgumentError(f"{name} have dtype {points.dtype}; wanted bytes or floats")
     if points.is_floating_point() and not bool(points.isfinite().all()):
-        raise ArgumentError(f"{name} hold values that are not finite; wanted numbers")
+        raise ArgumentError(f"{name} hold non-finite values; wanted finite numbers")
     if len(points) == 0:
         raise ArgumentError(f"{name} are empty; a separation needs two samples of different classes")
 
 
 def _blocks(labels: Tensor, other: Tensor, symmetric: bool) -> Iterator[tuple[slice, slice]]:
-    """Blocks of pairs of different classes (each once) of two sets sorted by class."""
+    """Blocks that cover each pair of different classes once, in two sets sorted by class."""
     for label in labels.unique().tolist():
         top, bottom = _range(labels, label)
         before, after = _range(other, label)
@@ -144,10 +144,8 @@ def _blocks(labels: Tensor, other: Tensor, symmetric: bool) -> Iterator[tuple[sl
 
 
 def _range(sorted_labels: Tensor, label: int) -> tuple[int, int]:
-    return (
-        int(torch.searchsorted(sorted_labels, label)),
-        int(torch.searchsorted(sorted_labels, label, right=True)),
-    )
+    first, end = (int(torch.searchsorted(sorted_labels, label, right=right)) for right in (False, True))
+    return first, end
 
 
 class _Search:
@@ -164,22 +162,22 @@ class _Search:
         self.pairs = torch.empty(0, 2, dtype=torch.int64, device=points.device)
         sample = self._sample()
         self._offer(self._distances(*sample, self.points, self.other), *sample)
-        order = self._telling_coordinates(*sample)
+        order = self._coordinate_order(*sample)
         self.steps = [(self.points[:, order[:w]], self.other[:, order[:w]]) for w in (FIRST, SECOND)]
         self.steps.append((self.points, self.other))
         real = torch.float32 if points.dtype == torch.uint8 else points.dtype
         self.first = tuple(part.to(real).contiguous() for part in self.steps[0])
 
     def _check_classes(self) -> None:
-        seen = torch.cat([self.labels, self.other_labels]).unique()
-        if len(seen) == 1:
+        classes = torch.cat([self.labels, self.other_labels]).unique()
+        if len(classes) == 1:
             many = len(self.labels)
             what = "there is one sample" if many == 1 else f"all {many} samples are"
-            raise ArgumentError(f"{what} of class {int(seen)}; a separation needs two samples of different classes")
+            raise ArgumentError(f"{what} of class {int(classes)}; a separation needs two samples of different classes")
 
     @property
     def limit(self) -> float:
-        """Pairs from here on are of no interest."""
+        """The largest distance among the best pairs; pairs at this distance or above are skipped."""
         return math.inf if len(self.best) < self.count else float(self.best[-1])
 
     def block(self, rows: slice, columns: slice) -> None:
@@ -187,14 +185,14 @@ class _Search:
         bound = lp_distance(self.first[0][rows], self.first[1][columns])
         below = (bound < self.limit).nonzero()
         if len(below) > 4 * HOPEFUL:
-            # The pairs that look closest first: they lower the limit for the others.
+            # Start with the pairs of the smallest bounds: they lower the limit for the others.
             hopeful = bound.flatten().topk(HOPEFUL, largest=False).indices
             self._finish(rows.start + hopeful // bound.shape[1], columns.start + hopeful % bound.shape[1])
             below = (bound < self.limit).nonzero()
         self._finish(rows.start + below[:, 0], columns.start + below[:, 1])
 
     def _finish(self, i: Tensor, j: Tensor) -> None:
-        """Take pairs through the later steps."""
+        """Compute the later steps for some pairs."""
         distance = self.best[:0]
         for points, other in self.steps[1:]:
             distance = self._distances(i, j, points, other)
@@ -215,59 +213,52 @@ class _Search:
         return torch.cat(parts).double() if parts else torch.empty(0, dtype=torch.float64, device=points.device)
 
     def _offer(self, distance: Tensor, i: Tensor, j: Tensor) -> None:
-        """Keep the best; a pair that is there already is not taken twice."""
+        """Merge pairs into the best ones, each pair once."""
         distances = torch.cat([self.best, distance])
         pairs = torch.cat([self.pairs, torch.stack([i, j], 1)])
-        order = distances.argsort(stable=True)
-        known: set[tuple[int, int]] = set()
-        chosen: list[int] = []
-        for place in order.tolist():
-            pair = (int(pairs[place, 0]), int(pairs[place, 1]))
-            if pair not in known:
-                known.add(pair)
-                chosen.append(place)
+        chosen: dict[tuple[int, int], int] = {}
+        for index in distances.argsort(stable=True).tolist():
+            chosen.setdefault((int(pairs[index, 0]), int(pairs[index, 1])), index)
             if len(chosen) == self.count:
                 break
-        self.best, self.pairs = distances[chosen], pairs[chosen]
+        indices = list(chosen.values())
+        self.best, self.pairs = distances[indices], pairs[indices]
 
     def _sample(self) -> tuple[Tensor, Tensor]:
-        """Some pairs of different classes, spread over the set, always the same."""
+        """A fixed random sample of pairs of different classes."""
         generator = torch.Generator().manual_seed(0)
-        ends = [
-            torch.randint(size, (SAMPLE,), generator=generator) for size in (len(self.labels), len(self.other_labels))
-        ]
-        i, j = (end.to(self.labels.device) for end in ends)
+        sizes = (len(self.labels), len(self.other_labels))
+        i, j = (torch.randint(size, (SAMPLE,), generator=generator).to(self.labels.device) for size in sizes)
         apart = self.labels[i] != self.other_labels[j]
         if self.other is self.points:
             i, j = torch.minimum(i, j), torch.maximum(i, j)
         return i[apart], j[apart]
 
-    def _telling_coordinates(self, i: Tensor, j: Tensor) -> Tensor:
-        """SECOND coordinates; the FIRST of them rule out most pairs: a greedy cover of the sample, again and again."""
+    def _coordinate_order(self, i: Tensor, j: Tensor) -> Tensor:
+        """SECOND coordinates, of which the FIRST rule out most pairs: repeated greedy covers of the sample."""
         features = self.points.shape[1]
         few = max(1, ELEMENTS // max(1, features))
         i, j = i[:few], j[:few]
         real = torch.int16 if self.points.dtype == torch.uint8 else self.points.dtype
-        # The limit to come is guessed: the order changes the speed alone, never the result.
+        # The final limit is a guess: the order affects the speed but not the result.
         limit = 0.5 * float(self.best[0]) if len(self.best) else 0.0
-        telling = ((self.points[i].to(real) - self.other[j].to(real)).abs_() > limit).float()
-        generator = torch.Generator().manual_seed(0)
-        order = torch.randperm(features, generator=generator).tolist()
+        apart = ((self.points[i].to(real) - self.other[j].to(real)).abs_() > limit).float()
+        order = torch.randperm(features, generator=torch.Generator().manual_seed(0)).tolist()
         chosen: list[int] = []
-        uncovered = telling.new_ones(len(i))
+        uncovered = apart.new_ones(len(i))
         while len(chosen) < min(FIRST, features):
-            scores = uncovered @ telling
+            scores = uncovered @ apart
             scores[chosen] = -1.0
             best = int(scores.argmax())
             chosen.append(best)
-            uncovered = uncovered * (1 - telling[:, best])
+            uncovered = uncovered * (1 - apart[:, best])
             if not bool(uncovered.any()):
-                uncovered = telling.new_ones(len(i))
+                uncovered = apart.new_ones(len(i))
         rest = [feature for feature in order if feature not in set(chosen)]
         return torch.tensor((chosen + rest)[:SECOND], device=self.points.device)
 
     def result(self) -> Separation:
-        """The pairs in the numbering of the sets as they were given."""
+        """The best pairs, by the indices of the given sets."""
         found = zip(self.best.tolist(), self.pairs.tolist(), strict=True)
         return Separation(
             tuple(ClosePair(Fraction(d), int(self.index[i]), int(self.other_index[j])) for d, (i, j) in found)
