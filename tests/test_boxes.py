@@ -19,7 +19,7 @@ PIXELS = st.floats(0, 1, width=32, allow_subnormal=True)
 @example([0.5, 0.25, 1.0], Fraction(1, 4))
 @given(st.lists(PIXELS, min_size=1, max_size=5), st.integers(0, 2**24).map(lambda k: Fraction(k, 2**24)))
 def test_the_inner_box_is_the_largest(pixels: list[float], epsilon: Fraction):
-    """Its ends are within epsilon; the float32 numbers beyond them are not, or are no pixels."""
+    """Its ends are within epsilon; the next float32 numbers are not, or are outside [0, 1]."""
     for low, high, pixel in zip(*inner_box(torch.tensor(pixels), epsilon), map(Fraction, pixels), strict=True):
         below, above = torch.nextafter(low, torch.tensor(-1.0)).item(), torch.nextafter(high, torch.tensor(2.0)).item()
         assert pixel - epsilon <= Fraction(low.item()) <= Fraction(high.item()) <= pixel + epsilon
@@ -36,7 +36,7 @@ def test_boxes_bracket_the_exact_ball(pixels: list[float], epsilon: Fraction, dt
         assert Fraction(outer[0][k].item()) <= low
         assert Fraction(outer[1][k].item()) >= high
         assert low <= Fraction(inner[0][k].item()) <= Fraction(pixel) <= Fraction(inner[1][k].item()) <= high
-    # Outwards by no more than needed: float32 end points are at most two numbers away from the exact ones.
+    # Tight: float32 end points are at most two numbers away from the exact ones.
     spread = torch.finfo(dtype).eps * 2
     assert (outer[0] >= (images.double() - float(epsilon)).clamp(min=0) - spread).all()
     assert (outer[1] <= (images.double() + float(epsilon)).clamp(max=1) + spread).all()

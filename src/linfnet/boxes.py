@@ -1,4 +1,4 @@
-"""Boxes of floating-point images around an image: rounded outwards for certificates, inwards for attacks."""
+"""Boxes of perturbed images in floating point: rounded outwards for certificates, inwards for attacks."""
 
 import math
 from fractions import Fraction
@@ -10,25 +10,25 @@ from linfnet.errors import ArgumentError
 
 
 def check_images(images: Tensor, name: str = "images") -> Tensor:
-    """The images, or an error if a pixel lies outside [0, 1] or is NaN."""
+    """The images, or an error if a pixel is outside [0, 1] or NaN."""
     if not images.numel():
         return images
     low, high = (end.item() for end in images.aminmax())
     if not (low >= 0 and high <= 1):
-        raise ArgumentError(f"{name} hold pixels from {low:.9g} to {high:.9g}; wanted [0, 1] (and no NaN)")
+        raise ArgumentError(f"{name} have pixels from {low:.9g} to {high:.9g}; wanted [0, 1] (and no NaN)")
     return images
 
 
 def _sum_outward(a: Tensor, b: Tensor | float, up: bool) -> Tensor:
-    """A float64 number beyond a + b: one further than the rounded sum, more than its error."""
+    """A float64 number beyond a + b: the next after the rounded sum, which exceeds its rounding error."""
     return torch.nextafter(a + b, a.new_tensor(math.inf if up else -math.inf))
 
 
 def _sum_inward(a: Tensor, b: Tensor | float, up: bool) -> Tensor:
-    """The float64 number next to a + b that is not beyond it: their sum where it is exact."""
+    """The float64 number nearest to a + b that is not beyond it: the sum itself if it is exact."""
     total = a + b
     part = total - a
-    error = (a - (total - part)) + (b - part)  # of the sum, exactly (Knuth)
+    error = (a - (total - part)) + (b - part)  # the exact error of the sum (Knuth)
     within = torch.nextafter(total, a.new_tensor(math.inf if up else -math.inf))
     return torch.where(error > 0 if up else error < 0, within, total)
 
@@ -60,27 +60,27 @@ def _ends(images: Tensor, epsilon: Fraction | Tensor, outward: bool) -> tuple[Te
 
 
 def _is_zero(epsilon: Fraction | Tensor, images: Tensor) -> Tensor:
-    """Where nothing may change: shaped to spread over images [N, ...]."""
+    """Where epsilon is 0, in a shape that broadcasts to images [N, ...]."""
     if isinstance(epsilon, Tensor):
         return (epsilon == 0).view(-1, *[1] * (images.dim() - 1))
     return torch.tensor(epsilon == 0, device=images.device)
 
 
 def outer_box(images: Tensor, epsilon: Fraction | Tensor) -> tuple[Tensor, Tensor]:
-    """End points, rounded outwards, of a box that holds every image in [0, 1] within epsilon of `images`.
+    """End points, rounded outwards, of a box that contains every image in [0, 1] within epsilon of `images`.
 
-    An epsilon of 0 gives the images themselves. A tensor [N] holds one for each image, exact as the numbers it holds.
+    For an epsilon of 0 they are the images themselves. A float64 tensor [N] contains one exact epsilon per image.
     """
     lower, upper = _ends(images, epsilon, outward=True)
-    still = _is_zero(epsilon, images)
-    return torch.where(still, images, lower.clamp(min=0)), torch.where(still, images, upper.clamp(max=1))
+    unchanged = _is_zero(epsilon, images)
+    return torch.where(unchanged, images, lower.clamp(min=0)), torch.where(unchanged, images, upper.clamp(max=1))
 
 
 def inner_box(images: Tensor, epsilon: Fraction | Tensor) -> tuple[Tensor, Tensor]:
     """End points, rounded inwards: every floating-point image between them is in [0, 1] and within epsilon of `images`.
 
-    Where epsilon is a float64 number they are the outermost such images: an attack may go to the very end. The images
-    themselves are always inside. A tensor [N] holds one epsilon for each image.
+    If epsilon is a float64 number they are the outermost such images, which an attack may reach. The images themselves
+    are always inside. A float64 tensor [N] contains one epsilon per image.
     """
     lower, upper = _ends(images, epsilon, outward=False)
     return torch.minimum(lower.clamp(min=0), images), torch.maximum(upper.clamp(max=1), images)

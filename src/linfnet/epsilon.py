@@ -1,16 +1,16 @@
-"""Epsilon, the largest change of a pixel: an exact rational in [0, 1]."""
+"""Epsilon, the largest allowed change of a pixel: an exact rational in [0, 1]."""
 
 import re
 from fractions import Fraction
 
 from linfnet.errors import ArgumentError
 
-# Longer numbers are typing errors, and huge exponents would take for ever to write out as fractions.
+# Longer numbers are typing errors, and fractions with huge exponents would take too long to compute.
 _RATIONAL = re.compile(r"[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})([eE][+-]?\d{1,2})?(/\d{1,40})?", re.ASCII)
 
 
 def parse_rational(text: str | float | Fraction, name: str) -> Fraction:
-    """An exact number from `48/255`, `0.9`, `1e-3` or a number.
+    """Convert `48/255`, `0.9`, `1e-3` or a number to an exact fraction.
 
     >>> parse_rational("48/255", "theta")
     Fraction(16, 85)
@@ -26,7 +26,7 @@ def parse_rational(text: str | float | Fraction, name: str) -> Fraction:
 
 
 def parse_epsilon(text: str | float | Fraction, name: str = "eps") -> Fraction:
-    """An exact epsilon in [0, 1] from `8/255`, `0.1` or a number; pixels are in [0, 1].
+    """Convert `8/255`, `0.1` or a number to an exact epsilon in [0, 1]; pixels are in [0, 1].
 
     >>> parse_epsilon("8/255"), parse_epsilon("0.1"), parse_epsilon(0.25)
     (Fraction(8, 255), Fraction(1, 10), Fraction(1, 4))
@@ -38,7 +38,7 @@ def parse_epsilon(text: str | float | Fraction, name: str = "eps") -> Fraction:
 
 
 def format_epsilon(value: Fraction) -> str:
-    """The shorter familiar form: `8/255` for multiples of 1/255, a decimal where that is exact, else the fraction.
+    """Format as a decimal if that is exact, otherwise `8/255` for multiples of 1/255, otherwise as a fraction.
 
     >>> format_epsilon(Fraction(8, 255)), format_epsilon(Fraction(1, 10)), format_epsilon(Fraction(1, 7))
     ('8/255', '0.1', '1/7')

@@ -1,4 +1,4 @@
-"""AutoAttack through the extra, where it is installed."""
+"""AutoAttack, if the extra is installed."""
 
 import importlib.util
 from fractions import Fraction
@@ -25,7 +25,7 @@ def case() -> tuple[LinfNet, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.skipif(not PRESENT, reason="needs the extra `autoattack`")
-@pytest.mark.filterwarnings("ignore")  # the toolbox's own
+@pytest.mark.filterwarnings("ignore")  # of the toolbox
 def test_it_breaks_samples_inside_the_exact_ball():
     net, images, labels = case()
     found = []

@@ -1,4 +1,4 @@
-"""Certificates: strict, sound against the attack, the interval one never weaker."""
+"""Both certificates: ties are not certified, attacks break no certified sample, the interval one is never weaker."""
 
 from fractions import Fraction
 
@@ -21,7 +21,7 @@ EPSILONS = st.sampled_from([Fraction(1, 255), Fraction(8, 255), Fraction(1, 10),
 
 
 def random_net(seed: int, dtype: torch.dtype = torch.float32) -> tuple[LinfNet, torch.Tensor, torch.Tensor]:
-    """A random net in eval mode, images, and labels that are mostly what it predicts."""
+    """A random net in eval mode, images, and mostly correct labels."""
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     net = LinfNet((1, 4, 4), 3, (12, 12), mean=0.3, std=0.4).to(dtype)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from linfnet.certificates import (
     certificates_of,
     certified_by_interval,
+    certified_shares,
     certify_by_margin,
     certify_images,
     interval_radius,
@@ -45,7 +46,11 @@ def test_batches_give_what_the_whole_gives():
     for row, epsilon in enumerate(EPSILONS):
         assert torch.equal(found.certified["margin"][row], margins.at(epsilon))
         assert torch.equal(found.certified["interval"][row], certified_by_interval(net, images, labels, epsilon))
-    assert found.certified["interval"][0].double().mean() == found.clean == margins.accuracy([Fraction(0)])[0]
+    assert (
+        found.certified["interval"][0].double().mean()
+        == found.clean
+        == certified_shares(margins.radii, [Fraction(0)])[0]
+    )
     assert torch.equal(found.predictions, net(images).argmax(1))
     assert not (found.runners_up == found.predictions).any()
 

@@ -9,7 +9,7 @@ from certificates.exact import ExactNet, all_images, awkward, awkward_net, ratio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linfnet.certificates import certified_by_interval, certify_by_margin
+from linfnet.certificates import certified_by_interval, certified_shares, certify_by_margin
 from linfnet.certificates.margin import change_bound, error_bound
 from linfnet.certificates.real import real_certified
 from linfnet.certificates.rounding import forward_with_magnitudes
@@ -46,7 +46,7 @@ def test_the_error_bound_holds_in_rational_arithmetic(widest: int):
                 error = max(abs(a - b) for a, b in zip(rationals(logits), exact(image), strict=True))
                 assert error <= Fraction(bound)
                 tightest = max(tightest, float(error) / bound)
-    assert tightest > 0.02  # a bound that is never nearly reached would prove nothing about its proof
+    assert tightest > 0.02  # a bound far above all errors would not test its proof
 
 
 @pytest.mark.parametrize("widest", [0, 1, 3])
@@ -69,7 +69,7 @@ def test_no_image_of_a_small_box_changes_a_logit_by_more(widest: int):
 
 @given(SEEDS, st.fractions(0, Fraction(1, 4), max_denominator=10**6))
 def test_both_forms_of_the_certificate_agree(seed: int, epsilon: Fraction):
-    """The closed-form radius is the largest epsilon whose change stays below half the margin, rounding apart."""
+    """The closed-form radius is the largest epsilon whose change stays below half the margin, up to rounding."""
     net = awkward_net(seed, 1)
     images = torch.rand(20, 1, 1, 3, generator=torch.Generator().manual_seed(seed))
     certificate = certify_by_margin(net, images)
@@ -100,7 +100,7 @@ def test_the_real_certificate_is_wrong_where_the_sound_one_is_right():
 
 
 def one_coarse_step(step: str) -> LinfNet:
-    """x + 2^20, which rounds in steps of 1/8, taken by one step of the first layer; what follows is exact."""
+    """x + 2^20, which rounds in steps of 1/8, computed by one step of the first layer; the later steps are exact."""
     coarse, shifted = 2.0**20, step in ("shift", "bias after shift")
     net = LinfNet(
         (1, 1, 1), 2, (1,), mean=-coarse if step == "mean" else 0.0, mean_shift=shifted, hidden_bias="bias" in step,
@@ -112,7 +112,7 @@ def one_coarse_step(step: str) -> LinfNet:
             net.layers[0].shift.running_mean.fill_(-coarse)
         if "bias" in step:
             net.layers[0].bias.fill_(coarse)
-        start = 0.0 if step == "mean" else coarse  # after the mean, the weight takes the large number back
+        start = 0.0 if step == "mean" else coarse  # the weight subtracts the large mean again
         net.layers[1].weight.copy_(torch.tensor([[start], [start + 1 / 8]]))
     return net
 
@@ -147,9 +147,9 @@ def test_an_epsilon_just_above_the_radius_is_not_certified():
     certificate = certify_by_margin(awkward_net(1, 1), torch.rand(9, 1, 1, 3))
     radius = certificate.radii.max().item()
     assert radius > 0
-    for epsilon, held in ((Fraction(radius), 1 / 9), (Fraction(radius) + Fraction(1, 10**40), 0.0)):
-        assert certificate.at(epsilon).double().mean().item() == held
-        assert certificate.accuracy([epsilon]) == [held]
+    for epsilon, share in ((Fraction(radius), 1 / 9), (Fraction(radius) + Fraction(1, 10**40), 0.0)):
+        assert certificate.at(epsilon).double().mean().item() == share
+        assert certified_shares(certificate.radii, [epsilon]) == [share]
 
 
 def test_radii_of_an_ordinary_net_lose_almost_nothing():

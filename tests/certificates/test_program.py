@@ -46,7 +46,7 @@ def step_by_step(net: LinfNet, images: torch.Tensor) -> np.ndarray:
 
 @given(SEEDS, st.sampled_from([1, 8, 40, 126]))
 def test_the_program_is_the_one_of_the_proof_to_the_bit(seed: int, widest: int):
-    """No fused multiply-add, no reciprocal for the quotient, no flushed subnormal."""
+    """No fused multiply-add, no product with a reciprocal instead of a quotient, no flushed subnormal."""
     net = awkward_net(seed, widest, (3, 1, 2), hidden=(19, 5))
     images = torch.rand(7, 3, 1, 2, generator=torch.Generator().manual_seed(seed))
     images[0], images[1], images[2] = 0.0, -0.0, 2.0**-140
@@ -56,7 +56,7 @@ def test_the_program_is_the_one_of_the_proof_to_the_bit(seed: int, widest: int):
     assert np.array_equal(np.concatenate([net(x[None]).detach().numpy() for x in images]), expected)
 
 
-@example(0.75, Fraction(3, 4) - Fraction(7, 10 * 2**53))  # nothing but eps itself is rounded here, and downwards
+@example(0.75, Fraction(3, 4) - Fraction(7, 10 * 2**53))  # only eps itself is rounded here, downwards
 @given(FLOATS, st.fractions(0, 1, max_denominator=10**9) | st.sampled_from([Fraction(1, 10**30), Fraction(8, 255)]))
 def test_boxes_are_rounded_outwards_in_rational_arithmetic(pixel: float, epsilon: Fraction):
     low, high = (rationals(end)[0] for end in outer_box(torch.tensor([pixel]), epsilon))
@@ -68,14 +68,14 @@ def test_boxes_are_rounded_outwards_in_rational_arithmetic(pixel: float, epsilon
 
 
 def test_grey_levels_can_lie_outside_their_fraction():
-    """As docs/certificates.md warns: bytes are rounded on their way to float32, each by itself."""
+    """See docs/certificates.md: each byte is rounded separately when it is converted to float32."""
     levels = rationals((torch.arange(256) / 255).float())
     beyond = [abs(levels[k + 8] - levels[k]) - Fraction(8, 255) for k in range(248)]
     assert 0 < max(beyond) < Fraction(1, 10**7)
 
 
 def test_a_box_takes_no_negative_epsilon():
-    """The ends would change places, and an empty box proves everything."""
+    """The ends would be exchanged, and an empty box would certify everything."""
     for epsilon in (Fraction(-1, 10), torch.tensor([-0.1]).double(), torch.tensor([math.nan]).double()):
         with pytest.raises(ArgumentError, match="wanted no number below 0"):
             outer_box(torch.tensor([[0.5]]), epsilon)
@@ -106,7 +106,7 @@ def test_a_tie_has_no_class_whichever_argmax_takes():
         assert not certified_by_interval(net, image, labels, Fraction(0)).item()
     found = certify_images(net, [(image, None)])
     assert found.best_radii.item() == -math.inf
-    # One float32 away the tie is over, and only there.
+    # At the next float32 numbers there is no tie.
     for towards, label in ((0.0, 0), (1.0, 1)):
         beside = torch.nextafter(image, torch.tensor(towards))
         assert certify_by_margin(net, beside).labels.item() == label
@@ -125,7 +125,7 @@ def test_images_of_another_precision_are_refused(dtype: torch.dtype):
 
 @pytest.mark.parametrize("part", ["bias", "shift"])
 def test_a_part_of_another_precision_is_refused(part: str):
-    """With one float64 bias the logits are float64 and look as if they had hardly been rounded."""
+    """With one float64 bias the logits are float64 and their rounding error would be underestimated."""
     net = awkward_net(4, 1)
     if part == "shift":
         net.layers[0].shift.double()
@@ -140,8 +140,8 @@ def test_a_part_of_another_precision_is_refused(part: str):
             certify()
 
 
-def test_a_std_that_was_turned_around_is_refused():
-    """Dividing by it would exchange the ends of the box, and an empty box proves everything."""
+def test_a_negative_std_is_refused():
+    """Dividing by it would exchange the ends of the box, and an empty box would certify everything."""
     net, images = awkward_net(0, 1), torch.rand(2, 1, 1, 3)
     for std in (-1.0, 0.0, math.nan):
         net.normalize.std.fill_(std)
@@ -217,7 +217,7 @@ def test_nets_of_other_systems_have_no_certificate_of_the_program():
 
 
 def test_threads_that_flush_subnormals_are_found():
-    """Threads inherit the switch of the thread that starts them: turning it off later does not reach them."""
+    """Threads inherit the switch of the thread that starts them: switching it off later does not affect them."""
     script = """
 import torch
 torch.set_num_threads(2)

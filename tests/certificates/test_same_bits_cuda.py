@@ -1,4 +1,4 @@
-"""Certificates on a GPU are those of the CPU, bit for bit: what is proven on one device holds on the other."""
+"""Certificates on a GPU equal those on a CPU, bit for bit."""
 
 import math
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ EPSILONS = (Fraction(0), Fraction(1, 255), Fraction(1, 10), Fraction(3, 10))
 
 @pytest.fixture(autouse=True)
 def tensor_cores_allowed() -> Iterator[None]:
-    """There are no matrix products for TF32 to shorten: allowing it must change nothing."""
+    """There are no matrix products that TF32 could affect: allowing it must not change any result."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     yield
@@ -33,7 +33,7 @@ def tensor_cores_allowed() -> Iterator[None]:
 
 
 def draw(shape: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers of many magnitudes, subnormal ones and zeros of both signs among them."""
+    """Numbers of many magnitudes, including subnormal numbers and zeros of both signs."""
     n, out, features = shape
     generator = torch.Generator().manual_seed(n * out + features)
     x, w = torch.randn(n, features, generator=generator), torch.randn(out, features, generator=generator)
@@ -110,7 +110,7 @@ def test_the_packaged_net():
     net = LinfNet.load("mnist-small")
     generator = torch.Generator().manual_seed(0)
     images = (torch.randint(0, 256, (400, 1, 28, 28), generator=generator) / 255).float()
-    # Mostly black, as digits are.
+    # Mostly black, like digits.
     images *= torch.rand(400, 1, 28, 28, generator=generator) < 0.2
     check_net(net, images)
 

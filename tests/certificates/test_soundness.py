@@ -30,7 +30,7 @@ def test_no_certified_sample_is_broken(campaign: ModuleType, seed: int):
 
 
 def test_the_campaign_breaks_what_is_not_certified(campaign: ModuleType):
-    """Ten times the radius is no longer safe: the attacks are no straw men."""
+    """At ten times the radius the attacks succeed; otherwise the test above could not fail."""
     broken = dict.fromkeys(("margin p=16", "rival 1 p=64", "ce p=inf", "pgd", "square", "corners"), 0)
     for seed in range(4):
         net = campaign.random_net(seed)

@@ -1,4 +1,4 @@
-"""Layers: what they compute, and that they keep the promise of their Lipschitz constant."""
+"""Layers: their outputs, their bounds and their Lipschitz constants."""
 
 import math
 

@@ -1,3 +1,5 @@
+"""The net: structure, bounds, saving and loading, running means at infinity."""
+
 import contextlib
 import json
 import math
@@ -150,7 +152,9 @@ class TestFolder:
     @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
     def test_what_load_would_refuse_is_not_saved(self, tmp_path: Path, dtype: torch.dtype):
         net = small_net().to(dtype)
-        with pytest.raises(ArgumentError, match=f"of the net holds {dtype}; wanted torch.float32: save net.float()"):
+        with pytest.raises(
+            ArgumentError, match=f"of the net has dtype {dtype}; wanted torch.float32: save net.float()"
+        ):
             net.save(tmp_path / "model")
         assert not (tmp_path / "model").exists()
         net.float().save(tmp_path / "model")
@@ -196,7 +200,7 @@ class TestFolder:
         with torch.no_grad():
             net.layers[0].weight[0, 0] = math.nan
         net.save(tmp_path)
-        with pytest.raises(LinfnetError, match=r"'layers\.0\.weight' holds NaN or infinity"):
+        with pytest.raises(LinfnetError, match=r"'layers\.0\.weight' contains NaN or infinity"):
             LinfNet.load(tmp_path)
 
     def test_the_packaged_net_is_small_and_a_folder_of_its_name_comes_first(

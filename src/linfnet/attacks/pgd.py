@@ -33,9 +33,9 @@ def pgd(
     images: Tensor,
     labels: Tensor,
     epsilon: Fraction,
+    generator: torch.Generator | None = None,
     *,
     steps: int = 100,
-    generator: torch.Generator | None = None,
     as_is: bool = False,
 ) -> Tensor:
     """Images within epsilon of the given ones, found by ascent of the cross-entropy of the scaled logits.
@@ -48,8 +48,8 @@ def pgd(
         images: [N, C, H, W] in [0, 1].
         labels: [N], the true classes.
         epsilon: exact, in pixel units.
-        steps: number of steps.
         generator: source of the noise, on the device of the images.
+        steps: number of steps.
         as_is: attack the net at its present p and in its present mode instead; in training mode this updates its
             running means.
     """
@@ -143,13 +143,13 @@ def best_pgd(
     images: Tensor,
     labels: Tensor,
     epsilon: Fraction | Tensor,
+    generator: torch.Generator | None = None,
     *,
     steps: int = 100,
     restarts: int = 1,
     objective: str = "margin",
     p: float = math.inf,
     rival: int = 0,
-    generator: torch.Generator | None = None,
 ) -> Tensor:
     """The iterate with the smallest margin, over all steps and restarts of PGD.
 
@@ -161,12 +161,12 @@ def best_pgd(
         images: [N, C, H, W] in [0, 1].
         labels: [N], the true classes.
         epsilon: exact, in pixel units; a float64 tensor [N] contains one epsilon per image.
+        generator: source of the starts, on the device of the images.
         steps: steps of each start.
         restarts: number of starts.
         objective: "margin", "dlr" or "ce".
         p: exponent whose slopes the steps follow; infinity for the sparse gradient of the net itself.
         rival: k > 0 targets the k-th runner-up of the image; 0 targets the nearest class at each step.
-        generator: source of the starts, on the device of the images.
     """
     if objective not in OBJECTIVES:
         raise ArgumentError(f"objective is {objective!r}; wanted one of {', '.join(OBJECTIVES)}")

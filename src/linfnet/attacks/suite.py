@@ -34,32 +34,12 @@ Attack = Callable[[Classifier, Tensor, Tensor, Fraction, torch.Generator], Tenso
 An attack may have keyword arguments of the names of `known_attacks`: steps, restarts, exponents, queries.
 """
 ATTACKS: Registry[Attack] = Registry("attack")
-"""All attacks by name; register an own attack by `@ATTACKS.register("name")`."""
-# The attacks of the suite, cheapest first.
+"""All attacks by name; register your own attack with `@ATTACKS.register("name")`."""
+# Cheapest first; autoattack needs an extra.
 DEFAULT_ATTACKS = ("pgd", "best-pgd", "smoothed", "square")
 
-
-@ATTACKS.register("pgd")
-def _pgd(
-    net: Classifier, images: Tensor, labels: Tensor, epsilon: Fraction, generator: torch.Generator, *, steps: int = 100
-) -> Tensor:
-    """The attack of the paper."""
-    return pgd(net, images, labels, epsilon, steps=steps, generator=generator)
-
-
-@ATTACKS.register("best-pgd")
-def _best_pgd(
-    net: Classifier,
-    images: Tensor,
-    labels: Tensor,
-    epsilon: Fraction,
-    generator: torch.Generator,
-    *,
-    steps: int = 100,
-    restarts: int = 2,
-) -> Tensor:
-    """Best iterate and restarts, along the gradient of the net itself."""
-    return best_pgd(net, images, labels, epsilon, steps=steps, restarts=restarts, generator=generator)
+ATTACKS.register("pgd")(pgd)
+ATTACKS.register("best-pgd")(best_pgd)
 
 
 @ATTACKS.register("smoothed")
@@ -105,11 +85,9 @@ def _square(
 
 
 @ATTACKS.register("autoattack")
-def _auto_attack(
-    net: Classifier, images: Tensor, labels: Tensor, epsilon: Fraction, generator: torch.Generator
-) -> Tensor:
-    """AutoAttack with its own settings; needs the extra `autoattack`."""
-    return auto_attack(net, images, labels, epsilon, generator)
+def _auto_attack(net: Classifier, images: Tensor, labels: Tensor, epsilon: Fraction, source: torch.Generator) -> Tensor:
+    """AutoAttack with its own numbers of steps, restarts and queries."""
+    return auto_attack(net, images, labels, epsilon, source)
 
 
 def known_attacks(

@@ -1,4 +1,4 @@
-"""Certificates by name, and what they prove about many images: radii, certified samples at each epsilon, the curve."""
+"""Certificates by name, applied to many images: radii, certified samples at each epsilon, and the curve."""
 
 import csv
 from collections.abc import Callable, Iterable, Sequence
@@ -67,7 +67,7 @@ def certificates_of(net: Classifier, *, steps: int = STEPS) -> dict[str, Certifi
     def build(name: str) -> Certificate:
         if (name, net.arithmetic) == ("margin", "float32"):
             return Certificate(name, net.arithmetic, net.confidence, margin_radius, margin_at)
-        # Nets of other systems certify by their own `certified` and `certified_radius`, whatever the name.
+        # Nets of other systems certify by their own `certified` and `certified_radius`, for all names.
         radius, at = partial(interval_radius, net, steps=steps), partial(certified_by_interval, net)
         bisected = type(net).certified_radius is Classifier.certified_radius
         return Certificate(name, net.arithmetic, net.confidence, radius, at, 2.0**-steps if bisected else 0.0)

@@ -47,10 +47,6 @@ class MarginCertificate:
         """Which samples [N] are certified at epsilon."""
         return self.radii >= float_above(epsilon)
 
-    def accuracy(self, epsilons: Iterable[Fraction]) -> list[float]:
-        """The share of certified samples at each epsilon."""
-        return certified_shares(self.radii, epsilons)
-
 
 def certified_shares(radii: Tensor, epsilons: Iterable[Fraction]) -> list[float]:
     """The share of samples with a certified radius of at least epsilon, for each epsilon.

@@ -199,7 +199,9 @@ class Classifier(nn.Module):
         """
         for name, tensor in self.state_dict().items():
             if tensor.is_floating_point() and tensor.dtype != torch.float32:
-                raise ArgumentError(f"{name!r} of the net holds {tensor.dtype}; wanted torch.float32: save net.float()")
+                raise ArgumentError(
+                    f"{name!r} of the net has dtype {tensor.dtype}; wanted torch.float32: save net.float()"
+                )
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         config = {**self.config(), "class_names": list(class_names)}
@@ -242,13 +244,13 @@ def load_weights(net: nn.Module, tensors: dict[str, Tensor], source: Path) -> No
     for name in sorted(wanted.keys() - tensors.keys()):
         raise LinfnetError(f"{source} lacks {name!r}: it belongs to another net")
     for name in sorted(tensors.keys() - wanted.keys()):
-        raise LinfnetError(f"{source} holds {name!r}, which the net does not have: it belongs to another net")
+        raise LinfnetError(f"{source} contains {name!r}, which the net does not have: it belongs to another net")
     for name, tensor in tensors.items():
         if tensor.shape != wanted[name].shape:
             got, want = tuple(tensor.shape), tuple(wanted[name].shape)
             raise LinfnetError(f"{source}: {name!r} has shape {got}, the net wants {want} (other images or width?)")
         if tensor.dtype != wanted[name].dtype:
-            raise LinfnetError(f"{source}: {name!r} holds {tensor.dtype}, the net wants {wanted[name].dtype}")
+            raise LinfnetError(f"{source}: {name!r} has dtype {tensor.dtype}, the net wants {wanted[name].dtype}")
         if not bool(tensor.isfinite().all()):
-            raise LinfnetError(f"{source}: {name!r} holds NaN or infinity")
+            raise LinfnetError(f"{source}: {name!r} contains NaN or infinity")
     net.load_state_dict(tensors)

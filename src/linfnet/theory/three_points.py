@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from linfnet.errors import ArgumentError
 from linfnet.nn import LinfNet
-from linfnet.systems.linear_bounds import linear_bounds
+from linfnet.systems.layers import linear_bounds
 from linfnet.theory.construct import nearest_neighbour_net
 
 RADIUS = 0.25
