@@ -13,6 +13,7 @@ import torch
 from linfnet.certificates import certified_by_interval
 from linfnet.certificates.real import real_certified
 from linfnet.cli.console import console, results_table
+from linfnet.cli.display import train_display
 from linfnet.cli.evaluate import evaluate_with_progress
 from linfnet.data import ImageSet, load
 from linfnet.files import write_json
@@ -40,7 +41,7 @@ def main() -> None:
     recipe = load_recipe("mnist-0.1", CHANGES)
     images, test = load("mnist", "train"), load("mnist", "test")
     with tempfile.TemporaryDirectory() as folder:
-        run = start_run(recipe, Path(folder) / "run", torch.device("cpu"))
+        run = start_run(recipe, Path(folder) / "run", torch.device("cpu"), display=train_display)
         trained = evaluate_with_progress(LinfNet.load(run.path), test, recipe.evaluation.eps, 100)
         results = results_to_json(read_results(run.path))["training"]
     (result,) = trained.results

@@ -13,6 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from linfnet.certificates import certify_images
+from linfnet.cli.display import train_display
 from linfnet.cli.inputs import choose_device
 from linfnet.data import load
 from linfnet.files import read_json, write_json, write_text
@@ -61,7 +62,7 @@ def main() -> None:
     test = load("mnist", "test")
     with tempfile.TemporaryDirectory() as folder:
         recipe = load_recipe("mnist-0.1", CHANGES)
-        run = options.run or start_run(recipe, Path(folder) / "run", choose_device("auto")).path
+        run = options.run or start_run(recipe, Path(folder) / "run", choose_device("auto"), display=train_display).path
         net, trained, recipe = LinfNet.load(run), read_results(run), RunFolder.open(run).recipe
     certified = certify_images(net, zip(test.pixels().split(BATCH), test.labels.split(BATCH), strict=True), EPSILONS)
     rows = zip(EPSILONS, certified.certified["margin"], certified.certified["interval"], strict=True)

@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from linfnet.data import load, to_pixels
 from linfnet.nn import LinfNet
 from linfnet.recipes import load_recipe
-from linfnet.train import RunFolder, StepValues, Trainer
+from linfnet.schedules import StepState
+from linfnet.train import RunFolder, Trainer
 
 BATCH = 512
 
@@ -28,12 +29,12 @@ class Keeper:
     def __init__(self, net: LinfNet, folder: Path, wanted: list[float]) -> None:
         self.net, self.folder, self.wanted = net, folder, sorted(wanted)
 
-    def step(self, step: int, values: StepValues, so_far: dict[str, float]) -> None:
+    def step(self, step: int, state: StepState, so_far: dict[str, float]) -> None:
         """Save the net if its p has come to the next wanted value."""
-        while self.wanted and values.p >= self.wanted[0]:
+        while self.wanted and state.p >= self.wanted[0]:
             p = self.wanted.pop(0)
             self.net.save(self.folder / f"p{p:g}")
-            print(f"p = {p:g} at step {step} (there p = {values.p:g})", flush=True)
+            print(f"p = {p:g} at step {step} (there p = {state.p:g})", flush=True)
 
     def event(self, event: dict[str, Any]) -> None:
         """Print tests and every tenth epoch."""
@@ -55,7 +56,7 @@ def main() -> None:
     recipe = load_recipe(options.recipe, (*changes, "run.checkpoint_minutes=1000", *options.set))
     images, test = load("cifar10", "train"), load("cifar10", "test")
     folder = RunFolder.new(options.states / "run", recipe)
-    trainer = Trainer(folder, images, test, torch.device("cuda"))
+    trainer = Trainer(recipe, images, test, torch.device("cuda"), folder=folder)
     folder.create()
     batch = to_pixels(images.images[:BATCH], images.info.white).contiguous()
     save_file({"pixels": batch.cpu(), "labels": images.labels[:BATCH].cpu()}, options.states / "images.safetensors")

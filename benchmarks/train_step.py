@@ -27,7 +27,7 @@ from torch import Tensor
 
 from linfnet.nn import LinfNet
 from linfnet.ops import lp_distance
-from linfnet.train.cuda_graphs import Passes
+from linfnet.train.cuda_graphs import GraphedModule
 
 SIZES = (3072, 5120, 5120, 5120, 5120, 5120, 10)
 BATCH = 512
@@ -127,13 +127,11 @@ def measure(distance: Distance, state: State, p: float, repeats: int, graphs: bo
     images, labels = state.images, state.labels
     net = Layers(distance, state.weights, p)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-6, fused=True)
-    passes = Passes(net, len(images), graphs=graphs)
+    forward = GraphedModule(net, len(images), lambda: p, lambda: True) if graphs else net
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        logits = passes.forward(images, p, lambda: True)
-        torch.nn.functional.multi_margin_loss(logits, labels).backward()
-        passes.backward(logits)
+        torch.nn.functional.multi_margin_loss(forward(images), labels).backward()
         optimizer.step()
 
     def inference() -> None:

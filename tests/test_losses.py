@@ -29,7 +29,7 @@ def test_losses_by_hand():
     assert total == pytest.approx(0.1 * sum(terms) / 3 + 2.5 / 3)
 
 
-def test_class_mixing_and_warmth_by_hand():
+def test_class_mixing_and_required_by_hand():
     # gaps to the true class: (0, 1, 2), (0, -3, -1), (0, 0, 1); terms at threshold 2 for the two other classes
     terms = [(0.5, 0.0), (2.5, 1.5), (1.0, 0.5)]
     expected = sum(0.75 * max(pair) + 0.25 * sum(pair) / 3 for pair in terms) / 3
@@ -37,7 +37,7 @@ def test_class_mixing_and_warmth_by_hand():
     # Half the threshold is asked for, in units of the whole: every term is 0.5 less, or 0.
     cooler = [tuple(max(term - 0.5, 0) for term in pair) for pair in terms]
     expected = sum(0.75 * max(pair) + 0.25 * sum(pair) / 3 for pair in cooler) / 3
-    assert hinge(LOGITS, LABELS, 2.0, max_share=0.75, warmth=0.5).item() == pytest.approx(expected)
+    assert hinge(LOGITS, LABELS, 2.0, max_share=0.75, required=0.5).item() == pytest.approx(expected)
 
 
 def test_lowering_the_true_logit_lowers_every_margin():
@@ -74,7 +74,7 @@ def test_all_losses_have_right_gradients():
     logits = torch.randn(6, 5, dtype=torch.float64, requires_grad=True)
     labels, scale = torch.randint(5, (6,)), torch.tensor(1.3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda z: hinge(z, labels, 0.9), (logits,))
-    assert torch.autograd.gradcheck(lambda z: hinge(z, labels, 0.9, max_share=0.6, warmth=0.8), (logits,))
+    assert torch.autograd.gradcheck(lambda z: hinge(z, labels, 0.9, max_share=0.6, required=0.8), (logits,))
     assert torch.autograd.gradcheck(lambda z: thresholded(z, labels, 0.9).logsumexp(1), (logits,))
     assert torch.autograd.gradcheck(lambda z: clipped_hinge(z, labels, 0.9), (logits,))
     assert torch.autograd.gradcheck(

@@ -7,7 +7,7 @@ import pytest
 from linfnet.errors import ArgumentError
 from linfnet.recipes import load_recipe
 from linfnet.schedules import Phases, cosine_learning_rate, mixing_coefficient, relaxation_p
-from linfnet.train import step_values
+from linfnet.train import step_state
 
 STEPS = 98  # ceil(50000 / 512)
 
@@ -26,35 +26,35 @@ STEPS = 98  # ceil(50000 / 512)
     ],
 )
 def test_the_published_schedule(epoch: float, p: float, mixing: float, lr: float):
-    values = step_values(load_recipe("cifar10-8"), round(epoch * STEPS), STEPS)
-    assert (values.p, values.mixing, values.lr) == (pytest.approx(p), pytest.approx(mixing), pytest.approx(lr))
+    state = step_state(load_recipe("cifar10-8"), round(epoch * STEPS), STEPS)
+    assert (state.p, state.mixing, state.lr) == (pytest.approx(p), pytest.approx(mixing), pytest.approx(lr))
 
 
 def test_p_moves_with_every_step_and_never_takes_its_end():
     recipe = load_recipe("cifar10-8")
-    first, second = (step_values(recipe, 100 * STEPS + k, STEPS).p for k in (0, 1))
+    first, second = (step_state(recipe, 100 * STEPS + k, STEPS).p for k in (0, 1))
     assert first == 8.0
     assert second == pytest.approx(8.0 * 125 ** (1 / (1150 * STEPS)))
-    last = step_values(recipe, 1250 * STEPS - 1, STEPS).p
+    last = step_state(recipe, 1250 * STEPS - 1, STEPS).p
     assert 999 < last < 1000
-    assert math.isinf(step_values(recipe, 1250 * STEPS, STEPS).p)
+    assert math.isinf(step_state(recipe, 1250 * STEPS, STEPS).p)
 
 
 def test_the_text_of_the_paper_drops_the_cross_entropy_at_infinity():
     recipe = load_recipe("cifar10-8", ["mixing_zero_at_infinity=true"])
-    assert step_values(recipe, 1250 * STEPS - 1, STEPS).mixing == pytest.approx(5e-4, rel=1e-3)
-    assert step_values(recipe, 1250 * STEPS, STEPS).mixing == 0.0
+    assert step_state(recipe, 1250 * STEPS - 1, STEPS).mixing == pytest.approx(5e-4, rel=1e-3)
+    assert step_state(recipe, 1250 * STEPS, STEPS).mixing == 0.0
 
 
 def test_other_systems_mix_nothing():
-    assert step_values(load_recipe("cifar10-8-hybrid"), 0, STEPS).mixing == 0.0
+    assert step_state(load_recipe("cifar10-8-hybrid"), 0, STEPS).mixing == 0.0
 
 
 def test_snapping_takes_p_near_by_and_leaves_the_ends():
     exact, snapped = load_recipe("cifar10-8"), load_recipe("cifar10-8", ["snap_p=true"])
-    assert step_values(snapped, 0, STEPS).p == 8.0
-    assert math.isinf(step_values(snapped, 1250 * STEPS, STEPS).p)
-    pairs = [[step_values(recipe, epoch * STEPS, STEPS).p for recipe in (exact, snapped)] for epoch in range(101, 1250)]
+    assert step_state(snapped, 0, STEPS).p == 8.0
+    assert math.isinf(step_state(snapped, 1250 * STEPS, STEPS).p)
+    pairs = [[step_state(recipe, epoch * STEPS, STEPS).p for recipe in (exact, snapped)] for epoch in range(101, 1250)]
     assert all(after == int(after) and abs(after / before - 1) <= 1 / 8 for before, after in pairs)
     assert all(abs(after / before - 1) <= 1 / 22 for before, after in pairs if before > 22)
     assert len({after for _, after in pairs}) > 200
@@ -82,10 +82,9 @@ def test_pure_functions():
 )
 def test_the_schedule_of_2021(epoch: float, p: float, lr: float, started: float):
     recipe = load_recipe("cifar10-8-2021")
-    values = step_values(recipe, round(epoch * STEPS), STEPS)
-    assert (values.p, values.lr) == (pytest.approx(p), pytest.approx(lr))
-    assert recipe.schedule.phases().start_progress(epoch) == started
-    assert values.mixing == 0.0
+    state = step_state(recipe, round(epoch * STEPS), STEPS)
+    assert (state.p, state.lr) == (pytest.approx(p), pytest.approx(lr))
+    assert (state.epoch, state.started, state.mixing) == (epoch, started, 0.0)
 
 
 def test_a_first_phase_of_no_epochs_has_started():

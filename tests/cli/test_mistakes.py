@@ -52,7 +52,7 @@ from linfnet.train import RunFolder
             "optimizer.batch is 32: it leaves a last batch of 1 images, too few for batch norm",
         ),
         (["train", "digits", "--device", "meta"], "device is 'meta'"),
-        (["train", "digits", "--device", "cuda:77"], "no such GPU"),
+        (["train", "digits", "--device", "cuda:77"], "torch cannot use such a GPU"),
         (["trian"], "trian"),
         (["train", "--foo"], "--foo"),
         (["evaluate", "run", "--split", "foo"], "foo"),

@@ -1,6 +1,7 @@
 """`linfnet watch` and TensorBoard: the progress of training."""
 
 import json
+import sys
 import threading
 import time
 from pathlib import Path
@@ -85,12 +86,12 @@ def test_it_follows_a_run_to_its_end(run: Path, tmp_path: Path, capsys: pytest.C
 
 def test_a_run_that_nobody_trains_is_told(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     folder = unfinished(run, tmp_path / "stopped & left", 3)
-    assert not folder.held
+    assert not folder.locked
     assert main(["watch", str(folder.path)]) == 0
     printed = capsys.readouterr().out
     assert "epoch 3/5" in printed
     assert "s left" not in printed  # nobody is working on it
-    assert f"go on with: linfnet train --resume '{folder.path}'" in printed
+    assert f"resume it with: linfnet train --resume '{folder.path}'" in printed
     (folder.path / "events.jsonl").unlink()
     assert main(["watch", str(folder.path), "--once"]) == 0
     assert "no epoch yet" in capsys.readouterr().out
@@ -99,11 +100,11 @@ def test_a_run_that_nobody_trains_is_told(run: Path, tmp_path: Path, capsys: pyt
 def test_a_held_run_is_seen_and_left_alone(run: Path, tmp_path: Path):
     folder, other = unfinished(run, tmp_path / "held", 1), RunFolder.open(tmp_path / "held")
     folder.lock()
-    assert other.held
+    assert other.locked
     assert watch_frame(folder.path)[1] == "training"
     assert read_run(folder.path).notes[0].startswith("The run is still training")
     folder.release()
-    assert not other.held
+    assert not other.locked
 
 
 def test_mistakes(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]):
@@ -129,7 +130,7 @@ def test_tensorboard_has_the_numbers_of_the_log(run: Path):
 
 
 def test_without_tensorboard_nothing_is_begun(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     assert main(["train", "--out", str(tmp_path / "run"), "--tensorboard", *TINY]) == 2
     assert "pip install 'linfnet[tensorboard]'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -19,7 +19,7 @@ def train(folder: Path, dtype: torch.dtype, ranks: Group = ALONE) -> dict[str, t
     """Twenty steps; the weights, means, losses of all steps and test logits, at p and at re-estimated infinity."""
     recipe = load_recipe("digits", CHANGES)
     images, test = load("digits", "train"), load("digits", "test").first(101)
-    trainer = Trainer(RunFolder(folder, recipe), images, test, torch.device("cpu"), ranks)
+    trainer = Trainer(recipe, images, test, torch.device("cpu"), folder=RunFolder(folder, recipe), ranks=ranks)
     trainer.net.to(dtype)
     trainer.record = trainer.record.to(dtype)
     records: list[torch.Tensor] = []

@@ -91,7 +91,7 @@ def test_a_killed_process_is_replaced_and_the_run_finishes(processes: None, tmp_
     assert [event["epoch"] for event in events if event["event"] == "epoch"] == list(range(1, 25))
     (resumed,) = [event["step"] for event in events if event["event"] == "resume"]
     assert 0 < resumed < 120
-    assert json.loads((out / "results.json").read_text())["train"]["processes"] == 2
+    assert json.loads((out / "results.json").read_text())["training"]["processes"] == 2
 
 
 @pytest.mark.parametrize(

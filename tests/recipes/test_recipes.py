@@ -142,7 +142,7 @@ def test_a_recipe_without_a_named_objective_has_the_papers():
     [
         ("widht=3", "unknown key 'widht'; did you mean 'model.width'"),
         ("modl.width=3", "did you mean 'model.width'"),
-        ("eps=0.1", "not clear; wanted one of optimizer.eps, evaluation.eps"),
+        ("eps=0.1", "ambiguous; wanted one of optimizer.eps, evaluation.eps"),
         ("width=wide", "model.width is 'wide'; wanted a whole number"),
         ("width=12.5", "model.width is 12.5; wanted a whole number"),
         ("width=0", "model.width is 0; wanted a number of at least 1"),

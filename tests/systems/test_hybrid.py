@@ -12,10 +12,16 @@ from linfnet.boxes import inner_box
 from linfnet.data import load
 from linfnet.nn import LpDistance
 from linfnet.nn.margin import margin
-from linfnet.recipes import load_recipe
+from linfnet.recipes import Recipe, load_recipe
+from linfnet.schedules import StepState
 from linfnet.systems import system_of
 from linfnet.systems.hybrid import Hybrid, HybridNet, ScaledLinear
-from linfnet.systems.linear_bounds import least_margin, linear_bounds, worst_margins
+from linfnet.systems.layers import least_margin, linear_bounds, worst_margins
+from linfnet.train import step_state
+
+
+def state_at(recipe: Recipe, epoch: float) -> StepState:
+    return step_state(recipe, round(4 * epoch), 4)
 
 
 def small_net(seed: int = 0) -> HybridNet:
@@ -86,9 +92,12 @@ def test_without_a_perturbation_the_worst_case_is_the_cross_entropy():
     assert isinstance(system, Hybrid)
     net = small_net()
     pixels, labels = torch.rand(10, 1, 3, 3), torch.randint(4, (10,))
-    loss, logits = system.loss(recipe, net, pixels, labels, 0.0)
+    loss, logits = system.loss(recipe, net, pixels, labels, state_at(recipe, 0.0))
     torch.testing.assert_close(loss, F.cross_entropy(logits, labels))
-    grown = [system.loss(recipe, net, pixels, labels, epoch)[0].item() for epoch in (0.0, 10.0, 50.0, 300.0)]
+    grown = [
+        system.loss(recipe, net, pixels, labels, state_at(recipe, epoch))[0].item()
+        for epoch in (0.0, 10.0, 50.0, 300.0)
+    ]
     assert grown[0] < grown[1] < grown[2] == grown[3]
 
 

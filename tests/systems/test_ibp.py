@@ -13,10 +13,16 @@ from torch import nn
 from linfnet.boxes import inner_box
 from linfnet.errors import ArgumentError
 from linfnet.nn.margin import margin
-from linfnet.recipes import load_recipe
+from linfnet.recipes import Recipe, load_recipe
+from linfnet.schedules import StepState
 from linfnet.systems import system_of
-from linfnet.systems.convnets import ARCHITECTURES, Box, conv_layers, through
 from linfnet.systems.ibp import Ibp, IbpNet, balance, smooth_ramp, tightness
+from linfnet.systems.layers import ARCHITECTURES, Box, conv_layers, through
+from linfnet.train import step_state
+
+
+def state_at(recipe: Recipe, epoch: float) -> StepState:
+    return step_state(recipe, round(4 * epoch), 4)
 
 
 def small_net(seed: int, batch_norm: bool) -> IbpNet:
@@ -115,9 +121,9 @@ def test_without_a_perturbation_the_loss_is_the_cross_entropy(batch_norm: str):
     torch.manual_seed(0)
     net = IbpNet((1, 8, 8), 4, "small", batch_norm == "true")
     pixels, labels = torch.rand(10, 1, 8, 8), torch.randint(4, (10,))
-    loss, _ = system.loss(recipe, net, pixels, labels, 0.5)
+    loss, _ = system.loss(recipe, net, pixels, labels, state_at(recipe, 0.5))
     torch.testing.assert_close(loss, F.cross_entropy(net(pixels), labels))
-    assert system.loss(recipe, net, pixels, labels, 30.0)[0] > loss
+    assert system.loss(recipe, net, pixels, labels, state_at(recipe, 30.0))[0] > loss
 
 
 def test_the_perturbed_pixels_stay_in_range_and_the_regularisers_fade():
@@ -127,10 +133,10 @@ def test_the_perturbed_pixels_stay_in_range_and_the_regularisers_fade():
     pixels = torch.rand(10, 1, 8, 8).round()  # with a perturbation of 1 every box is [0, 1], whatever the image
     plain, regularised = (Ibp("small", False, Fraction(1), 0.0, 0.0, share) for share in (0.0, 0.5))
     late, amid = float(recipe.schedule.phases().total), 11.0
-    worst = plain.loss(recipe, net, pixels, labels, late)[0]
-    torch.testing.assert_close(plain.loss(recipe, net, 1 - pixels, labels, late)[0], worst)
-    torch.testing.assert_close(regularised.loss(recipe, net, pixels, labels, late)[0], worst)
-    more = [system.loss(recipe, net, pixels, labels, amid)[0] for system in (plain, regularised)]
+    worst = plain.loss(recipe, net, pixels, labels, state_at(recipe, late))[0]
+    torch.testing.assert_close(plain.loss(recipe, net, 1 - pixels, labels, state_at(recipe, late))[0], worst)
+    torch.testing.assert_close(regularised.loss(recipe, net, pixels, labels, state_at(recipe, late))[0], worst)
+    more = [system.loss(recipe, net, pixels, labels, state_at(recipe, amid))[0] for system in (plain, regularised)]
     assert more[1] > more[0] + 0.01
 
 
@@ -141,9 +147,11 @@ def test_kappa_goes_to_its_end():
     robust = Ibp("small", False, Fraction(1, 10), 0.0, 0.0, 0.0)
     late = float(recipe.schedule.phases().total)
     clean = F.cross_entropy(net(pixels), labels)
-    torch.testing.assert_close(system.loss(recipe, net, pixels, labels, 0.0)[0], clean)
-    worst = robust.loss(recipe, net, pixels, labels, late)[0]
-    torch.testing.assert_close(system.loss(recipe, net, pixels, labels, late)[0], 0.25 * clean + 0.75 * worst)
+    torch.testing.assert_close(system.loss(recipe, net, pixels, labels, state_at(recipe, 0.0))[0], clean)
+    worst = robust.loss(recipe, net, pixels, labels, state_at(recipe, late))[0]
+    torch.testing.assert_close(
+        system.loss(recipe, net, pixels, labels, state_at(recipe, late))[0], 0.25 * clean + 0.75 * worst
+    )
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -14,9 +14,15 @@ from torch import Tensor
 from linfnet.attacks import attack_all, known_attacks
 from linfnet.data import load
 from linfnet.evaluation import evaluate
-from linfnet.recipes import load_recipe
+from linfnet.recipes import Recipe, load_recipe
+from linfnet.schedules import StepState
 from linfnet.systems import system_of
 from linfnet.systems.smoothing import SmoothedNet, clopper_pearson
+from linfnet.train import step_state
+
+
+def state_at(recipe: Recipe, epoch: float) -> StepState:
+    return step_state(recipe, round(4 * epoch), 4)
 
 
 def tail(successes: int, trials: int, p: float) -> float:
@@ -121,6 +127,7 @@ def test_each_step_draws_noise_of_its_own_and_the_same_when_it_is_made_again():
     torch.manual_seed(0)
     net = system.build(recipe, images.info).eval()
     once, again, later = (
-        system.loss(recipe, net, images.pixels(), images.labels, epoch)[0].item() for epoch in (0.25, 0.25, 0.5)
+        system.loss(recipe, net, images.pixels(), images.labels, state_at(recipe, epoch))[0].item()
+        for epoch in (0.25, 0.25, 0.5)
     )
     assert once == again != later

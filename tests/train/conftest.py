@@ -23,7 +23,7 @@ TINY = (
 
 
 class Quiet:
-    """A watcher that remembers."""
+    """A watcher that stores its calls."""
 
     def __init__(self) -> None:
         self.events: list[dict] = []
@@ -44,8 +44,10 @@ def watcher() -> Quiet:
 @pytest.fixture
 def new_trainer(tmp_path: Path) -> Callable[..., Trainer]:
     def build(name: str = "run", *changes: str) -> Trainer:
-        folder = RunFolder.new(tmp_path / name, load_recipe("digits", [*TINY, *changes]))
-        trainer = Trainer(folder, load("digits", "train"), load("digits", "test"), torch.device("cpu"))
+        recipe = load_recipe("digits", [*TINY, *changes])
+        folder = RunFolder.new(tmp_path / name, recipe)
+        images, test = load("digits", "train"), load("digits", "test")
+        trainer = Trainer(recipe, images, test, torch.device("cpu"), folder=folder)
         folder.create()
         return trainer
 

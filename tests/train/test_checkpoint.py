@@ -20,7 +20,7 @@ def trained(new_trainer: Callable[..., Trainer], watcher) -> Trainer:
 
 
 def fresh(trainer: Trainer) -> Trainer:
-    return Trainer(trainer.folder, trainer.images, trainer.test, torch.device("cpu"))
+    return Trainer(trainer.recipe, trainer.images, trainer.test, torch.device("cpu"), folder=trainer.folder)
 
 
 def test_a_checkpoint_holds_model_optimizer_and_random_state(trained: Trainer):
@@ -94,9 +94,9 @@ def test_foreign_checkpoints_change_nothing(trained: Trainer, new_trainer: Calla
     refuse(model, "is not a checkpoint of this library")
     part = trained.folder.path / "part.safetensors"
     write_tensors(part, {"record": tensors["record"]}, metadata)
-    refuse(part, "lacks parts")
+    refuse(part, "is incomplete")
     write_tensors(part, {**tensors, "record": torch.zeros(2, 5)}, metadata)
-    refuse(part, "other data or another batch size")
+    refuse(part, "different data or a different batch size")
 
 
 def test_a_checkpoint_of_the_same_shape_but_another_recipe_is_refused(
@@ -104,11 +104,11 @@ def test_a_checkpoint_of_the_same_shape_but_another_recipe_is_refused(
 ):
     newest = find_checkpoints(trained.folder.checkpoints)[0]
     other = new_trainer("other", "seed=1")
-    with pytest.raises(LinfnetError, match="was written by a run with another recipe"):
+    with pytest.raises(LinfnetError, match="was written by a run with a different recipe"):
         load_checkpoint(newest, other.net, other.optimizer, other.record, other.recipe_digest)
     tensors, metadata = read_tensors(newest)
     bare = {name: tensor for name, tensor in tensors.items() if not name.startswith("optimizer.layers.1.weight")}
     write_tensors(newest, bare, metadata)
     again = fresh(trained)
-    with pytest.raises(LinfnetError, match=r"lacks parts of a checkpoint: the optimizer's state of layers\.1\.weight"):
+    with pytest.raises(LinfnetError, match=r"is incomplete: it has no optimizer state of layers\.1\.weight"):
         load_checkpoint(newest, again.net, again.optimizer, again.record, again.recipe_digest)

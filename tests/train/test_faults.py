@@ -18,7 +18,8 @@ from linfnet.cli.console import console
 from linfnet.cli.main import main
 from linfnet.errors import LinfnetError
 from linfnet.files import read_tensors
-from linfnet.train import RunFolder, Trainer, loop, read_results
+from linfnet.results import read_results
+from linfnet.train import RunFolder, Trainer, loop
 from linfnet.train.checkpoint import find_checkpoints
 
 SETTINGS = ["--set", "limit=200", "width=48", "depth=3", "epochs=[3, 12, 3]", "batch=32", "test_every=3"]
@@ -89,8 +90,8 @@ def test_a_full_disk_stops_the_run_and_keeps_the_last_checkpoint(
     kept = find_checkpoints(run / "checkpoints")
     assert 1 <= len(kept) < 18
     assert "No space left on device" in line
-    assert f"its last checkpoint, {kept[0].stem}, is kept" in line
-    assert line.endswith(f"go on with: linfnet train --resume {run}")
+    assert f"its last checkpoint is {kept[0].stem};" in line
+    assert line.endswith(f"resume it with: linfnet train --resume {run}")
     assert not list(run.rglob("*.tmp"))
     assert main(["train", "--resume", str(run)]) == 2  # still full
     assert find_checkpoints(run / "checkpoints") == kept
@@ -115,13 +116,13 @@ def test_a_file_size_limit_is_told_like_a_full_disk(new_trainer: Callable[..., T
                 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
 
     try:
-        with pytest.raises(LinfnetError, match="File too large; its last checkpoint, step-000000006, is kept"):
+        with pytest.raises(LinfnetError, match="File too large; its last checkpoint is step-000000006"):
             trainer.run(Tightener())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.stem for path in find_checkpoints(trainer.folder.checkpoints)] == ["step-000000006", "step-000000003"]
     assert not list(trainer.folder.path.rglob("*.tmp"))
-    again = Trainer(trainer.folder, trainer.images, trainer.test, torch.device("cpu"))
+    again = Trainer(trainer.recipe, trainer.images, trainer.test, torch.device("cpu"), folder=trainer.folder)
     assert again.resume() == []
     assert again.progress.step == 6
     again.run(watcher)
@@ -149,10 +150,10 @@ def test_any_file_may_be_the_one_that_fails(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", replace)
         patch.setattr(Path, "open", open_file)
-        with pytest.raises(LinfnetError, match=f"the run is stopped: .*{name}: no; its last checkpoint, step-"):
+        with pytest.raises(LinfnetError, match=f"the run stopped: .*{name}: no; its last checkpoint is step-"):
             trainer.run(watcher)
     assert not trainer.folder.finished
-    again = Trainer(trainer.folder, trainer.images, trainer.test, torch.device("cpu"))
+    again = Trainer(trainer.recipe, trainer.images, trainer.test, torch.device("cpu"), folder=trainer.folder)
     again.resume()
     again.run(watcher)
     assert again.folder.finished
@@ -170,14 +171,14 @@ def test_a_kill_in_the_last_moment_can_be_resumed_and_recorded(
             raise KeyboardInterrupt
         logged(folder, event, **values)
 
-    def add_results(*_: object) -> None:
+    def write_training(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         if moment == "finish":
             patch.setattr(RunFolder, "log", log)
         else:
-            patch.setattr(loop, "add_results", add_results)
+            patch.setattr(loop, "write_training", write_training)
         with pytest.raises(KeyboardInterrupt):
             trainer.run(watcher)
     trainer.folder.release()
@@ -212,7 +213,7 @@ def test_a_cut_recipe_is_told_and_not_filled_up_with_defaults(new_trainer: Calla
     folder = new_trainer().folder.path
     whole = (folder / "recipe.toml").read_text()
     (folder / "recipe.toml").write_text(whole[: whole.index(kept)] if kept else "")
-    with pytest.raises(LinfnetError, match=r"recipe.toml was cut short"):
+    with pytest.raises(LinfnetError, match=r"recipe.toml is truncated"):
         RunFolder.open(folder)
 
 
@@ -224,7 +225,7 @@ def test_a_file_system_without_locks_is_not_taken_for_another_process(
 
     monkeypatch.setattr("fcntl.flock", refuse)
     assert main(["train", "digits", *SETTINGS, "--out", str(tmp_path / "run")]) == 2
-    assert "run cannot be held for this process: No locks available" in capsys.readouterr().err
+    assert "run cannot be locked: No locks available" in capsys.readouterr().err
 
 
 def test_a_place_where_nothing_can_be_made_is_told_at_once(capsys: pytest.CaptureFixture[str]):
@@ -254,7 +255,7 @@ def test_a_closed_terminal_stops_the_run_with_a_checkpoint_unless_hangups_are_ig
         signal.signal(signal.SIGHUP, before)
     steps = [path.stem for path in find_checkpoints(run / "checkpoints")]
     assert (code, steps) == ((0, ["step-000000126"]) if ignored else (130, ["step-000000021"]))
-    assert ("stopped at step 21; go on with" in capsys.readouterr().err) == (not ignored)
+    assert ("stopped at step 21; resume it with" in capsys.readouterr().err) == (not ignored)
 
 
 def test_a_second_process_is_kept_out_and_the_first_goes_on(processes: None, tmp_path: Path):
@@ -287,7 +288,7 @@ def test_a_cut_checkpoint_is_passed_over(new_trainer: Callable[..., Trainer], wa
     trainer.run(watcher)
     newest = find_checkpoints(trainer.folder.checkpoints)[0]
     newest.write_bytes(newest.read_bytes()[: int(share * newest.stat().st_size)])
-    again = Trainer(trainer.folder, trainer.images, trainer.test, torch.device("cpu"))
+    again = Trainer(trainer.recipe, trainer.images, trainer.test, torch.device("cpu"), folder=trainer.folder)
     (complaint,) = again.resume()
     assert f"{newest.name} is truncated" in complaint
     assert again.progress.step == 12

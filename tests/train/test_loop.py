@@ -5,21 +5,24 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
+from linfnet.epsilon import format_epsilon
 from linfnet.errors import LinfnetError
 from linfnet.nn import LinfNet
 from linfnet.recipes import load_recipe
+from linfnet.results import read_results
 from linfnet.train import RunFolder, StoppedError, Trainer
-from linfnet.train.steps import build_optimizer, step_values
+from linfnet.train.steps import build_optimizer, step_state
 
 
 def test_a_run_leaves_a_whole_folder(new_trainer: Callable[..., Trainer], watcher):
     trainer = new_trainer()
-    trainer.run(watcher)
+    result = trainer.run(watcher)
     folder = trainer.folder.path
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     assert names == {
@@ -42,10 +45,11 @@ def test_a_run_leaves_a_whole_folder(new_trainer: Callable[..., Trainer], watche
     )
     for event in epochs:
         assert event["above"] + event["between"] + event["below"] == pytest.approx(1)
-    results = json.loads((folder / "results.json").read_text())["train"]
+    training = read_results(folder).training
+    assert training == result
     last_test = [event for event in events if event["event"] == "test"][-1]
-    assert results["clean"] == last_test["clean"]
-    assert results["certified"] == last_test["certified"]
+    assert training.test.clean == last_test["clean"]
+    assert {format_epsilon(eps): share for eps, share in training.test.certified.items()} == last_test["certified"]
     environment = json.loads((folder / "env.json").read_text())
     assert environment["torch"] == torch.__version__.split("+")[0] or environment["torch"] == torch.__version__
 
@@ -79,9 +83,9 @@ def test_a_stop_request_writes_a_checkpoint_in_mid_epoch_and_resume_repeats_ever
                 os.kill(os.getpid(), number)
 
     stopped = new_trainer("stopped", "checkpoint_every=0")
-    with pytest.raises(StoppedError, match="stopped at step 7; go on with: linfnet train --resume"):
+    with pytest.raises(StoppedError, match="stopped at step 7; resume it with: linfnet train --resume"):
         stopped.run(Stopper())
-    resumed = Trainer(stopped.folder, stopped.images, stopped.test, torch.device("cpu"))
+    resumed = Trainer(stopped.recipe, stopped.images, stopped.test, torch.device("cpu"), folder=stopped.folder)
     assert resumed.resume() == []
     assert resumed.progress.step == 7
     resumed.run(watcher)
@@ -116,7 +120,7 @@ def test_a_run_killed_at_its_end_finishes_with_the_same_model(
     else:
         with pytest.raises(StoppedError):
             trainer.run(Stopper())
-    resumed = Trainer(trainer.folder, trainer.images, trainer.test, torch.device("cpu"))
+    resumed = Trainer(trainer.recipe, trainer.images, trainer.test, torch.device("cpu"), folder=trainer.folder)
     resumed.resume()
     assert resumed.progress.step == last_step
     resumed.run(watcher)
@@ -132,7 +136,7 @@ def test_schedule_values_reach_the_net_and_the_optimizer(new_trainer: Callable[.
     trainer.progress.step = 5
     pixels, labels = next(trainer._batches(1, 2))
     trainer._step(2, pixels, labels)
-    values = step_values(trainer.recipe, 5, 3)
+    values = step_state(trainer.recipe, 5, 3)
     assert trainer.net.p == values.p == pytest.approx(8 * 125 ** (2 / 9))
     rates = [group["lr"] for group in trainer.optimizer.param_groups]
     assert rates == pytest.approx([values.lr, values.lr / 5])
@@ -160,7 +164,7 @@ def test_every_objective_trains_stops_and_resumes(new_trainer: Callable[..., Tra
     assert losses[1] < losses[0]
     assert (trainer.net.scale.item() == 1.0) is (not trainer.recipe.loss.learns_scale)
     (trainer.folder.path / "results.json").unlink()
-    resumed = Trainer(trainer.folder, trainer.images, trainer.test, torch.device("cpu"))
+    resumed = Trainer(trainer.recipe, trainer.images, trainer.test, torch.device("cpu"), folder=trainer.folder)
     assert resumed.resume() == []
     assert all(torch.equal(a, b) for a, b in zip(trainer.net.parameters(), resumed.net.parameters(), strict=True))
 
@@ -173,7 +177,7 @@ def test_a_diverging_loss_stops_the_run_and_keeps_the_last_checkpoint(new_traine
             if step == 7:
                 trainer.net.layers[0].weight.data.fill_(math.nan)
 
-    with pytest.raises(LinfnetError, match=r"the loss is nan at step 7 \(epoch 3, p = .*look at optimizer.lr"):
+    with pytest.raises(LinfnetError, match=r"the loss is nan at step 7 \(epoch 3, p = .*check optimizer.lr"):
         trainer.run(Saboteur())
     assert [path.name for path in trainer.folder.checkpoints.iterdir()].count("step-000000006.safetensors") == 1
     assert not trainer.folder.finished
@@ -186,8 +190,7 @@ def test_the_metrics_at_infinity_use_means_of_infinity(new_trainer: Callable[...
     assert first["accuracy_at_p"] > 0.5
     assert first["clean"] > 0.8 * first["accuracy_at_p"]  # stale means would leave it near chance
     # A run that ends before infinity still writes a model whose means fit infinity.
-    results = json.loads((trainer.folder.path / "results.json").read_text())["train"]
-    assert results["clean"] > 0.4
+    assert read_results(trainer.folder.path).training.test.clean > 0.4
 
 
 def test_checkpoints_come_by_the_clock_too(new_trainer: Callable[..., Trainer], watcher):
@@ -211,16 +214,40 @@ def test_a_folder_serves_one_process(new_trainer: Callable[..., Trainer], tmp_pa
         new_trainer()
 
 
-def test_somebody_who_looks_does_not_keep_a_run_from_starting(tmp_path: Path):
-    """Asking whether a run is held takes its lock for a moment."""
+def test_a_test_of_the_lock_does_not_prevent_a_run_from_starting(tmp_path: Path):
+    """`locked` takes the lock for a moment; so may the version of another release, as a shared one."""
     folder = RunFolder(tmp_path, load_recipe("digits"))
     folder.lock()
     folder.release()
-    looking = os.open(tmp_path / ".lock", os.O_RDONLY)
-    fcntl.flock(looking, fcntl.LOCK_SH)
-    gone = threading.Timer(0.05, os.close, [looking])
-    gone.start()
+    testing = os.open(tmp_path / ".lock", os.O_RDONLY)
+    fcntl.flock(testing, fcntl.LOCK_SH)
+    end = threading.Timer(0.05, os.close, [testing])
+    end.start()
     folder.lock()
-    gone.join()
-    assert folder.held
+    end.join()
+    assert folder.locked
     folder.release()
+    assert not folder.locked
+
+
+def test_tests_of_the_lock_do_not_disturb_each_other(tmp_path: Path):
+    folder = RunFolder(tmp_path, load_recipe("digits"))
+    folder.lock()
+    folder.release()
+    with ThreadPoolExecutor(4) as pool:
+        assert not any(pool.map(lambda _: RunFolder(tmp_path, folder.recipe).locked, range(40)))
+
+
+def test_without_a_folder_nothing_is_written(
+    new_trainer: Callable[..., Trainer], watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    expected = new_trainer()
+    recipe, images, test = expected.recipe, expected.images, expected.test
+    before = sorted(tmp_path.rglob("*"))
+    trainer = Trainer(recipe, images, test, torch.device("cpu"))
+    result = trainer.run()
+    assert sorted(tmp_path.rglob("*")) == before
+    expected.run(watcher)
+    assert all(torch.equal(a, b) for a, b in zip(trainer.net.parameters(), expected.net.parameters(), strict=True))
+    assert result.test == read_results(expected.folder.path).training.test

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from linfnet.data import load
 from linfnet.recipes import load_recipe
-from linfnet.train import RunFolder, Trainer
+from linfnet.train import Trainer
 
 FEW = ["data.name=digits", "data.limit=96", "optimizer.batch=32", "data.pad=1", "schedule.epochs=[2, 4, 1]"]
 LR, DECAY, BETA1, BETA2, EPS = 0.02, 5e-3, 0.9, 0.99, 1e-10
@@ -64,10 +63,10 @@ def decayed(weight: Tensor, p: float, amount: float) -> Tensor:
     ("name", "loss_of", "depth"),
     [("cifar10-8-2021", hinge_of_2021, 3), ("cifar10-8-hybrid", worst_case_of_the_mlp, 2)],
 )
-def test_a_run_takes_the_published_steps(name: str, loss_of: Callable[..., Tensor], depth: int, tmp_path: Path):
+def test_a_run_takes_the_published_steps(name: str, loss_of: Callable[..., Tensor], depth: int):
     recipe = load_recipe(name, [*FEW, f"model.depth={depth}", "model.width=24", "run.test_every=0"])
     images = load("digits", "train")
-    trainer = Trainer(RunFolder.new(tmp_path / "run", recipe), images, images.first(10), torch.device("cpu"))
+    trainer = Trainer(recipe, images, images.first(10), torch.device("cpu"))
     net, steps = trainer.net.train(), trainer.steps_per_epoch
     weights = {key: value.detach().double() for key, value in net.named_parameters() if key != "scale"}
     first, second = ({key: torch.zeros_like(value) for key, value in weights.items()} for _ in range(2))

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linfnet.data import SetInfo
-from linfnet.errors import ArgumentError, at_least
+from linfnet.errors import at_least
 from linfnet.nn.classifier import Classifier
 from linfnet.recipes import Recipe
 from linfnet.schedules import StepState
 from linfnet.systems.layers import (
-    ARCHITECTURES,
     Box,
     bound_preserving_init,
+    check_architecture,
     conv_layers,
     least_margin,
     through,
@@ -149,9 +149,7 @@ class Ibp(System):
     regularisation: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.architecture not in ARCHITECTURES:
-            known = ", ".join(ARCHITECTURES)
-            raise ArgumentError(f"system.architecture is {self.architecture!r}; wanted one of {known}")
+        check_architecture(self.architecture)
         at_least("system.eps_train", float(self.eps_train), 0, most=1)
         at_least("system.kappa_start", self.kappa_start, 0, most=1)
         at_least("system.kappa_end", self.kappa_end, 0, most=1)

@@ -31,14 +31,19 @@ ARCHITECTURES = {
 }
 
 
+def check_architecture(name: str, key: str = "system.architecture") -> None:
+    """Raise an error that names the key unless it is the name of an architecture."""
+    if name not in ARCHITECTURES:
+        raise ArgumentError(f"{key} is {name!r}; wanted one of {', '.join(ARCHITECTURES)}")
+
+
 def conv_layers(name: str, image_shape: Sequence[int], batch_norm: bool) -> tuple[nn.Sequential, int]:
     """All layers except the last linear one, and the number of features they return.
 
     >>> conv_layers("small", (1, 28, 28), False)[1]
     100
     """
-    if name not in ARCHITECTURES:
-        raise ArgumentError(f"architecture is {name!r}; wanted one of {', '.join(ARCHITECTURES)}")
+    check_architecture(name, "architecture")
     architecture, (channels, height, width) = ARCHITECTURES[name], image_shape
     layers: list[nn.Module] = []
     for out, kernel, stride in architecture.convolutions:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from linfnet.boxes import check_images
 from linfnet.data import SetInfo
-from linfnet.errors import ArgumentError, at_least
+from linfnet.errors import at_least
 from linfnet.nn.classifier import Classifier
 from linfnet.recipes import Recipe
 from linfnet.schedules import StepState
-from linfnet.systems.layers import ARCHITECTURES, conv_layers
+from linfnet.systems.layers import check_architecture, conv_layers
 from linfnet.systems.system import OBJECTIVE, RELAXATION, SYSTEMS, System
 
 
@@ -169,9 +169,7 @@ class Smoothing(System):
     votes: int = 8
 
     def __post_init__(self) -> None:
-        if self.architecture not in ARCHITECTURES:
-            known = ", ".join(ARCHITECTURES)
-            raise ArgumentError(f"system.architecture is {self.architecture!r}; wanted one of {known}")
+        check_architecture(self.architecture)
         at_least("system.sigma", self.sigma, 0, strictly=True)
         at_least("system.samples", self.samples, 1)
         at_least("system.alpha", self.alpha, 0, strictly=True, most=0.5)

@@ -10,7 +10,6 @@ from linfnet.train.run_folder import parse_events as parse_events
 from linfnet.train.run_folder import resume_hint as resume_hint
 from linfnet.train.runs import Display as Display
 from linfnet.train.runs import new_run_path as new_run_path
-from linfnet.train.runs import no_display as no_display
 from linfnet.train.runs import resume_run as resume_run
 from linfnet.train.runs import start_run as start_run
 from linfnet.train.steps import step_state as step_state

@@ -123,7 +123,7 @@ class Trainer:
             self._output.rewind(self.progress.step)
         return errors
 
-    def run(self, watcher: Watcher) -> TrainingResult:
+    def run(self, watcher: Watcher | None = None) -> TrainingResult:
         """Train to the end of the schedule, and write the model."""
         settings = self.recipe.run
         self.net.train()
@@ -142,7 +142,7 @@ class Trainer:
                     self._stop()
             return self._finish()
 
-    def _epoch(self, watcher: Watcher, stop: StopRequest) -> None:
+    def _epoch(self, watcher: Watcher | None, stop: StopRequest) -> None:
         """Train from the current step to the end of its epoch."""
         epoch, done = divmod(self.progress.step, self.steps_per_epoch)
         start = time.perf_counter() - self.progress.seconds
@@ -153,7 +153,8 @@ class Trainer:
             if self.device.type == "cpu":
                 check_finite(self.record[row : row + 1], self.progress.step - 1, self.recipe, self.steps_per_epoch)
                 self.last_epoch = summarise(self.record[: row + 1], self.sizes[: row + 1])
-            watcher.step(self.progress.step, state, self.last_epoch)
+            if watcher:
+                watcher.step(self.progress.step, state, self.last_epoch)
             if row + 1 == self.steps_per_epoch:
                 break  # `run` saves and stops between two epochs
             stopping = self.ranks.any(stop.requested)
@@ -226,12 +227,13 @@ class Trainer:
         batches = pixel_batches(self.images.first(MEAN_IMAGES), self.batch)
         return (batch[self.ranks.share(len(batch))] for batch in batches)
 
-    def _log(self, watcher: Watcher, event: str, values: dict[str, Any]) -> None:
+    def _log(self, watcher: Watcher | None, event: str, values: dict[str, Any]) -> None:
         epoch = self.progress.step // self.steps_per_epoch
         entry = {"epoch": epoch, "step": self.progress.step, "seconds": round(self.progress.seconds, 3), **values}
         if self._output:
             self._output.log(event, **entry)
-        watcher.event({"event": event, **entry})
+        if watcher:
+            watcher.event({"event": event, **entry})
 
     def _save(self) -> None:
         if self._output:

@@ -204,7 +204,8 @@ def _is_event(event: dict[str, Any]) -> bool:
     if kind == "test":
         certified: Any = event.get("certified")
         numbers += certified.values() if isinstance(certified, dict) else [None]
-    return isinstance(kind, str) and all(isinstance(number, int | float) for number in numbers)
+    known = isinstance(kind, str) and all(isinstance(number, int | float) for number in numbers)
+    return known and (kind != "epoch" or event["epoch"] >= 1)
 
 
 def resume_hint(path: Path) -> str:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,25 +12,11 @@ from linfnet.data import load
 from linfnet.distributed.group import ALONE, Ranks
 from linfnet.files import cut_short
 from linfnet.recipes import Recipe
-from linfnet.schedules import StepState
 from linfnet.train.loop import Trainer, Watcher
 from linfnet.train.run_folder import RunFolder
 
 Display = Callable[[Trainer], AbstractContextManager[Watcher]]
 """Opens an observer for a run."""
-
-
-class Silent:
-    """A `Watcher` that shows nothing."""
-
-    def step(self, step: int, state: StepState, so_far: dict[str, float]) -> None: ...
-
-    def event(self, event: dict[str, Any]) -> None: ...
-
-
-def no_display(trainer: Trainer) -> AbstractContextManager[Watcher]:
-    """The `Display` of a run that shows nothing."""
-    return contextlib.nullcontext(Silent())
 
 
 def new_run_path(name: str) -> Path:
@@ -40,7 +25,7 @@ def new_run_path(name: str) -> Path:
 
 
 def start_run(
-    recipe: Recipe, out: Path, device: torch.device, ranks: Ranks = ALONE, *, display: Display = no_display
+    recipe: Recipe, out: Path, device: torch.device, ranks: Ranks = ALONE, *, display: Display | None = None
 ) -> RunFolder:
     """Train a recipe into a new folder. Nothing is written before the data are loaded and the net is built.
 
@@ -57,14 +42,16 @@ def start_run(
     try:
         if ranks.first:
             folder.create()
-        with display(trainer) as watcher:
+        with display(trainer) if display else contextlib.nullcontext() as watcher:
             trainer.run(watcher)
     finally:
         folder.release()
     return folder
 
 
-def resume_run(folder: RunFolder, device: torch.device, ranks: Ranks = ALONE, *, display: Display = no_display) -> bool:
+def resume_run(
+    folder: RunFolder, device: torch.device, ranks: Ranks = ALONE, *, display: Display | None = None
+) -> bool:
     """Continue a run from its newest valid checkpoint; False if it has finished and its model is valid.
 
     The observer first gets an event `resume` with the step and the errors of invalid checkpoints.
@@ -77,8 +64,9 @@ def resume_run(folder: RunFolder, device: torch.device, ranks: Ranks = ALONE, *,
         name = folder.recipe.data.name
         trainer = Trainer(folder.recipe, load(name, "train"), load(name, "test"), device, folder=folder, ranks=ranks)
         errors = trainer.resume()
-        with display(trainer) as watcher:
-            watcher.event({"event": "resume", "step": trainer.progress.step, "errors": errors})
+        with display(trainer) if display else contextlib.nullcontext() as watcher:
+            if watcher:
+                watcher.event({"event": "resume", "step": trainer.progress.step, "errors": errors})
             trainer.run(watcher)
         return True
     finally:
