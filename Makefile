@@ -1,29 +1,37 @@
-# Every target sets up what it needs in .venv; nothing is to be installed by hand but Python >= 3.11.
+# Every target installs what it needs into .venv; only Python >= 3.11 has to be there.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test check docs bench clean
+.PHONY: help setup demo test test-fast check docs bench clean
 
 help:
-	@echo "make setup   install linfnet into .venv"
-	@echo "make demo    train, attack and certify a small net (minutes on a CPU)"
-	@echo "make test    static checks and all tests"
-	@echo "make check   static checks alone: ruff, pyright"
-	@echo "make docs    build the documentation into build/site and check its links"
-	@echo "make bench   time the CPU kernels beside torch.cdist and a matrix product"
-	@echo "make clean   remove .venv and build files"
+	@echo "make setup       install linfnet into .venv"
+	@echo "make demo        train, attack and certify a small net (minutes on a CPU)"
+	@echo "make test        static checks and all tests"
+	@echo "make test-fast   tests without processes, browser and emulator (under a minute)"
+	@echo "make check       static checks: ruff, pyright"
+	@echo "make docs        generate the tables of the documentation, build it into build/site, check its links"
+	@echo "make bench       time the CPU kernels, torch.cdist and a matrix product"
+	@echo "make clean       remove .venv and build files"
 
 setup: .venv/.installed
 
 demo: setup
 	$(BIN)/linfnet demo
 
+USES_DISTANCES := attacks certificates distributed export nn systems theory train test_comparison.py test_evaluation.py test_objectives.py
+
+# The second pass runs the tests of folders that compute distances again, with the reference instead of the kernels.
 test: check
 	$(BIN)/pytest --numprocesses 2
-	$(BIN)/pytest --numprocesses 2 --impl reference --ignore=tests/ops --ignore=tests/report --ignore=tests/serve --ignore=tests/test_browser.py tests
+	$(BIN)/pytest --numprocesses 2 --impl reference -m "not process and not browser" $(addprefix tests/,$(USES_DISTANCES))
+
+test-fast: .venv/.installed-dev
+	$(BIN)/pytest --numprocesses 2 -m "not process and not browser and not emulator and not slow and not gpu"
 
 docs: .venv/.installed-docs
+	$(BIN)/python -m tools.generate_docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python docs/_site/check.py build/site
 

@@ -1,8 +1,8 @@
-"""What each attack leaves of a trained net, on the same samples.
+"""Accuracy of a trained net under each attack, on the same samples.
 
 Claim: PGD along smoothed slopes breaks strictly more images of the packaged net than the paper's PGD-100, at eps = 0.1
-and at 0.3. Attacks every test image that is rightly classified and not certified: no attack can break a certified one,
-which benchmarks/soundness.py puts to the test. Writes records/attacks.json.
+and at 0.3. Attacks every test image that is correctly classified and not certified: no attack can break a certified one
+(benchmarks/soundness.py tests this). Writes records/attacks.json.
 
     python benchmarks/attacks.py [--model mnist-small] [--data mnist] [--eps 0.1 0.3]
 """
@@ -30,7 +30,7 @@ STEPS = 100
 
 
 def attacks(net: LinfNet, epsilon: Fraction) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
-    """Each attack by name: 100 steps from one start; those of `linfnet attack` from two."""
+    """Return each attack by name: 100 steps from one start; those of `linfnet attack` from two."""
     suite = known_attacks(steps=STEPS)
 
     def along(p: float) -> Callable[[Tensor, Tensor], Tensor]:
@@ -52,7 +52,7 @@ def seeded() -> torch.Generator:
 
 
 def try_all(net: LinfNet, test: ImageSet, epsilon: Fraction) -> dict[str, object]:
-    """The row of one epsilon: shares of all test images."""
+    """Return the row of one epsilon: shares of all test images."""
     right: list[Tensor] = []
     certified: list[Tensor] = []
     for part in torch.arange(len(test)).split(BATCH):

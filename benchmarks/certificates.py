@@ -1,9 +1,9 @@
-"""The price of certificates on one machine.
+"""The time that certificates take on one machine.
 
 Claim: certifying every image at 50 values of eps by the margin costs at most 1.2 times one forward pass, for nets of
 the size of the packaged one and larger. Times random nets (the cost does not depend on the weights) of four layers on
-random images, by turns; prints the ratio of the medians, by the clock on the wall and by processor time (which other
-work on the machine disturbs less), and writes records/certificates.json.
+random images, alternately; prints the ratio of the medians in wall-clock time and in processor time (which depends less
+on other work of the machine), and writes records/certificates.json.
 
     python benchmarks/certificates.py [--images 10000] [--widths 256 320 1024] [--runs 9] [--threads 1]
 """
@@ -38,7 +38,7 @@ def certify(net: LinfNet, images: Tensor) -> None:
 
 @torch.no_grad()
 def measure(width: int, count: int, runs: int) -> dict[str, object]:
-    """Seconds of each run, forward passes and certificates by turns, and the ratio of their medians."""
+    """Return the seconds of forward passes and certificates, run alternately, and the ratio of their medians."""
     net = LinfNet((1, 28, 28), 10, (width,) * 3, mean=0.1307, std=0.3081).eval()
     images = torch.rand(count, 1, 28, 28)
     seconds = {clock: {"forward": list[float](), "certify": list[float]()} for clock in CLOCKS}

@@ -1,6 +1,6 @@
 """CPU speed: our kernels, `torch.cdist` and a matrix product of the same shape, in one process.
 
-The contenders of a case take turns, so that other work on the machine hurts all alike; ratios are of the best times.
+The contenders of a case run alternately, so that other work on the machine affects all; ratios are of best times.
 Prints a table that marks the acceptance ratios and appends one row per measurement to records/cpu-bench.jsonl.
 
     python benchmarks/cpu.py [--rounds 3] [--quick]
@@ -28,7 +28,7 @@ RECORD = Path(__file__).resolve().parent.parent / "records" / "cpu-bench.jsonl"
 Call = Callable[[], object]
 Times = dict[str, list[float]]
 
-# (shape, p, direction) -> at least so many times the speed of (the matrix product, cdist); None where nothing is asked.
+# (shape, p, direction) -> required ratio of speed to (the matrix product, cdist); None where nothing is required.
 LARGE, SMALL, HEAD = (256, 1024, 1024), (1, 64, 64), (512, 10, 5120)
 WANTED: dict[tuple[tuple[int, int, int], float, str], tuple[float | None, float | None]] = {
     (LARGE, math.inf, "forward"): (0.5, 10),
@@ -47,7 +47,7 @@ WANTED: dict[tuple[tuple[int, int, int], float, str], tuple[float | None, float 
 
 
 def contenders(state: State, direction: str) -> dict[str, Call]:
-    """What to call for each contender."""
+    """Return the function to call for each contender."""
     x, w, p = state.x, state.w, state.p
     operations: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
         "matmul": lambda x, w: x @ w.t(),
@@ -62,7 +62,7 @@ def contenders(state: State, direction: str) -> dict[str, Call]:
 
 
 def measure(calls: dict[str, Call], rounds: int) -> Times:
-    """Seconds per call, the contenders in turn; short calls are repeated within a round."""
+    """Return the seconds per call, the contenders alternating; short calls are repeated within a round."""
     repeats: dict[str, tuple[int, int]] = {}
     for name, call in calls.items():
         call()
@@ -84,7 +84,7 @@ def measure(calls: dict[str, Call], rounds: int) -> Times:
 
 
 def cpu_name() -> str:
-    """The model of the processor."""
+    """Return the model of the processor."""
     path = Path("/proc/cpuinfo")
     for line in path.read_text().splitlines() if path.exists() else ():
         if line.startswith("model name"):
@@ -93,14 +93,14 @@ def cpu_name() -> str:
 
 
 def commit() -> str:
-    """The commit of the source, with a plus sign where files differ from it."""
+    """Return the commit of the source, with a plus sign if files differ from it."""
     command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     return result.stdout.strip() or "unknown"
 
 
 def rows(state: State, direction: str, times: Times, machine: dict[str, object]) -> list[dict[str, object]]:
-    """One row of data per contender."""
+    """Return one row of data per contender."""
     shape = (state.x.shape[0], state.w.shape[0], state.x.shape[1])
     result: list[dict[str, object]] = []
     for name, seconds in times.items():
@@ -113,20 +113,20 @@ def rows(state: State, direction: str, times: Times, machine: dict[str, object])
 
 
 def mark(ratio: float, wanted: float | None) -> str:
-    """A ratio as the table shows it."""
+    """Format a ratio for the table."""
     if wanted is None:
         return f"{ratio:.2f}"
     return f"[{'green' if ratio >= wanted else 'bold red'}]{ratio:.2f}[/] (≥ {wanted:g})"
 
 
 def line(state: State, direction: str, times: Times) -> list[str]:
-    """One line of the table."""
+    """Return one line of the table."""
     shape = (state.x.shape[0], state.w.shape[0], state.x.shape[1])
     best = {name: min(seconds) for name, seconds in times.items()}
     over_product, over_cdist = WANTED.get((shape, state.p, direction), (None, None))
     cells = ["x".join(map(str, shape)), f"{state.p:g}", direction, state.source]
     cells += [f"{best[name] * 1e3:.3f}" for name in ("ours", "matmul", "cdist")]
-    # The acceptance at large p is about trained states.
+    # At large p the required ratios hold for trained states.
     if state.p not in (8.0, math.inf) and state.source == "random":
         over_product, over_cdist = None, None
     return [

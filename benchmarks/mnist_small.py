@@ -1,6 +1,6 @@
-"""A small net on real MNIST, on a CPU, beside the nearest-neighbour net of Theorem 1 on 5,000 training images.
+"""A small net on real MNIST, on a CPU, compared with the nearest-neighbour net of Theorem 1 on 5,000 training images.
 
-Claim: through all three phases a net of width 256 passes 95 % clean accuracy at p = infinity, and certifies more test
+Claim: through all three phases a net of width 256 exceeds 95 % clean accuracy at p = infinity, and certifies more test
 images at eps = 0.1 than the construction does. Writes records/mnist-small.json; needs `linfnet data fetch mnist`.
 """
 
@@ -28,7 +28,7 @@ NEIGHBOURS = 5000
 
 
 def certified_without_attack(net: LinfNet, images: ImageSet, epsilon: Fraction) -> dict[str, float]:
-    """Clean and certified accuracy; the attack on 5,000 hidden neurons would take hours and prove nothing."""
+    """Return clean and certified accuracy; the attack on 5,000 hidden neurons would take hours and add nothing."""
     logits = predict(net, images)
     by_margin = real_certified(logits, images.labels, net.lipschitz, epsilon)
     parts = torch.arange(len(images)).split(500)

@@ -1,11 +1,11 @@
-"""Soundness campaign: certified samples attacked by everything, at 0.999 of their certified radius.
+"""Soundness campaign: certified samples attacked by all attacks at 0.999 of their certified radius.
 
 Claim: no sample is broken. Random nets of many shapes and trained ones (a model with its data set) are certified; each
 sample is attacked inside its own larger certified radius by the paper's PGD, by best-iterate PGD along sparse and
 smoothed slopes with three objectives and against two single rivals, by Square, and, where a sample has at most 12
-pixels, by all corners of its box. (The paper's PGD takes one eps: forty neighbours in radius share the smallest.
-AutoAttack is left out, being too slow.) Works in shards and writes records/soundness.json after each: a run that was
-stopped goes on where it was.
+pixels, by all corners of its box. (The paper's PGD takes one eps: forty samples with similar radii share the smallest.
+AutoAttack is too slow for this.) Works in shards and writes records/soundness.json after each: an interrupted run is
+resumed by the same command.
 
     python benchmarks/soundness.py [--samples 100000] [--steps 10] [--model RUN DATA COUNT]...
 """
@@ -35,7 +35,7 @@ BATCH = 400
 
 
 def random_net(seed: int) -> LinfNet:
-    """Shapes, depths, widths, spreads of weights and kinds of steps by turns."""
+    """Yield nets of varying shapes, depths, widths, spreads of weights and kinds of steps."""
     torch.manual_seed(seed)
     shape = SHAPES[seed % len(SHAPES)]
     hidden = tuple(int(width) for width in torch.randint(2, 24, (seed % 4,)))
@@ -52,7 +52,7 @@ def random_net(seed: int) -> LinfNet:
 
 
 def corners(net: LinfNet, images: Tensor, labels: Tensor, epsilons: Tensor) -> Tensor:
-    """The least margin [n] over all corners of the boxes, where a net is most likely to break."""
+    """Return the smallest margin [n] over all corners of the boxes."""
     low, high = (end.flatten(1).unsqueeze(1) for end in inner_box(images, epsilons))
     choice = torch.tensor(list(itertools.product([False, True], repeat=low.shape[2])))
     gaps = []
@@ -64,7 +64,7 @@ def corners(net: LinfNet, images: Tensor, labels: Tensor, epsilons: Tensor) -> T
 
 
 def gradient_attacks(classes: int) -> Iterator[tuple[str, str, float, int]]:
-    """(name, objective, p, rival) of each search along slopes."""
+    """Return (name, objective, p, rival) of each gradient attack."""
     for p in (16.0, 64.0, math.inf):
         for objective in ("margin", "dlr", "ce"):
             yield f"{objective} p={p:g}", objective, p, 0
@@ -74,7 +74,7 @@ def gradient_attacks(classes: int) -> Iterator[tuple[str, str, float, int]]:
 
 @torch.no_grad()
 def least_margins(net: LinfNet, images: Tensor, labels: Tensor, epsilons: Tensor, steps: int) -> dict[str, Tensor]:
-    """The margin [n] that each attack leaves of samples attacked at their own epsilons."""
+    """Return the margin [n] after each attack, each sample attacked at its own epsilon."""
     generator = torch.Generator().manual_seed(0)
     found: dict[str, Tensor] = {}
     with torch.enable_grad():
@@ -83,7 +83,7 @@ def least_margins(net: LinfNet, images: Tensor, labels: Tensor, epsilons: Tensor
                 net, images, labels, epsilons,
                 steps=steps, restarts=2, objective=objective, p=p, rival=rival, generator=generator,
             )  # fmt: skip
-        # The paper's PGD knows one epsilon: neighbours in radius share the smallest of theirs.
+        # The paper's PGD takes one epsilon: samples with similar radii share the smallest.
         moved = images.clone()
         for part in epsilons.argsort().split(40):
             least = Fraction(epsilons[part].min().item())
@@ -97,7 +97,7 @@ def least_margins(net: LinfNet, images: Tensor, labels: Tensor, epsilons: Tensor
 
 
 def try_net(net: LinfNet, images: Tensor, steps: int) -> tuple[int, int, dict[str, float]]:
-    """(certified samples attacked, samples broken, least share of the clean margin that each attack left)."""
+    """Return (certified samples attacked, samples broken, smallest share of the clean margin left by each attack)."""
     certified = certify_images(net, [(images, None)])
     radii = certified.best_radii
     x, y, radii = images[radii > 0], certified.labels[radii > 0], radii[radii > 0]
@@ -113,7 +113,7 @@ Shard = tuple[str, Callable[[], Iterator[tuple[LinfNet, Tensor]]]]
 
 
 def trained_shards(run: str, data: str, count: int) -> Iterator[Shard]:
-    """A thousand test images each."""
+    """Yield shards of a thousand test images."""
     net, test = LinfNet.load(run), load(data, "test")
     for start in range(0, min(count, len(test)), 1000):
         stop = min(start + 1000, count, len(test))
@@ -123,7 +123,7 @@ def trained_shards(run: str, data: str, count: int) -> Iterator[Shard]:
 
 
 def random_shards() -> Iterator[Shard]:
-    """Twenty nets each, without end."""
+    """Yield shards of twenty nets, without end."""
     for first in itertools.count(0, 20):
         yield f"random nets {first} to {first + 19}", lambda first=first: map(random_case, range(first, first + 20))
 
@@ -134,7 +134,7 @@ def random_case(seed: int) -> tuple[LinfNet, Tensor]:
 
 
 def attack_shard(name: str, cases: Iterator[tuple[LinfNet, Tensor]], steps: int) -> dict[str, object]:
-    """One row of the record."""
+    """Return one row of the record."""
     count = broken = 0
     least: dict[str, float] = {}
     for net, images in cases:

@@ -1,7 +1,7 @@
 """Certified samples attacked by AutoAttack (the extra `autoattack`) at 0.999 of their certified radius.
 
-Claim: none is broken. AutoAttack takes one eps and is slow, so that it is no part of soundness.py: twenty
-neighbours in radius share the smallest of theirs. The same attack at twice that eps says whether it bites. Writes
+Claim: none is broken. AutoAttack takes one eps and is slow, so it is separate from soundness.py: twenty samples with
+similar radii share the smallest. The same attack at twice that eps shows whether it is effective. Writes
 records/soundness-autoattack.json.
 
     python benchmarks/soundness_autoattack.py [--model mnist-small] [--data mnist] [--images 400]

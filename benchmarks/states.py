@@ -1,8 +1,8 @@
 """Inputs and weights of a hidden 1024 x 1024 layer at large p, taken from a short real training run.
 
 Random numbers have many coordinates near the maximum and a trained net has few, so speed at large p must be measured on
-trained states. A net with three hidden layers is trained on MNIST (the built-in digits where MNIST is not at hand): at
-p = 8 first, then with p rising exponentially as in the paper, and the second hidden layer is caught on the way.
+trained states. A net with three hidden layers is trained on MNIST (the built-in digits if MNIST is missing): at p = 8
+first, then with p rising exponentially as in the paper; the second hidden layer is saved at the required p.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ START_P, STEADY_STEPS, RISING_STEPS = 8.0, 60, 160
 
 @dataclass(frozen=True)
 class State:
-    """x: [256, 1024] and w: [1024, 1024] at exponent p; how many terms of a sum matter, in the mean over its pairs."""
+    """x: [256, 1024] and w: [1024, 1024] at exponent p; the mean number of terms of a sum that matter."""
 
     x: Tensor
     w: Tensor

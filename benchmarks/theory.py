@@ -1,4 +1,4 @@
-"""The constructions of the theorems at size: random separated sets of all depths, and 5,000 real MNIST images.
+"""The constructions of the theorems at full size: random separated sets of all depths, and 5,000 real MNIST images.
 
 Claim: every net certifies its whole set at eps = r (1 - 1e-5), by margin and by interval bounds; its hidden layers are
 no wider than the theorem says; on random inputs its logits are the negated nearest distances up to `rounding`. Writes

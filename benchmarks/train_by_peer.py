@@ -2,9 +2,9 @@
 
     python benchmarks/train_by_peer.py FOLDER mnist-0.3 --out RUN --set run.graphs=false
 
-FOLDER is a checkout of the authors' repository L_inf-dist-net-v2 after `python setup.py build_ext --inplace`; what
-follows goes to `linfnet train`. Held against the same command with our kernels it tells a fault of a kernel from an
-unlucky seed.
+FOLDER is a checkout of the authors' repository L_inf-dist-net-v2 after `python setup.py build_ext --inplace`; the
+other arguments go to `linfnet train`. Comparing it with the same command and our kernels shows whether a difference
+is caused by a kernel or by the seed.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Weights of a real CIFAR-10 run (8/255 unless told otherwise) as its p rises, for `train_step.py --states`.
+"""Weights of a real CIFAR-10 run (8/255 by default) as its p rises, for `train_step.py --states`.
 
     python benchmarks/train_states.py STATES [--p 28 64 112 224 512] [--epochs 4 42 3] [--recipe cifar10-16] [--seed 1]
         [--set run.test_every=50 ...]
@@ -23,14 +23,14 @@ from linfnet.train import RunFolder, Trainer
 BATCH = 512
 
 
-class Keeper:
-    """Looks on while a run trains, and keeps the net at the first step of each wanted p."""
+class Saver:
+    """Watches a training run and saves the net at the first step of each required p."""
 
     def __init__(self, net: LinfNet, folder: Path, wanted: list[float]) -> None:
         self.net, self.folder, self.wanted = net, folder, sorted(wanted)
 
     def step(self, step: int, state: StepState, so_far: dict[str, float]) -> None:
-        """Save the net if its p has come to the next wanted value."""
+        """Save the net if p has reached the next required value."""
         while self.wanted and state.p >= self.wanted[0]:
             p = self.wanted.pop(0)
             self.net.save(self.folder / f"p{p:g}")
@@ -61,7 +61,7 @@ def main() -> None:
     batch = to_pixels(images.images[:BATCH], images.info.white).contiguous()
     save_file({"pixels": batch.cpu(), "labels": images.labels[:BATCH].cpu()}, options.states / "images.safetensors")
     try:
-        trainer.run(Keeper(trainer.net, options.states, options.p))
+        trainer.run(Saver(trainer.net, options.states, options.p))
     finally:
         folder.release()
 

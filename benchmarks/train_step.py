@@ -4,9 +4,9 @@
 
 FOLDER of --peer is a checkout of the authors' repository L_inf-dist-net-v2 after `python setup.py build_ext --inplace`.
 A step is forward, loss, backward and fused Adam; times are medians of CUDA events, all from one run. Ours is replayed
-from CUDA graphs, as the trainer does while p stays the same, and once more as written ("eager"). From p = 20 or so
-the weights and images of a real run decide: FOLDER of --states is what train_states.py left. A p it has no net for is
-timed on fresh weights and random images; each row says which state it was measured on.
+from CUDA graphs, as the trainer does while p stays the same, and once more without graphs ("eager"). From p = 20 or so
+the weights and images of a real run decide: FOLDER of --states is the output of train_states.py. Other p are
+timed on initial weights and random images; each row says which state it was measured on.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from linfnet.train.cuda_graphs import GraphedModule
 
 SIZES = (3072, 5120, 5120, 5120, 5120, 5120, 10)
 BATCH = 512
-# The one that is replayed from graphs, and to which the others are compared.
+# Replayed from graphs; the others are compared with it.
 GRAPHS = "linfnet"
 Distance = Callable[[Tensor, Tensor, float], Tensor]
 
@@ -45,7 +45,7 @@ def cdist(x: Tensor, w: Tensor, p: float) -> Tensor:
 
 
 def peer(folder: Path) -> Distance:
-    """The authors' operation, from their own built checkout."""
+    """Return the authors' operation, from a built checkout of their repository."""
     sys.path.insert(0, str(folder))
     try:
         from core.norm_dist import norm_dist  # pyright: ignore[reportMissingImports]
@@ -55,7 +55,7 @@ def peer(folder: Path) -> Distance:
 
 
 def initial_weights() -> list[Tensor]:
-    """N(0, 1), with the -10 that makes a layer copy its input at first."""
+    """Return weights from N(0, 1), with the -10 that makes a layer copy its input initially."""
     torch.manual_seed(0)
     weights = [torch.randn(out, size, device="cuda") for size, out in itertools.pairwise(SIZES)]
     for w in weights[:-1]:
@@ -71,7 +71,7 @@ def random_images() -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class State:
-    """Weights of the layers, images as the first layer sees them, labels; and where they come from."""
+    """Weights of the layers, normalised images, labels, and their origin."""
 
     weights: list[Tensor]
     images: Tensor
@@ -80,7 +80,7 @@ class State:
 
 
 def state_at(p: float, folder: Path | None) -> State:
-    """What a real run kept at p, or fresh weights."""
+    """Return the state that a real run saved at p, or initial weights."""
     place = folder / f"p{p:g}" if folder else None
     if folder is None or place is None or not place.is_dir():
         return State(initial_weights(), *random_images(), "initial")
@@ -93,7 +93,7 @@ def state_at(p: float, folder: Path | None) -> State:
 
 
 class Layers(torch.nn.Module):
-    """The distance layers of the net, with mean shift between them, by any kernels."""
+    """Apply the distance layers of the net, with mean shift between them, using the given kernels."""
 
     def __init__(self, distance: Distance, weights: Sequence[Tensor], p: float) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Layers(torch.nn.Module):
 
 
 def times(action: Callable[[], object], repeats: int) -> tuple[float, float, float]:
-    """Median, least and largest milliseconds of an action after two rounds of warming up."""
+    """Return median, smallest and largest milliseconds of an action after two warm-up rounds."""
     for _ in range(2):
         action()
     measured: list[float] = []
@@ -166,7 +166,7 @@ def describe(state: str) -> dict[str, str]:
 
 
 def add_row(record: Path, row: dict[str, str | float]) -> None:
-    """At once: what follows may run out of memory."""
+    """Write the row immediately: the next measurement may run out of memory."""
     record.parent.mkdir(parents=True, exist_ok=True)
     with record.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")

@@ -1,4 +1,4 @@
-"""A real browser for tests of pages: headless Chromium, what it said and asked for, and an accessibility check."""
+"""A browser for tests of pages: headless Chromium with its messages and requests, and an accessibility check."""
 
 import contextlib
 import shutil
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-# As root there is no sandbox; the rest keeps the browser on this machine.
+# The sandbox does not work as root; the other flags keep the browser from using the network.
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -25,7 +25,7 @@ LOCAL = ("file:", "data:", "blob:", "http://127.0.0.1:", "http://localhost:", "w
 
 @dataclass
 class Visit:
-    """A page that was opened, with all that it complained of and asked for since."""
+    """An open page, with its error messages and requests."""
 
     page: Any
     errors: list[str] = field(default_factory=list)
@@ -33,23 +33,23 @@ class Visit:
 
     @property
     def requests_leaving(self) -> list[str]:
-        """Requests to anything but this machine."""
+        """Requests to other machines."""
         return [url for url in self.requests if not url.startswith(LOCAL)]
 
     def overflow(self) -> int:
-        """By how many pixels the page is wider than its window."""
+        """Return by how many pixels the page is wider than its window."""
         return self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
     def violations(self) -> list[str]:
-        """What axe-core finds against the WCAG rules up to level AA and its best practices, a line for each element."""
+        """Return the violations of WCAG rules (level AA) and best practices that axe-core finds, one line each."""
         from axe_playwright_python.sync_playwright import Axe
 
-        found = Axe().run(self.page).response["violations"]
-        return [f"{rule['id']}: {node['html'][:150]}" for rule in found for node in rule["nodes"]]
+        response = Axe().run(self.page).response
+        return [f"{rule['id']}: {node['html'][:150]}" for rule in response["violations"] for node in rule["nodes"]]
 
 
 def chromium() -> str | None:
-    """Where Debian's or the user's Chromium is."""
+    """Return the path of Chromium, or None."""
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -80,11 +80,13 @@ def open_page(browser: Any) -> Iterator[Open]:
                 viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce"
             )
             contexts.callback(context.close)
-            seen = Visit(context.new_page())
-            seen.page.on("console", lambda said: said.type in ("error", "warning") and seen.errors.append(said.text))
-            seen.page.on("pageerror", lambda error: seen.errors.append(str(error)))
-            seen.page.on("request", lambda request: seen.requests.append(request.url))
-            seen.page.goto(target.resolve().as_uri() if isinstance(target, Path) else target)
-            return seen
+            opened = Visit(context.new_page())
+            opened.page.on(
+                "console", lambda message: message.type in ("error", "warning") and opened.errors.append(message.text)
+            )
+            opened.page.on("pageerror", lambda error: opened.errors.append(str(error)))
+            opened.page.on("request", lambda request: opened.requests.append(request.url))
+            opened.page.goto(target.resolve().as_uri() if isinstance(target, Path) else target)
+            return opened
 
         yield visit

@@ -1,4 +1,4 @@
-"""The browser of the tests sees what a page does wrong."""
+"""The browser fixture detects errors of a page."""
 
 from pathlib import Path
 

@@ -1,5 +1,6 @@
-"""Every code block of the documentation runs; only what needs other data, a GPU or hours is parsed and no more."""
+"""Every code block of README and docs runs; blocks that need other data, a GPU or hours are only parsed."""
 
+import contextlib
 import json
 import re
 import runpy
@@ -10,6 +11,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from browser import Open
@@ -17,14 +19,16 @@ from browser import Open
 import linfnet
 from linfnet.cli.main import _parse, main
 from linfnet.cli.train import Train
+from linfnet.epsilon import parse_epsilon
 from linfnet.recipes import load_recipe
+from linfnet.results import results_from_json
 
 ROOT = Path(__file__).parent.parent
-# test_extending.py runs the examples of that page, one by one.
+# test_extending.py runs the examples of this page one by one.
 ELSEWHERE = {"docs/extending.md"}
 PAGES = [path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))]
 RUNNABLE = [page for page in PAGES if "```" in (ROOT / page).read_text(encoding="utf-8") and page not in ELSEWHERE]
-# Trainings of the documentation, shortened.
+# Shortens the training runs of the documentation.
 SHORT = ("schedule.epochs=[1, 2, 1]", "width=24", "limit=200", "test_every=0")
 
 
@@ -45,14 +49,14 @@ def blocks(page: str) -> list[Block]:
 
 
 def commands(block: Block) -> list[list[str]]:
-    """The command lines of a console block, without their comments."""
+    """Return the command lines of a console block as words, without comments."""
     return [words for line in block.text.splitlines() if (words := shlex.split(line, comments=True))]
 
 
 def parse(words: list[str]) -> None:
-    """What cannot run here must at least be understood, its recipe with all changes included."""
+    """Check a command line that is not run: the command, its options and its recipe with all changes."""
     if words[0] == "make":
-        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert set(words[1:]) <= set(targets)
     elif words[0] in ("linfnet", "torchrun"):
         command = _parse(words[words.index("linfnet") + 1 :])
@@ -63,7 +67,7 @@ def parse(words: list[str]) -> None:
 
 
 class Reader:
-    """Someone who types in what a page says, in a folder of their own."""
+    """Runs the blocks of a page in order, in the current folder."""
 
     def __init__(self) -> None:
         self.names: dict[str, object] = {"__name__": "page"}
@@ -89,7 +93,7 @@ class Reader:
         command = _parse(words)
         if isinstance(command, Train):
             if command.out is not None and command.out.exists():
-                return  # an earlier page has trained it
+                return  # trained by an earlier page
             command = replace(command, set=(*command.set, SHORT), device="cpu")
             assert command.run() == 0, f"{page}: {words}"
         else:
@@ -113,7 +117,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the two runs that the pages speak of."""
+    """A folder with the two runs that the pages use."""
     folder = tmp_path_factory.mktemp("desk")
     for name in ("first", "wide"):
         out = str(folder / "runs" / name)
@@ -125,11 +129,12 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def reader(desk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
     monkeypatch.chdir(desk)
-    someone = Reader()
-    yield someone
-    someone.leave()
+    reader = Reader()
+    yield reader
+    reader.leave()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("page", RUNNABLE)
 def test_every_block_runs(page: str, reader: Reader):
     for block in blocks(page):
@@ -137,6 +142,16 @@ def test_every_block_runs(page: str, reader: Reader):
         assert block.mark in ("", "parsed only"), f"{page}: {block.mark}"
         if block.language != "text":
             reader.follow(block, page)
+
+
+def test_every_command_of_the_readme_has_help(capsys: pytest.CaptureFixture[str]):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    names = {line.split()[0] for line in re.findall(r"`linfnet ([^`]*)`", readme)}
+    assert {"train", "evaluate", "predict", "recipes", "data", "doctor", "demo"} <= names
+    for name in sorted(names):
+        with contextlib.suppress(SystemExit):
+            main([name, "--help"])
+        assert f"usage: linfnet {name}" in capsys.readouterr().out
 
 
 def test_a_wrong_block_is_seen(reader: Reader):
@@ -155,36 +170,40 @@ def test_links_between_files_hold():
         text = (ROOT / page).read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
             if not target.startswith(("https://", "http://")):
-                made = target.removeprefix("../") == "results.md"
-                assert made or ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+                generated = target.removeprefix("../") == "results.md"
+                assert generated or ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
 
 
-def test_every_page_has_its_place_on_the_site():
-    places = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+def test_every_page_is_in_the_navigation():
+    listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     written = {path.removeprefix("docs/") for path in PAGES if path.startswith("docs/")}
-    assert sorted(places) == sorted(
-        written | {"results.md", "reference/cli.md"}
-    )  # two are made from records and --help
+    assert sorted(listed) == sorted(written | {"results.md", "reference/cli.md"})  # two pages are generated
 
 
-def test_the_reference_names_all_that_the_package_gives():
+def test_the_reference_lists_all_public_names():
     page = (ROOT / "docs" / "reference" / "api.md").read_text()
-    source = (ROOT / "src" / "linfnet" / "__init__.py").read_text()
-    public = set(re.findall(r"import \w+ as ([A-Za-z]\w*)", source))
+    public = {
+        name for name, value in vars(linfnet).items() if not (name.startswith("_") or isinstance(value, ModuleType))
+    }
     documented = {name.rsplit(".", 1)[1] for name in re.findall(r"^::: (\S+)", page, re.MULTILINE)}
     assert public <= documented, public - documented
 
 
-def test_made_pages_say_what_their_sources_say():
+def test_generated_pages():
     pages = runpy.run_path(str(ROOT / "docs" / "_site" / "pages.py"))
-    results, demo = pages["results"](), json.loads((ROOT / "records" / "demo.json").read_text())
-    row = demo["results"]["digits-test eps=0.1"]
-    shares = (row["clean"], row["pgd"], max(row["certified_margin"], row["certified_interval"]))
-    assert f"| 0.1 | {' | '.join(f'{100 * share:.2f}' for share in shares)} |" in results.split("## demo\n")[1]
-    # What the paper has is of its own epsilon and nets: not of 0.1 in a recipe for 0.3, nor of other sources.
-    papers = dict(re.findall(r"^## ([\w.-]+)\n(?:.*\n)*?\| \d[^|]*\|.*\| (\S+) \|$", results, re.MULTILINE))
+    page, demo = pages["results"](), json.loads((ROOT / "records" / "demo.json").read_text())
+    (result,) = (
+        result
+        for result in results_from_json(demo["results"]).evaluations
+        if result.images == "digits-test" and result.eps == parse_epsilon("0.1")
+    )
+    shares = (result.clean, result.attacked, result.best_certified)
+    assert f"| 0.1 | {' | '.join(f'{100 * share:.2f}' for share in shares)} |" in page.split("### demo\n")[1]
+    assert page.index("## Summary") < page.index("## By record")
+    # A published figure belongs to one epsilon and one kind of net.
+    papers = dict(re.findall(r"^### ([\w.-]+)\n(?:.*\n)*?\| \d[^|]*\|.*\| (\S+) \|$", page, re.MULTILINE))
     assert papers["cifar10-8-hybrid-small"] == "35.42"
-    assert "\n| 8/255, first 1000 images, PGD-20 | 36.20 |" in results  # beside the row of all images
+    assert "\n| 8/255, first 1000 images, PGD-20 | 36.20 |" in page  # next to the row of all images
     assert papers["mnist-0.1-hybrid-small"] == papers["mnist-0.3-ibp"] == papers["cifar10-smoothing-0.25"] == "–"
     reference = pages["command_line"]()
     assert "## linfnet train\n\n```text\nusage: linfnet train" in reference
@@ -198,13 +217,13 @@ def test_faults_of_the_site_are_found(tmp_path: Path):
     assert check_site(tmp_path) == []
     page.write_text('<a href="#there">x</a><blockquote>\n<blockquote>import torch</blockquote></blockquote>')
     assert check_site(tmp_path) == [
-        "index.html: an example's >>> became quotations",
+        "index.html: an example (>>>) was rendered as quotations",
         "index.html: #there has no such anchor",
     ]
 
 
 def test_the_built_site_stays_at_home(open_page: Open):
-    """Only where `make docs` has built it; that checks the links."""
+    """Only if `make docs` has built the site; that also checks the links."""
     site = ROOT / "build" / "site"
     if not (site / "index.html").exists():
         pytest.skip("make docs has not been run")

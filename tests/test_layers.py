@@ -1,13 +1,15 @@
-"""Imports point backwards along the way of the data; nothing reaches forward."""
+"""Imports point backwards along the flow of the data."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "linfnet"
 
-# Each room may import the rooms before it (and itself). Rooms in one set do not know each other.
+# A folder (or module) may import those before it and itself. Those in one set do not import each other.
 ORDER: list[set[str]] = [
     {"errors", "version"},
     {"boxes", "epsilon", "files", "registry"},
@@ -33,12 +35,12 @@ RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 
 
 def _room(parts: list[str]) -> str:
-    """The room of a module: its folder, unless the module has a rank of its own."""
+    """Return the folder of a module, or the module itself if it has a separate rank."""
     return ".".join(parts[:2]) if ".".join(parts[:2]) in RANK else parts[0]
 
 
 def imported_rooms(source: str) -> set[str]:
-    """The rooms of linfnet that a module imports; `from linfnet import x` is the room x or the package itself."""
+    """Return the folders that a module imports; `from linfnet import x` is folder x or the package itself."""
     rooms: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "linfnet":
@@ -66,7 +68,7 @@ def modules() -> list[Path]:
 def test_imports_point_backwards(path: Path):
     relative = path.relative_to(SOURCE)
     room = _room([part.removesuffix(".py") for part in relative.parts])
-    assert room in RANK, f"{room} has no place on the line: add it to ORDER"
+    assert room in RANK, f"{room} has no rank: add it to ORDER"
     assert forward_imports(room, path.read_text()) == []
 
 
@@ -78,9 +80,8 @@ def test_a_wrong_import_is_seen():
     assert forward_imports("train", "from linfnet.data import load") == []
 
 
+@pytest.mark.process
 def test_importing_touches_no_gpu():
-    import subprocess
-    import sys
 
     code = "import linfnet, torch; assert not torch.cuda.is_initialized()"
     subprocess.run([sys.executable, "-c", code], check=True)

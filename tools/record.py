@@ -136,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the tool; the exit code is 0, or 2 for a user's error."""
     try:
         tyro.cli(Record, description=__doc__, args=arguments).run()
-    except LinfnetError as error:
+    except (LinfnetError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     return 0

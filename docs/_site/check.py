@@ -1,4 +1,7 @@
-"""Every link and anchor of the built site leads somewhere, and nothing is loaded from elsewhere: check.py FOLDER."""
+"""Check the built site: every link and anchor has a target, and no page loads a file from another server.
+
+python docs/_site/check.py FOLDER
+"""
 
 import re
 import sys
@@ -6,12 +9,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-# What a browser fetches by itself, unlike the target of a link.
+# Attributes that a browser loads by itself, unlike the target of a link.
 LOADED = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src"), ("video", "src")}
 
 
 class Page(HTMLParser):
-    """What one page offers and wants."""
+    """The anchors and links of one page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +32,7 @@ class Page(HTMLParser):
 
 
 def check_site(site: Path) -> list[str]:
-    """A line for everything that is wrong."""
+    """Return one line for each error."""
     pages: dict[Path, Page] = {}
     wrong: list[str] = []
     for path in sorted(site.rglob("*.html")):
@@ -37,7 +40,7 @@ def check_site(site: Path) -> list[str]:
         text = path.read_text(encoding="utf-8")
         page.feed(text)
         if re.search(r"<blockquote>\s*<blockquote>", text):
-            wrong.append(f"{path.name}: an example's >>> became quotations")
+            wrong.append(f"{path.name}: an example (>>>) was rendered as quotations")
     for path, page in pages.items():
         if path.name == "404.html":
             continue
@@ -45,24 +48,28 @@ def check_site(site: Path) -> list[str]:
             parts = urlsplit(link)
             if parts.scheme in ("http", "https") or parts.netloc:
                 if loaded:
-                    wrong.append(f"{path.name}: loads {link} from elsewhere")
+                    wrong.append(f"{path.name}: loads {link} from another server")
                 continue
             if parts.scheme:
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             target = target / "index.html" if target.is_dir() else target
             if not target.is_file() or site.resolve() not in target.parents:
-                wrong.append(f"{path.name}: {link} leads nowhere")
+                wrong.append(f"{path.name}: {link} has no target")
             elif target in pages and unquote(parts.fragment) not in pages[target].anchors:
                 wrong.append(f"{path.name}: {link} has no such anchor")
     for style in site.rglob("*.css"):
         text = style.read_text(encoding="utf-8")
-        wrong += [f"{style.name}: loads from elsewhere" for sign in ("url(http", "url(//", "@import") if sign in text]
-    return wrong if pages else [f"{site} holds no page"]
+        wrong += [
+            f"{style.name}: loads a file from another server"
+            for sign in ("url(http", "url(//", "@import")
+            if sign in text
+        ]
+    return wrong if pages else [f"{site} has no pages"]
 
 
 if __name__ == "__main__":
     found = check_site(Path(sys.argv[1]))
     sys.stderr.writelines(f"{line}\n" for line in found)
-    sys.stdout.write(f"{sys.argv[1]}: {len(found)} faults (links, anchors, examples)\n")
+    sys.stdout.write(f"{sys.argv[1]}: {len(found)} errors (links, anchors, examples)\n")
     sys.exit(bool(found))

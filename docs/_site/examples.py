@@ -1,4 +1,4 @@
-"""Examples in docstrings as code: without a fence, Markdown takes `>>>` for three nested quotations."""
+"""Fence the examples in docstrings: without a fence, Markdown renders `>>>` as three nested quotations."""
 
 import re
 from typing import Any
@@ -9,12 +9,12 @@ _EXAMPLE = re.compile(r"(?m)^>>> .*\n?(?:.*\S.*\n?)*")
 
 
 def fence_examples(text: str) -> str:
-    """A docstring with a fence around each run of prompts and what they print."""
+    """Return a docstring with a fence around each example and its output."""
     return _EXAMPLE.sub(lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", text)
 
 
 class FencedExamples(griffe.Extension):
-    """Fences the examples of everything that is documented."""
+    """Fences the examples of every documented object."""
 
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Called for each module, class, function and attribute."""

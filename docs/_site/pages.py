@@ -1,12 +1,13 @@
-"""Pages made while the site is built, so that they cannot drift: commands from --help, results from records/."""
+"""Pages that MkDocs generates while it builds the site: the command line from --help, results from records/."""
 
 import contextlib
 import io
 import json
 import os
 import re
-import tomllib
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ RECORDS = ROOT / "records"
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Called by MkDocs once it knows the written pages."""
+    """Called by MkDocs with the pages in docs/: add the generated pages and the records."""
     from mkdocs.structure.files import File
 
     files.append(File.generated(config, "reference/cli.md", content=command_line()))
@@ -27,18 +28,18 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Called by MkDocs for each page: the repository has records/ beside docs/, the site has them inside."""
+    """Called by MkDocs for each page: records/ is next to docs/ in the repository, but inside it on the site."""
     return re.sub(r"\]\(\.\./((?:\.\./)*records/)", r"](\1", markdown)
 
 
 def command_line() -> str:
-    """A section for each command with what `--help` prints."""
+    """Return the page with the output of `--help` of each command."""
     overview = help_of([])
     (named,) = re.findall(r"^usage: linfnet \[-h\] \{(.*?)\}", overview, re.DOTALL)
     commands = [name.strip() for name in named.split(",")]
     parts = [
         "# Command line",
-        "Made from `linfnet COMMAND --help`. A mistake is one line and exit code 2.",
+        "Generated from `linfnet COMMAND --help`. A user's error prints one line and exits with status 2.",
         fence(overview),
     ]
     for command in commands:
@@ -47,7 +48,7 @@ def command_line() -> str:
 
 
 def help_of(command: list[str]) -> str:
-    """What a command prints when asked for help, 100 columns wide."""
+    """Return the output of `linfnet COMMAND --help`, 100 columns wide."""
     os.environ["COLUMNS"] = "100"
     from linfnet.cli.main import main
 
@@ -58,64 +59,85 @@ def help_of(command: list[str]) -> str:
 
 
 def fence(text: str) -> str:
-    """Preformatted text."""
+    """Return preformatted text."""
     return f"```text\n{text}\n```"
 
 
 def results() -> str:
-    """The accuracies and pictures in records/, and the list of all records with how to repeat them."""
-    lines = [
+    """Return the page of results: a summary, the accuracies of each record, figures, and the list of all records."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))  # tools/ is not part of the package; MkDocs restores the path after loading hooks
+    from tools.accuracy_tables import results as summary
+    from tools.records import percent, table
+
+    parts = [
         "# Results",
-        "Made from the files in `records/` when this site was built. Accuracies are in %, ε in pixel units; certified "
-        "is the better of both certificates where there are two; *paper* is what the published row certifies.",
+        "Generated from the files in `records/`. Accuracies are in percent of the test images, ε is in pixel units; "
+        "a dash means not measured.",
+        "## Summary",
+        summary(),
+        "## By record",
+        "*Certified* is the larger figure where there are two certificates; *paper* is the certified accuracy of the "
+        "published row.",
     ]
     records = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDS.glob("*.json"))}
     for name, record in records.items():
-        rows = list(accuracies(record))
-        if not rows:
-            continue
-        lines += ["", f"## {name.removesuffix('.json')}", "", f"[{name}](records/{name}): {plain(record['what'])}", ""]
-        lines += ["| ε | clean | PGD | certified | paper |", "|---|---:|---:|---:|---:|"]
-        for epsilon, row in rows:
-            cells = [row.get(key) for key in ("clean", "pgd", "certified", "paper")]
-            numbers = ["–" if cell is None else f"{100 * cell:.2f}" for cell in cells]
-            lines.append(f"| {epsilon} | {' | '.join(numbers)} |")
-    lines += ["", "## Figures"]
+        rows = [
+            [row.epsilon, percent(row.clean), percent(row.attacked), percent(row.certified), percent(row.paper)]
+            for row in accuracies(record)
+        ]
+        if rows:
+            parts += [f"### {name.removesuffix('.json')}", f"[{name}](records/{name}): {plain(record['what'])}"]
+            parts.append(table(["ε", "clean", "PGD", "certified", "paper"], rows))
+    parts.append("## Figures")
     for picture in sorted(RECORDS.glob("*.png")):
-        what = records.get(f"{picture.stem}.json", {}).get("what") or picture.stem.replace("-", " ")
-        lines += ["", f"![{plain(what)}](records/{picture.name})", "", f"{plain(what)}"]
-    listed = (RECORDS / "README.md").read_text(encoding="utf-8").replace("# Records", "## All records", 1)
-    return "\n".join([*lines, "", listed])
+        what = plain(records.get(f"{picture.stem}.json", {}).get("what") or picture.stem.replace("-", " "))
+        parts += [f"![{what}](records/{picture.name})", what]
+    parts.append(
+        (RECORDS / "README.md")
+        .read_text(encoding="utf-8")
+        .replace("\n## ", "\n### ")
+        .replace("# Records", "## All records", 1)
+    )
+    return "\n\n".join(parts)
 
 
-def accuracies(record: Any) -> Iterator[tuple[str, dict[str, float]]]:
-    """(eps, shares) for each evaluation that a record holds."""
-    from linfnet.epsilon import parse_epsilon
-    from linfnet.recipes import load_recipe
+@dataclass(frozen=True)
+class Row:
+    """One evaluation of a record; accuracies in [0, 1], None where not measured."""
+
+    epsilon: str
+    clean: float
+    attacked: float | None
+    certified: float
+    paper: float | None = None
+
+
+def accuracies(record: Any) -> Iterator[Row]:
+    """Yield a row for each evaluation that a record holds."""
+    from linfnet.epsilon import format_epsilon, parse_epsilon
+    from linfnet.recipes import load_recipe, recipe_from_toml
+    from linfnet.results import PGD_100, results_from_json
 
     if not isinstance(record, dict):
         return
-    published = tomllib.loads(record["recipe"]) if isinstance(record.get("recipe"), str) else {}
-    # What was published is of the epsilon that the recipe was written for, not of one it was changed to.
-    reported = published.get("reported", {})
-    targets = load_recipe(published["name"]).evaluation.eps[:1] if reported.get("source") == "the paper" else ()
-    for key, row in (record.get("results") or {}).items():
-        found = re.fullmatch(r"(\S+) eps=(\S+)", key)
-        proven = (
-            [share for name, share in row.items() if name.startswith("certified_")] if isinstance(row, dict) else []
-        )
-        if found and proven:
-            paper = reported["certified"] if parse_epsilon(found[2]) in targets else None
-            shares = {"clean": row["clean"], "pgd": row.get("pgd"), "certified": max(proven)}
-            # As `result_key` names them: not all images, other steps than 100.
-            first, steps = (re.search(rf"-{what}-(\d+)", found[1]) for what in ("first", "pgd"))
-            apart = (f", first {first[1]} images" if first else "") + (f", PGD-{steps[1]}" if steps else "")
-            yield found[2] + apart, {**shares, "paper": None if paper is None else paper / 100}
-    for epsilon, row in (record.get("certified") or {}).items() if isinstance(record.get("certified"), dict) else ():
+    recipe = recipe_from_toml(record["recipe"], "recipe", "recipe") if isinstance(record.get("recipe"), str) else None
+    published = recipe.reported if recipe and recipe.reported.source == "the paper" else None
+    # The published row holds for the epsilon of the packaged recipe, not for one that the recipe was changed to.
+    target = load_recipe(recipe.name).evaluation.eps[0] if recipe and published else None
+    for result in results_from_json(record.get("results") or {}).evaluations:
+        epsilon = f"{result.net} {format_epsilon(result.eps)}".strip()
+        epsilon += f", first {result.limit} images" if result.limit else ""
+        epsilon += f", {result.attack}" if result.attack != PGD_100 else ""
+        paper = published.certified / 100 if published and result.eps == target else None
+        yield Row(epsilon, result.clean, result.attacked, result.best_certified, paper)
+    certified = record.get("certified")
+    for epsilon, row in certified.items() if isinstance(certified, dict) else ():
         if isinstance(row, dict) and {"margin", "interval"} <= row.keys():
-            yield epsilon, {"clean": record["clean"], "certified": max(row["margin"], row["interval"])}
+            best = max(row["margin"], row["interval"])
+            yield Row(format_epsilon(parse_epsilon(epsilon)), record["clean"], None, best)
 
 
 def plain(text: str) -> str:
-    """Text that stays in one cell of a table."""
+    """Return text that fits into one cell of a table."""
     return " ".join(text.replace("|", "/").split())

@@ -216,6 +216,7 @@ def test_nets_of_other_systems_have_no_certificate_of_the_program():
         certify_by_margin(Other((1, 1, 3), 2), torch.rand(2, 1, 1, 3))
 
 
+@pytest.mark.process
 def test_threads_that_flush_subnormals_are_found():
     """Threads inherit the switch of the thread that starts them: switching it off later does not affect them."""
     script = """

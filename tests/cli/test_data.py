@@ -8,7 +8,7 @@ from linfnet import data as sets
 from linfnet.cli import data as cli
 from linfnet.cli.data import Fetch, List, Verify
 from linfnet.data import Fetched, Source
-from linfnet.data.download import Progress
+from linfnet.data.sources import Progress
 from linfnet.errors import LinfnetError
 
 

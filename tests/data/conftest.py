@@ -1,4 +1,4 @@
-"""Small catalog in place of the real ones: no test needs the network or the user's cache."""
+"""Small sets instead of the real ones, so that no test needs the network or the user's cache."""
 
 import hashlib
 from collections.abc import Generator
@@ -20,14 +20,14 @@ def _digest(images: Bytes, labels: Bytes) -> str:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, so that no test sees or touches the user's."""
+    """An empty cache, so that no test reads or changes the user's."""
     monkeypatch.setenv("LINFNET_DATA", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def small_sets(monkeypatch: pytest.MonkeyPatch) -> dict[str, Sample]:
-    """Every set but the digits is replaced by a made-up one of a few images, digests included."""
+    """Every set except digits is replaced by a few random images, digests included."""
     generator = np.random.default_rng(0)
     samples: dict[str, Sample] = {}
     infos: list[catalog.SetInfo] = []

@@ -1,4 +1,4 @@
-"""Made-up sets in every form of file, and a web server to fetch them from."""
+"""Random sets in every file format, and a web server to fetch them from."""
 
 import contextlib
 import gzip
@@ -25,7 +25,7 @@ def idx_bytes(array: Bytes, kind: int = 8) -> bytes:
 
 
 def old_pickle(rows: Bytes, labels: Bytes) -> bytes:
-    """A batch as Python 2 and the NumPy of its time wrote it: the published files are of this kind."""
+    """A batch as Python 2 and an old NumPy wrote it, like the published files."""
 
     def text(content: bytes) -> bytes:
         return b"T" + struct.pack("<i", len(content)) + content
@@ -48,7 +48,7 @@ def new_pickle(rows: Bytes, labels: Bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Sample:
-    """A made-up set: per split, images uint8 [N, C, H, W] and labels uint8 [N]."""
+    """A random set: per split, images uint8 [N, C, H, W] and labels uint8 [N]."""
 
     arrays: dict[str, tuple[Bytes, Bytes]]
 
@@ -100,7 +100,7 @@ def tar_bytes(files: dict[str, bytes]) -> bytes:
 
 
 class Served:
-    """A web server on this machine: what lies in `files` is served, less the last `keep_back` bytes."""
+    """A web server on this machine that serves `files` without their last `keep_back` bytes."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -120,7 +120,7 @@ class Served:
                     self.wfile.write(data[: len(data) - served.keep_back])
 
             def log_message(self, *_: object) -> None:
-                """Keeps the tests' output clean."""
+                """Print nothing."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self.server.server_port}/"

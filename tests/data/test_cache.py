@@ -1,3 +1,5 @@
+"""Sets are found in every file format, and damage is reported with a remedy."""
+
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -81,9 +83,9 @@ def test_a_missing_set_says_how_to_get_it(small_sets: dict[str, Sample], own_cac
         assert not present("mnist")
 
 
-def change_a_byte(files: dict[str, bytes], name: str, place: int) -> dict[str, bytes]:
+def change_a_byte(files: dict[str, bytes], name: str, position: int) -> dict[str, bytes]:
     data = bytearray(files[name])
-    data[place] ^= 1
+    data[position] ^= 1
     return files | {name: bytes(data)}
 
 
@@ -118,10 +120,10 @@ SMALL = np.zeros((10, 8, 8), np.uint8)
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ({"train-images-idx3-ubyte": idx_bytes(SMALL)}, r"holds images \[10, 1, 8, 8\]; wanted \[10, 1, 28, 28\]"),
-        ({"train-images-idx3-ubyte": idx_bytes(SMALL[0])}, r"shape \[8, 8\]; wanted 3 dimensions"),
+        ({"train-images-idx3-ubyte": idx_bytes(SMALL)}, r"has images \[10, 1, 8, 8\]; expected \[10, 1, 28, 28\]"),
+        ({"train-images-idx3-ubyte": idx_bytes(SMALL[0])}, r"shape \[8, 8\]; expected 3 dimensions"),
         ({"train-images-idx3-ubyte": idx_bytes(SMALL[:9])}, "labels-idx1-ubyte holds 10 labels for 9 images"),
-        ({"train-labels-idx1-ubyte": idx_bytes(SMALL)}, r"shape \[10, 8, 8\]; wanted 1 dimensions"),
+        ({"train-labels-idx1-ubyte": idx_bytes(SMALL)}, r"shape \[10, 8, 8\]; expected 1 dimensions"),
         ({"train-labels-idx1-ubyte": b"<html>"}, "train-labels-idx1-ubyte is not an IDX file"),
     ],
     ids=["shape", "image-rank", "count", "label-rank", "foreign"],

@@ -1,3 +1,5 @@
+"""Entries of the catalog are complete, and misspelt names get a hint."""
+
 import pytest
 
 from linfnet.data import known_sets, load, set_info

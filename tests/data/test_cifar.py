@@ -1,11 +1,16 @@
+"""CIFAR-10 is read in all its file formats; a pickle runs no code."""
+
 import io
+import os
+import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from samples import Sample, new_pickle, write_files
+from samples import Bytes, Sample, new_pickle, old_pickle, write_files
 
 from linfnet.data import cifar
 from linfnet.errors import LinfnetError
@@ -47,7 +52,7 @@ def test_write_binary(tmp_path: Path, sample: Sample) -> None:
 @pytest.mark.parametrize("content", [b"", b"\0" * 3072, b"\0" * 3074], ids=["empty", "short", "long"])
 def test_a_binary_batch_of_a_wrong_length(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.bin").write_bytes(content)
-    with pytest.raises(LinfnetError, match=rf"x.bin is truncated .* {len(content)} bytes are no multiple of 3073"):
+    with pytest.raises(LinfnetError, match=rf"x.bin is truncated .* {len(content)} bytes are not a multiple of 3073"):
         cifar.read_binary([tmp_path / "x.bin"])
 
 
@@ -61,7 +66,7 @@ def test_a_missing_binary_batch(tmp_path: Path) -> None:
     [
         (b"GIF89a", "x.png is not a PNG file"),
         (png(1024)[:60], "x.png is truncated or damaged"),
-        (png(1000), "x.png is 1000 pixels wide in mode RGB; wanted 1024 RGB pixels per row"),
+        (png(1000), "x.png is 1000 pixels wide in mode RGB; expected 1024 RGB pixels per row"),
         (png(1024, "L"), "x.png is 1024 pixels wide in mode L"),
     ],
     ids=["foreign", "truncated", "narrow", "grey"],
@@ -75,8 +80,8 @@ def test_a_wrong_png(tmp_path: Path, content: bytes, complaint: str) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"[1, 2", "y.json is truncated or no JSON file"),
-        (b"\xff\xfe\0", "y.json is truncated or no JSON file"),
+        (b"[1, 2", "y.json is truncated or not a JSON file"),
+        (b"\xff\xfe\0", "y.json is truncated or not a JSON file"),
         (b'{"a": 1}', "y.json is not a list of labels from 0 to 9"),
         (b"[1, 10]", "not a list of labels"),
         (b"[1, true]", "not a list of labels"),
@@ -92,5 +97,97 @@ def test_wrong_labels(tmp_path: Path, content: bytes, complaint: str) -> None:
 def test_without_pillow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(tmp_path, {"x.png": png(1024), "y.json": b"[1, 2]"})
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(LinfnetError, match=r"needs Pillow to be read: pip install 'linfnet\[images\]'"):
+    with pytest.raises(LinfnetError, match=r"needs PIL: pip install 'linfnet\[images\]'"):
         cifar.read_png([tmp_path / "x.png", tmp_path / "y.json"])
+
+
+ROWS = np.random.default_rng(0).integers(0, 256, (3, 3072), np.uint8)
+LABELS = np.array([7, 0, 9], np.uint8)
+
+
+def dump(data: object, labels: object = (7, 0, 9), protocol: int = 4) -> bytes:
+    return pickle.dumps({"data": data, "labels": labels}, protocol=protocol)
+
+
+def read(tmp_path: Path, content: bytes) -> tuple[Bytes, Bytes]:
+    (tmp_path / "batch").write_bytes(content)
+    return cifar.read_python_batch(tmp_path / "batch")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [old_pickle(ROWS, LABELS), *(dump(ROWS, [7, 0, 9], protocol) for protocol in range(6))],
+    ids=["python2", *(f"protocol{number}" for number in range(6))],
+)
+def test_pickles_of_all_protocols(tmp_path: Path, content: bytes) -> None:
+    rows, labels = read(tmp_path, content)
+    assert rows.dtype == labels.dtype == np.uint8
+    assert np.array_equal(rows, ROWS)
+    assert np.array_equal(labels, LABELS)
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_column_major_arrays(tmp_path: Path, protocol: int) -> None:
+    rows, _ = read(tmp_path, dump(np.asfortranarray(ROWS), protocol=protocol))
+    assert np.array_equal(rows, ROWS)
+
+
+class Evil:
+    """Creates a folder when it is unpickled by Python's own unpickler."""
+
+    def __init__(self, call: Callable[..., object], *arguments: object) -> None:
+        self.call, self.arguments = call, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return self.call, self.arguments
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_nothing_is_run(tmp_path: Path, protocol: int) -> None:
+    trap = tmp_path / "trap"
+    content = pickle.dumps({"data": ROWS, "labels": [Evil(os.mkdir, str(trap))]}, protocol=protocol)
+    with pytest.raises(
+        LinfnetError, match=r"batch is not a Python batch of CIFAR-10: it asks for \w+\.mkdir, which no"
+    ):
+        read(tmp_path, content)
+    assert not trap.exists()
+    pickle.loads(content)
+    assert trap.exists(), "the pickle is harmless, so the test above proves nothing"
+
+
+@pytest.mark.parametrize("call", [eval, getattr, np.load, np.frombuffer, __import__])
+def test_no_other_name_is_allowed(tmp_path: Path, call: Callable[..., object]) -> None:
+    with pytest.raises(LinfnetError, match="it asks for "):
+        read(tmp_path, pickle.dumps(Evil(call, "1")))
+
+
+def test_arrays_of_objects_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(LinfnetError, match=r"it holds an array of type b?'O8'; expected unsigned bytes"):
+        read(tmp_path, dump(np.array([{}, []], dtype=object)))
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "EOFError"),
+        (b"not a pickle", "not a Python batch"),
+        (old_pickle(ROWS, LABELS)[:-2000], "not a Python batch"),
+        (pickle.dumps([1, 2]), "AttributeError"),
+        (pickle.dumps({"labels": [1]}), "KeyError: 'data'"),
+        (dump(ROWS, [7, 0, 999]), "OverflowError"),
+        (dump(ROWS, [7, 0]), "holds images [3, 3072] and labels [2]; expected [N, 3072] and [N]"),
+        (dump(ROWS[:, :784]), "holds images [3, 784]"),
+        (dump(ROWS[0], [7]), "holds images [3072]"),
+    ],
+    ids=range(9),
+)
+def test_a_wrong_pickle(tmp_path: Path, content: bytes, complaint: str) -> None:
+    with pytest.raises(LinfnetError) as caught:
+        read(tmp_path, content)
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_pickle(tmp_path: Path) -> None:
+    with pytest.raises(LinfnetError, match="batch cannot be read: No such file"):
+        cifar.read_python_batch(tmp_path / "batch")

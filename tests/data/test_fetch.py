@@ -1,3 +1,5 @@
+"""Only complete and verified sets are put in place, whatever fails."""
+
 import os
 import time
 from pathlib import Path
@@ -5,9 +7,8 @@ from pathlib import Path
 import pytest
 from samples import Sample, Served, tar_bytes, write_files
 
-from linfnet.data import Source, fetch, load, packages, verify
-from linfnet.data.download import Progress
-from linfnet.data.fetch import ADDRESSES
+from linfnet.data import Source, fetch, load, verify
+from linfnet.data.sources import ADDRESSES, PACKAGES, Progress
 from linfnet.errors import LinfnetError
 
 NAMES = ["mnist", "fashion-mnist", "cifar10"]
@@ -22,7 +23,7 @@ def official_files(name: str, sample: Sample) -> dict[str, bytes]:
 
 @pytest.fixture
 def official(served: Served, small_sets: dict[str, Sample], monkeypatch: pytest.MonkeyPatch) -> Served:
-    """A server that has all sets, in place of the official addresses; no package can be had."""
+    """A server with all sets instead of the official addresses; no package is available."""
 
     def no_package(progress: Progress, target: Path) -> None:
         raise LinfnetError("npm is not installed")
@@ -30,7 +31,7 @@ def official(served: Served, small_sets: dict[str, Sample], monkeypatch: pytest.
     for name, sample in small_sets.items():
         served.files.update({f"/{name}{path}": data for path, data in official_files(name, sample).items()})
         monkeypatch.setitem(ADDRESSES, name, (f"{served.address}{name}/",))
-        monkeypatch.setitem(packages.PACKAGES, name, packages.Package("a package", no_package))
+        monkeypatch.setitem(PACKAGES, name, ("a package", no_package))
     return served
 
 
@@ -45,7 +46,7 @@ def test_from_the_official_address(name: str, source: Source, official: Served, 
     assert (fetched.name, fetched.origin, fetched.folder) == (name, ADDRESSES[name][0], own_cache / name)
     assert verify(name) == own_cache / name
     assert len(load(name, "train")) == 10
-    # Nothing is left beside the set's own files.
+    # Only the files of the set remain.
     assert everything(own_cache)[0] == name
     assert len(everything(own_cache)) == {"cifar10": 7}.get(name, 5)
 
@@ -70,18 +71,18 @@ def test_auto_falls_back_on_the_package(
     def take(progress: Progress, target: Path) -> None:
         write_files(target, small_sets["mnist"].idx_files(""))
 
-    monkeypatch.setitem(packages.PACKAGES, "mnist", packages.Package("a good package", take))
+    monkeypatch.setitem(PACKAGES, "mnist", ("a good package", take))
     official.files.clear()
     assert fetch("mnist").origin == "a good package"
     assert verify("mnist")
-    with pytest.raises(LinfnetError, match="answered 404"):
+    with pytest.raises(LinfnetError, match="responded 404"):
         fetch("mnist", source="official")
 
 
 def test_when_all_fail_every_reason_is_told(official: Served, own_cache: Path) -> None:
     official.files.clear()
     with pytest.raises(
-        LinfnetError, match=r"mnist could not be fetched: .* answered 404 .*; npm is not installed"
+        LinfnetError, match=r"mnist could not be fetched: .* responded 404 .*; npm is not installed"
     ) as e:
         fetch("mnist")
     assert "\n" not in str(e.value)
@@ -98,11 +99,11 @@ def test_a_wrong_content_is_not_put_in_place(official: Served, own_cache: Path) 
     fetch("mnist")
     before = {path: path.read_bytes() for path in own_cache.rglob("*") if path.is_file()}
     official.files[path] = official.files["/fashion-mnist/t10k-labels-idx1-ubyte.gz"]
-    complaint = "what came is not MNIST: the test split of mnist is not the published one"
+    complaint = "the fetched files are not MNIST: the test split of mnist is not the published one"
     with pytest.raises(LinfnetError, match=complaint):
         fetch("mnist", source="official")
     official.files[path] = b"<html>sign in</html>"
-    with pytest.raises(LinfnetError, match=r"what came is not MNIST: t10k-labels-idx1-ubyte.gz is not an IDX file"):
+    with pytest.raises(LinfnetError, match=r"not MNIST: t10k-labels-idx1-ubyte.gz is not an IDX file"):
         fetch("mnist", source="official")
     assert {path: path.read_bytes() for path in own_cache.rglob("*") if path.is_file()} == before
 
@@ -130,7 +131,7 @@ def test_an_interrupted_fetch_leaves_things_as_they_were(
 
 def test_a_transfer_cut_short_leaves_nothing(official: Served, own_cache: Path) -> None:
     official.keep_back = 10
-    with pytest.raises(LinfnetError, match="was cut short"):
+    with pytest.raises(LinfnetError, match="ended early"):
         fetch("cifar10", source="official")
     assert everything(own_cache) == []
 
@@ -173,6 +174,17 @@ def test_if_the_last_step_fails_the_old_set_comes_back(
     assert len(everything(own_cache)) == 5
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_reported(official: Served, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Path.open
+    monkeypatch.setattr(
+        Path, "open", lambda self, *a: original(Path("/dev/full") if self.suffix == ".gz" else self, *a)
+    )
+    with pytest.raises(LinfnetError, match=r"cifar10 cannot be written: No space left on device$"):
+        fetch("cifar10")
+    assert everything(own_cache) == []
+
+
 def test_a_cache_that_cannot_be_written(tmp_path: Path, official: Served) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(LinfnetError, match="file/mnist cannot be written"):
@@ -184,5 +196,5 @@ def test_wrong_arguments() -> None:
         fetch("cifar-10")
     with pytest.raises(LinfnetError, match="digits is part of linfnet"):
         fetch("digits")
-    with pytest.raises(LinfnetError, match="source is 'web'; wanted one of auto, official, package"):
+    with pytest.raises(LinfnetError, match="source is 'web'; expected one of auto, official, package"):
         fetch("mnist", source="web")  # pyright: ignore[reportArgumentType]

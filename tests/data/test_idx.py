@@ -1,3 +1,5 @@
+"""IDX files are read plain and gzipped; wrong files are reported in one line."""
+
 import gzip
 from pathlib import Path
 
@@ -31,11 +33,11 @@ WHOLE = idx_bytes(ARRAY)
         (b"", "x is not an IDX file: it begins with nothing"),
         (b"\0\0", "not an IDX file"),
         (b"PK\3\4 a zip file", "not an IDX file: it begins with 50 4b 03 04"),
-        (idx_bytes(ARRAY, kind=0x0D), "IDX type 0x0d; wanted unsigned bytes"),
+        (idx_bytes(ARRAY, kind=0x0D), "IDX type 0x0d; expected unsigned bytes"),
         (WHOLE[:9], "x is truncated: it ends within its header"),
         (WHOLE[:-1], "x is truncated: it holds 23 of 24 bytes"),
         (WHOLE + b"\0", "x is longer than the 24 bytes"),
-        (b"\0\0\x08\x03" + b"\xff" * 12, "tells of 79228162458924105385300197375 bytes"),
+        (b"\0\0\x08\x03" + b"\xff" * 12, "declares 79228162458924105385300197375 bytes"),
         (gzip.compress(WHOLE)[:-9], "x is a damaged gzip file"),
         (gzip.compress(WHOLE)[:-8] + b"\0" * 8, "x is a damaged gzip file"),
         (gzip.compress(WHOLE)[:10] + b"\xff" * 20, "x is a damaged gzip file"),

@@ -1,3 +1,5 @@
+"""Bytes become correctly rounded pixels, the same on every device."""
+
 import numpy as np
 import pytest
 import torch
@@ -26,7 +28,7 @@ def test_pixels_are_the_same_on_the_device(white: int) -> None:
 
 
 def test_only_bytes_become_pixels() -> None:
-    with pytest.raises(ArgumentError, match=r"dtype torch.float32; wanted torch.uint8"):
+    with pytest.raises(ArgumentError, match=r"dtype torch.float32; expected torch.uint8"):
         to_pixels(torch.zeros(2), 255)
 
 

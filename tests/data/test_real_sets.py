@@ -1,4 +1,4 @@
-"""The real sets, where the user's cache holds them: otherwise these tests say that they were skipped."""
+"""The real sets, if the user's cache has them; otherwise these tests are skipped."""
 
 import pytest
 

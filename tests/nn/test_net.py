@@ -160,6 +160,7 @@ class TestFolder:
         net.float().save(tmp_path / "model")
         LinfNet.load(tmp_path / "model")
 
+    @pytest.mark.process
     def test_a_new_process_gives_the_same_bits(self, tmp_path: Path):
         torch.manual_seed(0)
         net, images = small_net(), torch.rand(5, 2, 3, 3)

@@ -139,6 +139,7 @@ def test_wide_layers_fit_the_shared_memory(p: float, shared: int) -> None:
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+@pytest.mark.process
 @pytest.mark.parametrize("p", [8.0, 200.5])
 def test_the_backward_holds_the_shared_memory_it_is_said_to(p: float, tmp_path: Path) -> None:
     rows = backward_rows(p, LITTLE)
@@ -243,6 +244,7 @@ nvrtc.Launcher().prepare(torch.device("cuda", 0), "key", lambda: kernels)
 """
 
 
+@pytest.mark.process
 def test_a_program_that_ends_does_not_wait_for_kernels_made_ahead() -> None:
     # Eight at a time they would take 25 seconds.
     subprocess.run([sys.executable, "-c", ENDS_EARLY], check=True, timeout=20)
@@ -255,6 +257,7 @@ def test_p_with_the_same_kernels_are_prepared_once() -> None:
     assert len({same(p) for p in (8.0, 8.1, 9.0, 100.0, 100.5, 128.0, 129.0, math.inf)}) == 8
 
 
+@pytest.mark.process
 def test_importing_does_not_touch_cuda() -> None:
     code = "import torch, linfnet.ops; assert not torch.cuda.is_initialized(); print(linfnet.ops.names())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -262,6 +265,7 @@ def test_importing_does_not_touch_cuda() -> None:
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+@pytest.mark.process
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_sources_compile(architecture: str, tmp_path: Path) -> None:
     kernels = [

@@ -170,27 +170,3 @@ def test_a_small_study_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert long["certified_train"] == training.train.certified[EPS]
     assert long["above_theta"] == training.train.above
     assert training.train.above + training.train.between + training.train.below == pytest.approx(1.0)
-
-
-ROOT = Path(__file__).parent.parent.parent
-
-
-def test_the_small_ablation_is_described_as_it_was_measured():
-    """Figures of the page are those of the record, and so is the order that the page claims."""
-    record = json.loads((ROOT / "records" / "ablation-small.json").read_text())
-    page = (ROOT / "docs" / "ablations.md").read_text(encoding="utf-8")
-    certified = {}
-    for cell in record["cells"]:
-        figures = [cell["spread"][name] for name in ("clean", "certified_margin", "certified_train")]
-        shown = [
-            f"{100 * figure['median']:.2f} ({100 * figure['lowest']:.1f}–{100 * figure['highest']:.1f})"
-            for figure in figures
-        ]
-        assert f"| {cell['label']} | {' | '.join(shown)} |" in page
-        assert [run["seed"] for run in cell["runs"]] == [0, 1, 2]
-        certified[cell["label"]] = figures[1]
-    assert record["small"] is True
-    assert max(certified, key=lambda label: certified[label]["median"]) == "5-mixture-decaying"
-    assert certified["clipped-hinge-alone"]["median"] == pytest.approx(0.1, abs=0.01)
-    for label in ("3-with-threshold", "4-mixture-fixed"):
-        assert certified[label]["highest"] < certified["2-cross-entropy"]["lowest"]

@@ -1,4 +1,4 @@
-"""A real server on a real socket, treated badly: clear refusals, no crash, bounded memory, no file opened."""
+"""Abuse of a real server on a real socket: clear errors, no crash, bounded memory, no file opened."""
 
 import asyncio
 import http.client
@@ -15,14 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message
 
 from linfnet.cli.main import main
 from linfnet.serve import bind
-from linfnet.serve.body import read_body
-from linfnet.serve.gate import Gate
-from linfnet.serve.refusal import RefusedError
+from linfnet.serve.limits import Gate, read_body
 
 JSON = {"Content-Type": "application/json"}
 DIGIT = json.dumps({"pixels": [[0.0] * 12 + [1.0] * 3 + [0.0] * 13] * 28}).encode()
@@ -42,7 +41,7 @@ class Served:
         assert found, line
         self.port = int(found[1])
 
-    def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None):
+    def request(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None):
         """Status and body of one request."""
         link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=90)
         try:
@@ -53,7 +52,7 @@ class Served:
             link.close()
 
     def raw(self, text: bytes) -> bytes:
-        """What comes back for bytes sent as they are, until the server closes or is silent."""
+        """The response to raw bytes, until the server closes the connection."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=5) as link:
             link.sendall(text)
             link.shutdown(socket.SHUT_WR)
@@ -61,7 +60,7 @@ class Served:
             return b"".join(parts)
 
     def peak_memory(self) -> int:
-        """The most memory the process ever held, in bytes."""
+        """The peak memory of the process, in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
         return int(peak) * 1024
@@ -70,9 +69,9 @@ class Served:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     served = Served("mnist-small")
-    # The first answers of either kind load what later ones use.
-    assert served.ask("POST", "/api/predict", DIGIT, JSON)[0] == 200
-    assert served.ask("POST", "/api/attack", DIGIT[:-1] + b', "steps": 2}', JSON)[0] == 200
+    # The first response of each kind loads code that later ones use.
+    assert served.request("POST", "/api/predict", DIGIT, JSON)[0] == 200
+    assert served.request("POST", "/api/attack", DIGIT[:-1] + b', "steps": 2}', JSON)[0] == 200
     yield served
     served.process.send_signal(signal.SIGINT)
     assert served.process.wait(timeout=20) == 0
@@ -81,7 +80,7 @@ def server() -> Iterator[Served]:
 
 
 def still_well(server: Served) -> None:
-    status, body = server.ask("POST", "/api/predict", DIGIT, JSON)
+    status, body = server.request("POST", "/api/predict", DIGIT, JSON)
     assert status == 200
     assert json.loads(body)["radius"] is not None
     assert server.process.poll() is None
@@ -91,7 +90,7 @@ def still_well(server: Served) -> None:
 @pytest.mark.parametrize("path", ["/api/predict", "/api/attack", "/", "/nothing"])
 def test_fifty_megabytes(server: Served, kind: str, path: str):
     before = server.peak_memory()
-    status, body = server.ask("POST", path, bytes(50_000_000), {"Content-Type": kind})
+    status, body = server.request("POST", path, bytes(50_000_000), {"Content-Type": kind})
     taken = ("application/json", "image/png") if path == "/api/predict" else ("application/json",)
     assert status == {"/": 405, "/nothing": 404}.get(path, 413 if kind in taken else 415)
     assert json.loads(body).keys() == {"error"}
@@ -114,19 +113,19 @@ def test_fifty_megabytes_of_unknown_length(server: Served):
 def test_two_hundred_at_once(server: Served):
     before = server.peak_memory()
     with ThreadPoolExecutor(200) as pool:
-        asked = [pool.submit(server.ask, "POST", "/api/predict", DIGIT, JSON) for _ in range(200)]
-        answers = Counter(job.result()[0] for job in asked)
+        jobs = [pool.submit(server.request, "POST", "/api/predict", DIGIT, JSON) for _ in range(200)]
+        answers = Counter(job.result()[0] for job in jobs)
     assert answers == {200: 200}
     assert server.peak_memory() - before < 64_000_000
 
 
 def test_two_hundred_large_pictures_at_once(server: Served):
-    """4 MB each is 800 MB in all; no more than a few bodies are held at a time."""
+    """4 MB each is 800 MB in all; only a few bodies are in memory at a time."""
     before = server.peak_memory()
     with ThreadPoolExecutor(200) as pool:
         headers = {"Content-Type": "image/png"}
-        asked = [pool.submit(server.ask, "POST", "/api/predict", bytes(4_000_000), headers) for _ in range(200)]
-        answers = Counter(job.result()[0] for job in asked)
+        jobs = [pool.submit(server.request, "POST", "/api/predict", bytes(4_000_000), headers) for _ in range(200)]
+        answers = Counter(job.result()[0] for job in jobs)
     assert answers == {400: 200}
     assert server.peak_memory() - before < 128_000_000
     still_well(server)
@@ -136,8 +135,8 @@ def test_two_hundred_attacks_at_once(server: Served):
     before = server.peak_memory()
     with ThreadPoolExecutor(200) as pool:
         body = DIGIT[:-1] + b', "steps": 2}'
-        asked = [pool.submit(server.ask, "POST", "/api/attack", body, JSON) for _ in range(200)]
-        answers = Counter(job.result()[0] for job in asked)
+        jobs = [pool.submit(server.request, "POST", "/api/attack", body, JSON) for _ in range(200)]
+        answers = Counter(job.result()[0] for job in jobs)
     assert answers.keys() == {200, 429}
     assert 1 <= answers[200] < 200
     assert server.peak_memory() - before < 64_000_000
@@ -155,7 +154,7 @@ def test_path_tricks_on_the_wire(server: Served, path: bytes):
 
 
 def test_no_file_is_opened_by_a_request(server: Served):
-    """Whatever is asked, the process holds the files it held before."""
+    """After any request, the process has the same files open as before."""
     folder = Path(f"/proc/{server.process.pid}/fd")
 
     def files() -> set[str]:
@@ -164,7 +163,7 @@ def test_no_file_is_opened_by_a_request(server: Served):
 
     before = files()
     for path in ("/", "/static/page.js", "/static/../service.py", "/api/model"):
-        server.ask("GET", path)
+        server.request("GET", path)
     assert files() == before
 
 
@@ -182,16 +181,16 @@ def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch):
         await asyncio.sleep(60)
         raise AssertionError
 
-    monkeypatch.setattr("linfnet.serve.body.SECONDS", 0.05)
+    monkeypatch.setattr("linfnet.serve.limits.BODY_SECONDS", 0.05)
     request = Request({"type": "http", "method": "POST", "headers": [(b"content-length", b"9")]}, never)
-    with pytest.raises(RefusedError, match=r"did not arrive within 0\.05 s") as told:
+    with pytest.raises(HTTPException, match=r"did not arrive within 0\.05 s") as raised:
         asyncio.run(read_body(request, 100))
-    assert told.value.status == 408
+    assert raised.value.status_code == 408
 
 
 def test_who_gets_no_turn_is_told():
     async def two() -> list[int]:
-        gate, statuses = Gate("predict", inside=1, waiting=1, patience=0.05), []
+        gate, statuses = Gate("predict", active=1, waiting=1, patience=0.05), []
         async with gate.enter():
             tries = [asyncio.create_task(_status(gate)) for _ in range(2)]
             statuses = [await job for job in tries]
@@ -204,8 +203,8 @@ async def _status(gate: Gate) -> int:
     try:
         async with gate.enter():
             return 200
-    except RefusedError as error:
-        return error.status
+    except HTTPException as error:
+        return error.status_code
 
 
 def test_a_taken_port_is_told(capsys: pytest.CaptureFixture[str]):
@@ -214,11 +213,11 @@ def test_a_taken_port_is_told(capsys: pytest.CaptureFixture[str]):
         assert main(["serve", "--port", str(port)]) == 2
     assert (
         capsys.readouterr().err
-        == f"error: port {port} of 127.0.0.1 is taken; choose another --port (0 for any free one)\n"
+        == f"error: port {port} of 127.0.0.1 is in use; choose another --port (0 for any free one)\n"
     )
 
 
-@pytest.mark.parametrize("missing", ["starlette.applications", "PIL"])
+@pytest.mark.parametrize("missing", ["fastapi", "uvicorn", "PIL"])
 def test_a_missing_extra_is_told(missing: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     for name in [name for name in sys.modules if name.startswith("linfnet.serve")]:
         monkeypatch.delitem(sys.modules, name)

@@ -1,4 +1,4 @@
-"""The API through the framework's own client: right answers, and one clear line for every wrong request."""
+"""The API through FastAPI's test client: correct responses, and a one-line error for every wrong request."""
 
 import io
 import json
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fastapi.testclient import TestClient
 from PIL import Image
-from starlette.testclient import TestClient
 
 from linfnet import LinfNet, certified_by_interval
 from linfnet.certificates.real import margin_radius
@@ -34,7 +34,7 @@ def client(service: Service) -> TestClient:
 
 
 def drawn_one() -> np.ndarray:
-    """A stroke that any net takes for a 1: bytes [28, 28]."""
+    """A stroke that looks like a 1: bytes [28, 28]."""
     picture = np.zeros((28, 28), dtype=np.uint8)
     picture[4:24, 13:15] = 255
     picture[4:24, 12] = picture[4:24, 15] = 120
@@ -51,35 +51,60 @@ def post_png(client: TestClient, body: bytes, fit: str = "none") -> Any:
     return client.post(f"/api/predict?fit={fit}", content=body, headers={"content-type": "image/png"})
 
 
-def fits(value: Any, schema: dict[str, Any], place: str = "$") -> None:
-    """Hold a value against the part of JSON Schema that the document uses."""
+def check(value: Any, schema: dict[str, Any], schemas: dict[str, Any], path: str = "$") -> None:
+    """Check a value against the part of JSON Schema that the document uses."""
     if "anyOf" in schema:
-        schema = next(s for s in schema["anyOf"] if (s["type"] == "null") == (value is None))
-    kinds = schema["type"] if isinstance(schema.get("type"), list) else [schema.get("type")]
+        schema = next(option for option in schema["anyOf"] if (option.get("type") == "null") == (value is None))
+    if "$ref" in schema:
+        schema = schemas[schema["$ref"].removeprefix("#/components/schemas/")]
     types = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool}
-    types |= {"null": type(None), None: object}
-    assert any(isinstance(value, types[kind]) for kind in kinds), (place, value)
+    types |= {"null": type(None)}
+    assert isinstance(value, types[schema["type"]]), (path, value)
     if "enum" in schema:
-        assert value in schema["enum"], place
+        assert value in schema["enum"], path
     if isinstance(value, dict):
-        assert value.keys() == schema["properties"].keys() == set(schema["required"]), place
+        assert value.keys() == schema["properties"].keys() == set(schema["required"]), path
         for key, part in value.items():
-            fits(part, schema["properties"][key], f"{place}.{key}")
+            check(part, schema["properties"][key], schemas, f"{path}.{key}")
     if isinstance(value, list):
-        assert schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", math.inf), place
         for part in value:
-            fits(part, schema["items"], f"{place}[]")
+            check(part, schema["items"], schemas, f"{path}[]")
 
 
-def test_answers_are_as_documented(client: TestClient):
-    document = client.get("/api/openapi.json").json()
-    schemas = document["components"]["schemas"]
-    fits(client.get("/api/model").json(), schemas["Model"])
+def check_response(client: TestClient, value: Any, name: str) -> None:
+    schemas = client.get("/api/openapi.json").json()["components"]["schemas"]
+    check(value, schemas[name], schemas)
+
+
+def test_responses_are_as_documented(client: TestClient):
+    check_response(client, client.get("/api/model").json(), "Model")
     prediction = post_png(client, png(drawn_one())).json()
-    fits(prediction, schemas["Prediction"])
-    fits(client.post("/api/attack", json={"pixels": prediction["pixels"], "steps": 2}).json(), schemas["Attack"])
-    fits(client.post("/api/attack", json=[]).json(), schemas["Error"])
-    assert set(document["paths"]) == {"/api/model", "/api/predict", "/api/attack"}
+    check_response(client, prediction, "Prediction")
+    attack = client.post("/api/attack", json={"pixels": prediction["pixels"], "steps": 2}).json()
+    check_response(client, attack, "Attack")
+    check_response(client, client.post("/api/attack", json=[]).json(), "Error")
+
+
+def test_requests_are_documented_with_the_shape_of_the_net(client: TestClient):
+    paths = client.get("/api/openapi.json").json()["paths"]
+    assert set(paths) == {"/api/model", "/api/predict", "/api/attack"}
+    content = paths["/api/predict"]["post"]["requestBody"]["content"]
+    assert set(content) == {"application/json", "image/png", "image/jpeg"}
+    pixels = content["application/json"]["schema"]["properties"]["pixels"]
+    for size in (1, 28, 28):
+        assert (pixels["minItems"], pixels["maxItems"]) == (size, size)
+        pixels = pixels["items"]
+    assert (pixels["minimum"], pixels["maximum"]) == (0, 1)
+    (fit,) = paths["/api/predict"]["post"]["parameters"]
+    assert fit["schema"]["enum"] == ["none", "digit", "whole"]
+    for operation in (*paths["/api/model"].values(), *paths["/api/predict"].values(), *paths["/api/attack"].values()):
+        assert set(operation["responses"]) == {"200", "4XX", "5XX"}
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/openapi.json"])
+def test_no_page_of_the_framework_is_served(client: TestClient, path: str):
+    """They load scripts from other sites."""
+    assert client.get(path).status_code == 404
 
 
 def test_a_prediction_is_the_library_s(client: TestClient, service: Service):
@@ -130,9 +155,8 @@ def test_nets_of_other_systems_are_served(system: str, tmp_path: Path):
     assert (model["system"], model["lipschitz"], model["arithmetic"]) == (system, None, "real")
     assert (model["confidence"] < 1) == (system == "smoothing")
     pixels = torch.rand(8, 8).tolist()
-    schemas = client.get("/api/openapi.json").json()["components"]["schemas"]
-    fits(client.post("/api/predict", json={"pixels": pixels}).json(), schemas["Prediction"])
-    fits(client.post("/api/attack", json={"pixels": pixels, "steps": 2}).json(), schemas["Attack"])
+    check_response(client, client.post("/api/predict", json={"pixels": pixels}).json(), "Prediction")
+    check_response(client, client.post("/api/attack", json={"pixels": pixels, "steps": 2}).json(), "Attack")
 
 
 def test_proofs_and_attacks_share_weights_but_not_p(service: Service):
@@ -147,8 +171,8 @@ def test_proofs_and_attacks_share_weights_but_not_p(service: Service):
 def test_an_attack_nobody_waits_for_stops(service: Service):
     image = torch.from_numpy(drawn_one())[None].float() / 255
     answer = service.attack(image, 200, lambda: True)
-    assert answer["complete"] is False
-    assert answer["broken"] is None
+    assert answer.complete is False
+    assert answer.broken is None
 
 
 JSON = {"content-type": "application/json"}
@@ -158,31 +182,32 @@ MISTAKES: dict[str, tuple[bytes, dict[str, str], int, str]] = {
     "broken": (b'{"pixels": [', JSON, 400, "not JSON"),
     "no utf-8": (b"\xff\xfe{", JSON, 400, "not JSON"),
     "deep": (b"[" * 20_000, JSON, 400, "not JSON"),
-    "nan": (b'{"pixels": [[NaN]]}', JSON, 400, "NaN is no JSON number"),
-    "infinity": (b'{"pixels": [[-Infinity]]}', JSON, 400, "-Infinity is no JSON number"),
+    "nan": (json.dumps({"pixels": ZEROS}).replace("0.0", "NaN", 1).encode(), JSON, 400, "pixels[0][0][0] is nan"),
+    "infinity": (b'{"pixels": [[-Infinity]]}', JSON, 400, "pixels[0][0][0] is -inf"),
     "long number": (b'{"pixels": ' + b"9" * 20_000 + b"}", JSON, 400, "not JSON"),
-    "a list": (b"[]", JSON, 400, "wanted an object"),
-    "no pixels": (b"{}", JSON, 400, 'no "pixels"'),
-    "another key": (json.dumps({"pixels": ZEROS, "path": "/etc"}).encode(), JSON, 400, "'path'"),
-    "a string": (b'{"pixels": "zeros"}', JSON, 400, "wanted lists of shape 1 x 28 x 28"),
-    "27 rows": (json.dumps({"pixels": ZEROS[1:]}).encode(), JSON, 400, "pixels[0] is a list of 27"),
-    "ragged": (json.dumps({"pixels": [*ZEROS[1:], [0.0] * 27]}).encode(), JSON, 400, "pixels[0][27] is a list of 27"),
-    "too bright": (json.dumps({"pixels": [[1.5] * 28] * 28}).encode(), JSON, 400, "pixels[0][0][0] is 1.5"),
+    "a list": (b"[]", JSON, 400, "the body is []; input should be an object"),
+    "no pixels": (b"{}", JSON, 400, "pixels is missing"),
+    "another key": (json.dumps({"pixels": ZEROS, "path": "/etc"}).encode(), JSON, 400, "path is '/etc'; extra"),
+    "a key of two lines": (json.dumps({"pixels": ZEROS, "a\nb": 1}).encode(), JSON, 400, r"a\nb is 1; extra"),
+    "a string": (b'{"pixels": "zeros"}', JSON, 400, "pixels is 'zeros'; input should be a valid array"),
+    "27 rows": (json.dumps({"pixels": ZEROS[1:]}).encode(), JSON, 400, "at least 28 items after validation, not 27"),
+    "ragged": (json.dumps({"pixels": [*ZEROS[1:], [0.0] * 27]}).encode(), JSON, 400, "pixels[0][27] is [0.0, 0.0"),
+    "too bright": (json.dumps({"pixels": [[1.5] * 28] * 28}).encode(), JSON, 400, "pixels[0][0][0] is 1.5; input"),
     "overflow": (json.dumps({"pixels": ZEROS}).replace("0.0", "1e999", 1).encode(), JSON, 400, "pixels[0][0][0]"),
-    "true": (json.dumps({"pixels": [[True] * 28] * 28}).encode(), JSON, 400, "pixels[0][0][0] is true"),
-    "too long": (b" " * 30_000, JSON, 413, "wanted at most"),
+    "true": (json.dumps({"pixels": [[True] * 28] * 28}).encode(), JSON, 400, "pixels[0][0][0] is True; input"),
+    "too long": (b" " * 30_000, JSON, 413, "expected at most"),
     "text": (b"{}", {"content-type": "text/plain"}, 415, "'text/plain'"),
-    "no type": (b"{}", {}, 415, "wanted application/json"),
+    "no type": (b"{}", {}, 415, "expected application/json"),
     "no picture": (b"hello", {"content-type": "image/png"}, 400, "cannot be read"),
     "a cut picture": (png(drawn_one())[:60], {"content-type": "image/png"}, 400, "cannot be read"),
     "wrong size": (png(drawn_one()[1:]), {"content-type": "image/png"}, 400, "28 x 27, mode L"),
     "colour": (png(np.zeros((28, 28, 3), np.uint8)), {"content-type": "image/png"}, 400, "mode RGB"),
-    "large picture": (b" " * 4_000_001, {"content-type": "image/png"}, 413, "wanted at most 4,000,000"),
+    "large picture": (b" " * 4_000_001, {"content-type": "image/png"}, 413, "expected at most 4,000,000"),
     "foreign host": (b"{}", {**JSON, "host": "evil.example:8000"}, 403, "is not this server"),
-    "foreign page": (b"{}", {**JSON, "origin": "http://evil.example"}, 403, "may not ask"),
-    "sandboxed page": (b"{}", {**JSON, "origin": "null"}, 403, "may not ask"),
-    "broken origin": (b"{}", {**JSON, "origin": "http://["}, 403, "may not ask"),
-    "packed": (b"{}", {**JSON, "content-encoding": "gzip"}, 415, "'gzip'; wanted it unpacked"),
+    "foreign page": (b"{}", {**JSON, "origin": "http://evil.example"}, 403, "may not use"),
+    "sandboxed page": (b"{}", {**JSON, "origin": "null"}, 403, "may not use"),
+    "broken origin": (b"{}", {**JSON, "origin": "http://["}, 403, "may not use"),
+    "packed": (b"{}", {**JSON, "content-encoding": "gzip"}, 415, "'gzip'; expected no compression"),
 }  # fmt: skip
 
 
@@ -191,7 +216,7 @@ def test_mistakes_are_one_line(client: TestClient, case: str):
     body, headers, status, words = MISTAKES[case]
     for path in ("/api/predict", "/api/attack"):
         if path == "/api/attack" and "image/png" in headers.values():
-            status, words = 415, "wanted application/json"
+            status, words = 415, "expected application/json"
         answer = client.post(path, content=body, headers=headers)
         assert answer.status_code == status, answer.text
         assert answer.json().keys() == {"error"}
@@ -204,25 +229,25 @@ def test_steps_are_checked(client: TestClient, steps: Any):
     body = json.dumps({"pixels": ZEROS, "steps": steps})
     answer = client.post("/api/attack", content=body, headers=JSON)
     assert answer.status_code == 400
-    assert "wanted a whole number from 1 to 200" in answer.json()["error"]
+    assert answer.json()["error"].startswith("the body is not JSON" if steps == "\ud800" else "steps is ")
 
 
 @pytest.mark.parametrize("side", [4_001, 60_000])
 def test_decompression_bombs_are_not_opened(client: TestClient, side: int):
-    """A header that announces more than it is worth: Pillow knows the size before it decodes a row."""
+    """The header declares a huge size: Pillow knows it before it decodes a row."""
     bomb = bytearray(png(drawn_one()))
     bomb[16:24] = struct.pack(">II", side, side)
     bomb[29:33] = struct.pack(">I", zlib.crc32(bomb[12:29]))
     answer = post_png(client, bytes(bomb))
     assert answer.status_code == 413
-    assert "wanted at most 16,000,000 pixels" in answer.json()["error"]
+    assert "expected at most 16,000,000 pixels" in answer.json()["error"]
 
 
 @pytest.mark.parametrize("body", [b"GIF89a" + bytes(20), b"%!PS-Adobe-3.0 EPSF-3.0\n", b"<svg/>"])
 def test_other_formats_are_not_tried(client: TestClient, body: bytes):
     answer = post_png(client, body)
     assert answer.status_code == 400
-    assert answer.json() == {"error": "the picture cannot be read: it is no PNG or JPEG"}
+    assert answer.json() == {"error": "the picture cannot be read: it is not a PNG or JPEG file"}
 
 
 @pytest.mark.parametrize(
@@ -232,13 +257,13 @@ def test_other_formats_are_not_tried(client: TestClient, body: bytes):
 def test_path_tricks_find_nothing(client: TestClient, path: str):
     answer = client.get(path)
     assert answer.status_code == 404
-    assert answer.json() == {"error": "there is nothing under this path"}
+    assert answer.json() == {"error": "nothing is served at this path"}
 
 
 def test_other_methods(client: TestClient):
     answer = client.get("/api/predict")
     assert answer.status_code == 405
-    assert answer.json() == {"error": "GET is not for this path"}
+    assert answer.json() == {"error": "GET is not allowed for this path"}
     assert client.delete("/api/model").status_code == 405
 
 
@@ -263,8 +288,24 @@ def test_a_host_may_be_named_in_capitals(service: Service):
     assert client.get("/api/model", headers={"host": "mymachine:8000"}).status_code == 200
 
 
-def test_the_tester_of_answers_can_fail():
-    with pytest.raises(AssertionError):
-        fits({"a": 1}, {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]})
-    with pytest.raises(AssertionError):
-        fits({}, {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]})
+def test_the_check_of_responses_can_fail():
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    for value in ({"a": 1}, {}):
+        with pytest.raises(AssertionError):
+            check(value, schema, {})
+
+
+def test_a_wrong_fit_is_refused(client: TestClient):
+    answer = post_png(client, png(drawn_one()), "stretch")
+    assert answer.status_code == 400
+    assert answer.json() == {"error": "fit is 'stretch'; input should be 'none', 'digit' or 'whole'"}
+
+
+def test_a_failure_is_one_line(service: Service, monkeypatch: pytest.MonkeyPatch):
+    def fail(image: torch.Tensor) -> None:
+        raise RuntimeError("out of memory\nat address 0")
+
+    monkeypatch.setattr(service, "predict", fail)
+    client = TestClient(create_app(service), base_url=BASE, raise_server_exceptions=False)
+    answer = post_png(client, png(drawn_one()))
+    assert (answer.status_code, answer.json()) == (500, {"error": "the server failed: out of memory"})

@@ -1,4 +1,4 @@
-"""The page as a visitor meets it: draw with the mouse or the keyboard, drop a picture, read class, radius and break."""
+"""The page in a browser: draw with the mouse or the keyboard, choose a picture, read class, radius and distance."""
 
 import io
 import json
@@ -47,11 +47,11 @@ def colour_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def draw(page: Any, strokes: tuple[tuple[float, float], ...] = SEVEN) -> None:
     box = page.locator("#pad").bounding_box()
-    places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in strokes]
-    page.mouse.move(*places[0])
+    points = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in strokes]
+    page.mouse.move(*points[0])
     page.mouse.down()
-    for place in places[1:]:
-        page.mouse.move(*place, steps=5)
+    for point in points[1:]:
+        page.mouse.move(*point, steps=5)
     page.mouse.up()
 
 
@@ -61,7 +61,7 @@ def ready(visit: Visit) -> Any:
 
 
 def read(page: Any, name: str, pattern: str) -> str:
-    """The text of an element, once it is as the pattern wants it."""
+    """The text of an element, once it matches the pattern."""
     page.locator(f"#{name}", has_text=re.compile(pattern)).wait_for(timeout=30_000)
     return page.locator(f"#{name}").text_content()
 
@@ -84,7 +84,7 @@ def test_a_digit_drawn_with_the_mouse_gets_a_class_and_a_radius(open_page: Open,
     radius = float(read(page, "radius", r"^0\.\d{4}$"))
     assert 0.01 < radius <= attack["radius"] < radius + 1e-4
     assert float(read(page, "distance", r"^0\.\d{4}$")) == pytest.approx(attack["broken"]["distance"], abs=6e-5)
-    assert attack["broken"]["class"]["name"] in page.locator("#moved-text").text_content()
+    assert attack["broken"]["class"]["name"] in page.locator("#adversarial-text").text_content()
     assert page.locator("#scores tbody tr").count() == 10
     assert (visit.errors, visit.requests_leaving) == ([], [])
     assert visit.violations() == []
@@ -130,7 +130,7 @@ def test_a_chosen_picture_is_taken_as_it_is(open_page: Open, url: str):
 def test_what_is_no_picture_is_told(open_page: Open, url: str):
     page = ready(open_page(url))
     page.set_input_files("#file", {"name": "words.png", "mimeType": "image/png", "buffer": b"words"})
-    assert read(page, "error", "picture") == "words.png is not a picture the browser can read"
+    assert read(page, "error", "picture") == "words.png is not a picture that the browser can read"
 
 
 def test_colour_nets_take_pictures_and_no_strokes(open_page: Open, colour_url: str):

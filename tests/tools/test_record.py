@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import resource
 import shutil
 from pathlib import Path
 
@@ -93,6 +94,24 @@ def test_a_record_is_not_overwritten_by_accident_and_a_commit_is_not_contradicte
     (run / "env.json").write_text(json.dumps({**environment, "commit": "def"}))
     assert record_run([str(run), "--out", out, "--replace", "--commit", "abc"]) == 2
     assert "env.json of the run has 'def'" in capsys.readouterr().err
+
+
+def test_a_run_without_figures_of_training_and_a_full_disk_leave_no_record(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    copy, out = tmp_path / "run", tmp_path / "tiny.json"
+    shutil.copytree(run, copy)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))
+        assert record_run([str(copy), "--out", str(out)]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "File too large" in capsys.readouterr().err
+    (copy / "results.json").write_text("{}")
+    assert record_run([str(copy), "--out", str(out)]) == 2
+    assert "holds no figures of training" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [copy]
 
 
 def test_seconds_per_epoch_of_each_phase():

@@ -9,6 +9,7 @@ import pytest
 
 from linfnet.cli.main import main
 from linfnet.train import parse_events
+from tools.record import main as record_run
 
 EPOCH: dict[str, Any] = {
     "event": "epoch",
@@ -67,7 +68,7 @@ def test_a_log_that_was_cut_can_be_drawn(tmp_path: Path, capsys: pytest.CaptureF
     log.write_text(log.read_text() + lines({**TEST, "epoch": 3, "certified": {"0.7": 0.5}}) + '{"event": "epo')
     assert main(["plot", str(run)]) == 0
     assert main(["report", str(run)]) == 0
-    assert main(["record", str(run), "--out", str(tmp_path / "record.json")]) == 0
+    assert record_run([str(run), "--out", str(tmp_path / "record.json")]) == 0
     assert main(["plot", str(tmp_path / "record.json")]) == 0
     packed = tmp_path / "record.events.jsonl.gz"
     whole = packed.read_bytes()

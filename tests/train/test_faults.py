@@ -21,6 +21,7 @@ from linfnet.files import read_tensors
 from linfnet.results import read_results
 from linfnet.train import RunFolder, Trainer, loop
 from linfnet.train.checkpoint import find_checkpoints
+from tools.record import main as record_run
 
 SETTINGS = ["--set", "limit=200", "width=48", "depth=3", "epochs=[3, 12, 3]", "batch=32", "test_every=3"]
 
@@ -184,7 +185,7 @@ def test_a_kill_in_the_last_moment_can_be_resumed_and_recorded(
     trainer.folder.release()
     assert main(["train", "--resume", str(trainer.folder.path)]) == 0
     assert [event["event"] for event in trainer.folder.events()].count("finish") == 1
-    assert main(["record", str(trainer.folder.path), "--out", str(tmp_path / "record.json")]) == 0
+    assert record_run([str(trainer.folder.path), "--out", str(tmp_path / "record.json")]) == 0
 
 
 @pytest.mark.parametrize("share", [0.0, 0.999])

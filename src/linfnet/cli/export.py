@@ -13,7 +13,7 @@ import tyro
 from linfnet.cli.console import console
 from linfnet.cli.inputs import NamedImages, Texts, find_inputs, finished_run, load_images, parse_epsilons
 from linfnet.epsilon import format_epsilon
-from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.errors import ArgumentError, require
 from linfnet.export import push_to_hub, verify_onnx, write_card, write_onnx, write_vnnlib
 from linfnet.files import make_folder
 from linfnet.nn import Classifier
@@ -109,25 +109,18 @@ class Serve:
 
     def run(self) -> int:
         """Serve until interrupted."""
-        try:
-            from linfnet.serve import Service, bind, run_server, url_of
-            from linfnet.serve.decode import require_pillow
-        except ImportError as error:
-            if (error.name or "").split(".")[0] not in ("starlette", "uvicorn", "anyio"):
-                raise
-            raise LinfnetError("serving needs starlette and uvicorn: pip install 'linfnet[serve]'") from None
-        require_pillow()
+        for module in ("fastapi", "uvicorn", "PIL"):
+            require(module, "serve")
+        from linfnet.serve import Service, bind, run_server, url_of
+
         bound = bind(self.host, self.port)
         with bound:
             service = Service(self.model)
             url = url_of(bound, self.host)
-
-            def ready() -> None:
-                console.print(f"serving {service.name} on {url} (Ctrl-C ends it)")
-                if self.open:
-                    webbrowser.open(url)
-
-            # Ctrl-C is how a server ends, not a mistake.
+            console.print(f"serving {service.name} on {url} (press Ctrl-C to stop)")
+            if self.open:
+                webbrowser.open(url)
+            # Ctrl-C is the usual way to stop a server, not an error.
             with contextlib.suppress(KeyboardInterrupt):
-                run_server(service, bound, frozenset({"localhost", self.host}), ready)
+                run_server(service, bound, frozenset({"localhost", self.host}))
         return 0

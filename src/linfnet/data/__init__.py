@@ -1,28 +1,19 @@
-"""Data sets as tensors of bytes on any device: found in a cache, checked by content, augmented where they lie."""
+"""Data sets as tensors of bytes: located in a cache, verified by content, sampled and augmented on any device."""
 
-from linfnet.data.augment import augment
-from linfnet.data.cache import cache_folder, content_digest, load, location, present, verify
-from linfnet.data.catalog import SetInfo, known_sets, set_info
-from linfnet.data.epoch_order import EpochPlan, plan_epoch
-from linfnet.data.fetch import Fetched, Source, fetch
-from linfnet.data.image_set import ImageSet, to_pixels
-
-__all__ = [
-    "EpochPlan",
-    "Fetched",
-    "ImageSet",
-    "SetInfo",
-    "Source",
-    "augment",
-    "cache_folder",
-    "content_digest",
-    "fetch",
-    "known_sets",
-    "load",
-    "location",
-    "plan_epoch",
-    "present",
-    "set_info",
-    "to_pixels",
-    "verify",
-]
+from linfnet.data.cache import cache_folder as cache_folder
+from linfnet.data.cache import content_digest as content_digest
+from linfnet.data.cache import load as load
+from linfnet.data.cache import location as location
+from linfnet.data.cache import present as present
+from linfnet.data.cache import verify as verify
+from linfnet.data.catalog import SetInfo as SetInfo
+from linfnet.data.catalog import known_sets as known_sets
+from linfnet.data.catalog import set_info as set_info
+from linfnet.data.fetch import Fetched as Fetched
+from linfnet.data.fetch import Source as Source
+from linfnet.data.fetch import fetch as fetch
+from linfnet.data.image_set import ImageSet as ImageSet
+from linfnet.data.image_set import to_pixels as to_pixels
+from linfnet.data.sampling import EpochPlan as EpochPlan
+from linfnet.data.sampling import augment as augment
+from linfnet.data.sampling import plan_epoch as plan_epoch

@@ -1,4 +1,4 @@
-"""Where data sets lie, and how a split is loaded: found, decoded, checked against its content hash."""
+"""The cache of data sets, and loading of a split: found, decoded, verified by its content hash."""
 
 import hashlib
 import os
@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from linfnet.data.catalog import SetInfo, set_info
-from linfnet.data.formats import Arrays, Bytes, Form, find_form
+from linfnet.data.catalog import Arrays, Format, SetInfo, find_format, set_info
+from linfnet.data.cifar import Bytes
 from linfnet.data.image_set import ImageSet
 from linfnet.errors import LinfnetError
 
@@ -16,7 +16,7 @@ _PACKAGE = Path(__file__).parent
 
 
 def cache_folder() -> Path:
-    """The folder with one folder per data set: $LINFNET_DATA, else $XDG_CACHE_HOME/linfnet, else ~/.cache/linfnet."""
+    """Return the folder with one folder per set: $LINFNET_DATA, else $XDG_CACHE_HOME/linfnet, else ~/.cache/linfnet."""
     if own := os.environ.get("LINFNET_DATA"):
         return Path(own).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -24,7 +24,7 @@ def cache_folder() -> Path:
 
 
 def content_digest(images: Bytes, labels: Bytes) -> str:
-    """SHA-256 over the image bytes and then the label bytes, in hexadecimal: the same for every form of file."""
+    """Return SHA-256 of the image bytes followed by the label bytes, which is the same for every file format."""
     digest = hashlib.sha256(np.ascontiguousarray(images).data)
     digest.update(np.ascontiguousarray(labels).data)
     return digest.hexdigest()
@@ -36,25 +36,25 @@ def _read_digits(paths: list[Path]) -> Arrays:
         return arrays[f"{split}_images"], arrays[f"{split}_labels"]
 
 
-def _find(name: str, folder: Path | None) -> tuple[Form, Path] | None:
-    """The form in which a set is there, and the folder it lies in."""
+def _find(name: str, folder: Path | None) -> tuple[Format, Path] | None:
+    """Return the format in which a set is present, and its folder."""
     if name == "digits":
-        return Form({"train": ("train",), "test": ("test",)}, _read_digits), _PACKAGE
+        return Format({"train": ("train",), "test": ("test",)}, _read_digits), _PACKAGE
     root = cache_folder() if folder is None else folder
-    for place in (root / name, root):
-        if form := find_form(name, place):
-            return form, place
+    for candidate in (root / name, root):
+        if file_format := find_format(name, candidate):
+            return file_format, candidate
     return None
 
 
 def location(name: str, *, folder: Path | None = None) -> Path | None:
-    """The folder in which all files of a set lie, their content unchecked; None if it is not there."""
+    """Return the folder that has all files of a set, or None; their content is not verified."""
     found = _find(set_info(name).name, folder)
     return found[1] if found else None
 
 
 def present(name: str, *, folder: Path | None = None) -> bool:
-    """Whether all files of a set are there, their content unchecked.
+    """Whether all files of a set are present; their content is not verified.
 
     >>> present("digits")
     True
@@ -62,29 +62,29 @@ def present(name: str, *, folder: Path | None = None) -> bool:
     return location(name, folder=folder) is not None
 
 
-def read_checked(info: SetInfo, split: str, form: Form, place: Path) -> Arrays:
-    """Decode one split of a set that lies in `place`, and check its shape, size and content."""
-    images, labels = form.read(form.paths(place, split))
-    wanted = (info.sizes[split], *info.image_shape)
-    if images.shape != wanted:
+def read_verified(info: SetInfo, split: str, file_format: Format, folder: Path) -> Arrays:
+    """Decode one split of the set in `folder`, and verify its shape, size and content."""
+    images, labels = file_format.read_split(folder, split)
+    expected = (info.sizes[split], *info.image_shape)
+    if images.shape != expected:
         raise LinfnetError(
-            f"the {split} split of {info.name} in {place} holds images {list(images.shape)}; wanted {list(wanted)}"
+            f"the {split} split of {info.name} in {folder} has images {list(images.shape)}; expected {list(expected)}"
         )
     if content_digest(images, labels) != info.digests[split]:
-        raise LinfnetError(f"the {split} split of {info.name} in {place} is not the published one")
+        raise LinfnetError(f"the {split} split of {info.name} in {folder} is not the published one")
     return images, labels
 
 
 def load(
     name: str, split: str = "train", *, folder: Path | None = None, device: torch.device | str = "cpu"
 ) -> ImageSet:
-    """Load one split of a data set, and check its content.
+    """Load one split of a data set and verify its content.
 
     Args:
         name: one of `known_sets()`.
         split: "train" or "test".
-        folder: where to look instead of `cache_folder()`; the folder of the set itself will do too.
-        device: where the tensors go.
+        folder: the cache to use instead of `cache_folder()`, or the folder of the set itself.
+        device: where the tensors are created.
 
     >>> len(load("digits", "test"))
     360
@@ -95,19 +95,19 @@ def load(
     found = _find(name, folder)
     if found is None:
         where = cache_folder() / name if folder is None else folder
-        raise LinfnetError(f"{info.title} is not in {where}, or not wholly; get it with: linfnet data fetch {name}")
+        raise LinfnetError(f"{info.title} is not in {where}, or not complete; get it with: linfnet data fetch {name}")
     try:
-        images, labels = read_checked(info, split, *found)
+        images, labels = read_verified(info, split, *found)
     except LinfnetError as error:
         raise LinfnetError(f"{error}; get it again with: linfnet data fetch {name}") from error
-    # A copy, as tensors may be written to and decoded bytes may not.
+    # A copy, because decoded bytes are read-only and tensors are not.
     return ImageSet(torch.tensor(images), torch.tensor(labels, dtype=torch.int64), info, split).to(device)
 
 
 def verify(name: str, *, folder: Path | None = None) -> Path:
-    """Read a whole set, check its content, and say where it lies; a `LinfnetError` tells what is wrong."""
+    """Verify the content of a whole set and return its folder; raise a `LinfnetError` if anything is wrong."""
     for split in set_info(name).sizes:
         load(name, split, folder=folder)
-    place = location(name, folder=folder)
-    assert place is not None
-    return place
+    found = location(name, folder=folder)
+    assert found is not None
+    return found

@@ -1,101 +1,31 @@
-"""Fetch a data set: from its official address or out of a package, checked before it is put in place."""
+"""Fetch a data set into the cache: staged beside it, verified, and put in place by one rename."""
 
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
-from linfnet.data import packages
-from linfnet.data.cache import cache_folder, read_checked
-from linfnet.data.catalog import set_info
-from linfnet.data.download import Progress, download, extract, no_progress
-from linfnet.data.formats import BINARY_BATCHES, find_form
+from linfnet.data.cache import cache_folder, read_verified
+from linfnet.data.catalog import find_format, set_info
+from linfnet.data.sources import PACKAGES, Progress, Take, official
 from linfnet.errors import LinfnetError
 
 Source = Literal["auto", "official", "package"]
 
 _DAY = 86400.0
 
-_IDX_FILES = tuple(f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
-
-ADDRESSES: dict[str, tuple[str, ...]] = {
-    "mnist": (
-        "https://ossci-datasets.s3.amazonaws.com/mnist/",
-        "https://storage.googleapis.com/cvdf-datasets/mnist/",
-    ),
-    "fashion-mnist": ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
-    "cifar10": ("https://www.cs.toronto.edu/~kriz/",),
-}
-"""Official addresses, tried in turn; no secure one is offered for Fashion-MNIST, and every content is checked."""
-
 
 @dataclass(frozen=True)
 class Fetched:
-    """What `fetch` did."""
+    """The result of `fetch`."""
 
     name: str
     origin: str
-    """The address or package that served."""
+    """The address or package from which the set came."""
     folder: Path
-
-
-def _take_official(name: str, address: str, progress: Progress, folder: Path) -> None:
-    if name != "cifar10":
-        for file in _IDX_FILES:
-            download(address + file, folder / file, progress)
-        return
-    archive = folder / "cifar-10-binary.tar.gz"
-    download(address + archive.name, archive, progress)
-    batches = [batch for split in BINARY_BATCHES.files.values() for batch in split]
-    extract(archive, {f"cifar-10-batches-bin/{batch}": folder / batch for batch in batches})
-    archive.unlink()
-
-
-def _check_and_place(name: str, staged: Path, target: Path) -> None:
-    """Move the staged folder to where the set belongs, if its content is right."""
-    info, form = set_info(name), find_form(name, staged)
-    if form is None:
-        raise LinfnetError(f"not all files of {name} came")
-    for split in info.sizes:
-        try:
-            read_checked(info, split, form, staged)
-        except LinfnetError as error:
-            # The staged folder is about to vanish: its name would lead nowhere.
-            reason = str(error).replace(f"{staged}{os.sep}", "").replace(f" in {staged}", "")
-            raise LinfnetError(f"what came is not {info.title}: {reason}") from error
-    if not target.exists():
-        staged.rename(target)
-        return
-    # A folder cannot replace one that is not empty: the old one steps aside, and goes with the staging folder.
-    aside = target.rename(staged.with_name("replaced"))
-    try:
-        staged.rename(target)
-    except BaseException:
-        aside.rename(target)
-        raise
-
-
-def _sweep(name: str, cache: Path) -> None:
-    """Remove what a fetch that was killed left behind; a younger folder may belong to one that is under way."""
-    for left in cache.glob(f".{name}-*"):
-        if time.time() - left.stat().st_mtime > _DAY:
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _attempt(name: str, target: Path, take: Callable[[Path], None]) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(name, target.parent)
-    # On the same file system as the target, so that the last step is one rename.
-    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=target.parent) as staging:
-        staged = Path(staging) / name
-        staged.mkdir()
-        take(staged)
-        _check_and_place(name, staged, target)
 
 
 def fetch(
@@ -106,27 +36,23 @@ def fetch(
     Args:
         name: one of `known_sets()`.
         source: "official" for the publisher's addresses, "package" for an npm or Debian package, "auto" for the first
-            of these that serves.
+            of these that works.
         folder: the cache to fill instead of `cache_folder()`.
-        progress: is told how far the transfer is.
+        progress: called with what is being fetched, the bytes received so far, and the total if it is known.
     """
     set_info(name)
     if source not in get_args(Source):
-        raise LinfnetError(f"source is {source!r}; wanted one of {', '.join(get_args(Source))}")
-    target = (cache_folder() if folder is None else folder) / name
+        raise LinfnetError(f"source is {source!r}; expected one of {', '.join(get_args(Source))}")
     if name == "digits":
         raise LinfnetError("digits is part of linfnet: there is nothing to fetch")
-    tell = no_progress if progress is None else progress
-    attempts: list[tuple[str, Callable[[Path], None]]] = []
-    if source != "package":
-        attempts += [(address, partial(_take_official, name, address, tell)) for address in ADDRESSES[name]]
+    target = (cache_folder() if folder is None else folder) / name
+    origins = official(name) if source != "package" else []
     if source != "official":
-        package = packages.PACKAGES[name]
-        attempts.append((package.title, partial(package.take, tell)))
+        origins.append(PACKAGES[name])
     failures: list[str] = []
-    for origin, take in attempts:
+    for origin, take in origins:
         try:
-            _attempt(name, target, take)
+            _fetch_from(name, target, take, progress or (lambda what, received, total: None))
         except LinfnetError as error:
             failures.append(str(error))
         except OSError as error:
@@ -134,3 +60,45 @@ def fetch(
         else:
             return Fetched(name, origin, target)
     raise LinfnetError(f"{name} could not be fetched: {'; '.join(failures)}")
+
+
+def _fetch_from(name: str, target: Path, take: Take, progress: Progress) -> None:
+    cache = target.parent
+    cache.mkdir(parents=True, exist_ok=True)
+    # Remove what a killed fetch left; a younger folder may belong to a running one.
+    for old in cache.glob(f".{name}-*"):
+        if time.time() - old.stat().st_mtime > _DAY:
+            shutil.rmtree(old, ignore_errors=True)
+    # On the file system of the target, so that a rename is enough at the end.
+    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=cache) as staging:
+        staged = Path(staging) / name
+        staged.mkdir()
+        take(progress, staged)
+        _verify_staged(name, staged)
+        _replace(staged, target)
+
+
+def _verify_staged(name: str, staged: Path) -> None:
+    info, file_format = set_info(name), find_format(name, staged)
+    if file_format is None:
+        raise LinfnetError(f"files of {name} are missing")
+    for split in info.sizes:
+        try:
+            read_verified(info, split, file_format, staged)
+        except LinfnetError as error:
+            # The staged folder is removed at the end: do not name it.
+            reason = str(error).replace(f"{staged}{os.sep}", "").replace(f" in {staged}", "")
+            raise LinfnetError(f"the fetched files are not {info.title}: {reason}") from error
+
+
+def _replace(staged: Path, target: Path) -> None:
+    if not target.exists():
+        staged.rename(target)
+        return
+    # A folder cannot replace one that is not empty: move the old one into the staging folder, which is removed.
+    old = target.rename(staged.with_name("replaced"))
+    try:
+        staged.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise

@@ -1,4 +1,4 @@
-"""A split of a data set as two tensors: the images stay bytes until a batch is used."""
+"""One split of a data set as two tensors; images are stored as bytes and converted batch by batch."""
 
 from dataclasses import dataclass, replace
 
@@ -10,18 +10,18 @@ from linfnet.errors import ArgumentError
 
 
 def to_pixels(images: Tensor, white: int) -> Tensor:
-    """images / white in float32, correctly rounded: the same bits on every device (outside `torch.compile`).
+    """Return images / white in float32, correctly rounded: the same bits on every device (outside `torch.compile`).
 
     Args:
         images: uint8, any shape.
-        white: the integer that means 1.0.
+        white: the integer that stands for 1.0.
 
     >>> to_pixels(torch.tensor([0, 51, 255], dtype=torch.uint8), 255)
     tensor([0.0000, 0.2000, 1.0000])
     """
     if images.dtype != torch.uint8:
-        raise ArgumentError(f"images has dtype {images.dtype}; wanted torch.uint8")
-    # CUDA turns the division by a Python number into a product with its reciprocal, which rounds twice.
+        raise ArgumentError(f"images has dtype {images.dtype}; expected torch.uint8")
+    # CUDA replaces division by a Python number by multiplication with its reciprocal, which rounds twice.
     return images.float().div_(torch.full((), float(white), device=images.device))
 
 
@@ -40,17 +40,17 @@ class ImageSet:
         return self.images.shape[0]
 
     def to(self, device: torch.device | str) -> "ImageSet":
-        """The same split on another device."""
+        """Return the same split on another device."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
     def first(self, limit: int | None) -> "ImageSet":
-        """The first `limit` images; all of them if it is None or larger than the set."""
+        """Return the first `limit` images; all of them if it is None or larger than the set."""
         if limit is None:
             return self
         if limit < 1:
-            raise ArgumentError(f"limit is {limit}; wanted a number >= 1 or None")
+            raise ArgumentError(f"limit is {limit}; expected a number >= 1 or None")
         return replace(self, images=self.images[:limit], labels=self.labels[:limit])
 
     def pixels(self, index: Tensor | slice | None = None) -> Tensor:
-        """float32 [n, C, H, W] in [0, 1]: the images that `index` takes, or all of them."""
+        """Return the images that `index` selects, or all of them, as float32 [n, C, H, W] in [0, 1]."""
         return to_pixels(self.images if index is None else self.images[index], self.info.white)

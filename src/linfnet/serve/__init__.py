@@ -1,4 +1,4 @@
-"""A page on this machine where one draws a digit and sees class, proof and attack; the JSON API behind it."""
+"""A local page on which to draw a digit and read its class, certified radius and attack, and the JSON API behind it."""
 
 from linfnet.serve.app import create_app as create_app
 from linfnet.serve.server import bind as bind

@@ -1,126 +1,132 @@
-"""The routes: a page, and the JSON API that docs/howto/serve.md and /api/openapi.json describe."""
+"""The FastAPI application: the page, and the JSON API that docs/howto/serve.md and /api/openapi.json describe."""
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from starlette.applications import Starlette
+import torch
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from torch import Tensor
 
-from linfnet.serve.body import Drain, read_body
+from linfnet.serve import schemas
 from linfnet.serve.decode import read_picture
-from linfnet.serve.gate import Gate
-from linfnet.serve.guard import Guard
-from linfnet.serve.openapi import describe_api
-from linfnet.serve.pixels import json_limit, parse_json, parse_pixels, parse_steps
-from linfnet.serve.refusal import RefusedError
+from linfnet.serve.limits import BodyDrain, Gate, OriginGuard, read_body
+from linfnet.serve.schemas import Attack, Error, Model, Prediction, describe_error, parse_request, with_shape
 from linfnet.serve.service import Service
+from linfnet.version import __version__
 
 STATIC = Path(__file__).parent / "static"
-KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-PICTURE_BYTES = 4_000_000
-PICTURES = ("image/png", "image/jpeg")
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+JSON, PICTURES = "application/json", ("image/png", "image/jpeg")
+MAX_PICTURE_BYTES = 4_000_000
+NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": Error}, "5XX": {"model": Error}}
 
-Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
+def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"})) -> FastAPI:
+    """Create the application for one net; `names` are the host names, besides IP addresses, that it answers to."""
+    predictions, attacks = Gate("predict", active=8, waiting=248), Gate("attack", active=1, waiting=3)
+    shape = service.net.image_shape
+    image_request, attack_request = with_shape(schemas.ImageRequest, shape), with_shape(schemas.AttackRequest, shape)
+    # No number needs more than 32 bytes of JSON.
+    max_json_bytes = 1024 + 32 * shape[0] * shape[1] * shape[2]
+    app = FastAPI(
+        title="linfnet serve",
+        version=__version__,
+        openapi_url="/api/openapi.json",
+        # FastAPI's own pages load scripts from other sites.
+        docs_url=None,
+        redoc_url=None,
+        telemetry=NO_TELEMETRY,
+        responses=ERRORS,
+        middleware=[Middleware(BodyDrain), Middleware(OriginGuard, names=names)],
+    )
+    for error in (HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(error, _error_response)
+    # The page's files are read once: requests open no file.
+    for path in sorted(STATIC.iterdir()):
+        url = "/" if path.name == "index.html" else f"/static/{path.name}"
+        app.add_route(url, partial(_send_file, path.read_bytes(), MEDIA_TYPES[path.suffix]))
 
-def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"})) -> Starlette:
-    """The application for one net; `names` are the host names besides numbers under which it may be asked."""
-    predictions, attacks = Gate("predict", inside=8, waiting=248), Gate("attack", inside=1, waiting=3)
+    @app.get("/api/model")
+    async def model() -> Model:
+        """Describe the net."""
+        return service.describe()
 
-    async def model(request: Request) -> Response:
-        return JSONResponse(service.describe())
-
-    async def openapi(request: Request) -> Response:
-        return JSONResponse(describe_api(service.shape, service.net.classes))
-
-    async def predict(request: Request) -> Response:
+    @app.post("/api/predict", openapi_extra=_document_body(image_request.model_json_schema(), PICTURES))
+    async def predict(request: Request, fit: schemas.Fit = "none") -> Prediction:
+        """Return class, certified radius, runner-up and scores of an image."""
+        content_type = _content_type(request, JSON, *PICTURES)
         async with predictions.enter():
-            read = await _read_image(request, service.shape)
-            return JSONResponse(await predictions.work(lambda: service.predict(read())))
+            body = await read_body(request, max_json_bytes if content_type == JSON else MAX_PICTURE_BYTES)
 
-    async def attack(request: Request) -> Response:
-        if _kind(request) != "application/json":
-            raise RefusedError(415, f"the content type is {_kind(request)[:60]!r}; wanted application/json")
+            def run() -> Prediction:
+                if content_type == JSON:
+                    return service.predict(torch.tensor(parse_request(image_request, body).pixels))
+                return service.predict(read_picture(body, shape, fit))
+
+            return await predictions.run(run)
+
+    @app.post("/api/attack", openapi_extra=_document_body(attack_request.model_json_schema()))
+    async def attack(request: Request) -> Attack:
+        """Return the closest misclassified image that PGD finds."""
+        _content_type(request, JSON)
         async with attacks.enter():
-            body = parse_json(await read_body(request, json_limit(service.shape)))
-            image, steps = parse_pixels(body, service.shape), parse_steps(body)
-            gone = threading.Event()
-            watch = asyncio.create_task(_set_when_gone(request, gone))
+            body = await read_body(request, max_json_bytes)
+
+            def run() -> Attack:
+                content = parse_request(attack_request, body)
+                return service.attack(torch.tensor(content.pixels), content.steps, disconnected.is_set)
+
+            disconnected = threading.Event()
+            watch = asyncio.create_task(_set_on_disconnect(request, disconnected))
             try:
-                return JSONResponse(await attacks.work(lambda: service.attack(image, steps, gone.is_set)))
+                return await attacks.run(run)
             finally:
-                gone.set()
+                disconnected.set()
                 watch.cancel()
 
-    routes = [
-        Route("/api/model", model),
-        Route("/api/openapi.json", openapi),
-        Route("/api/predict", predict, methods=["POST"]),
-        Route("/api/attack", attack, methods=["POST"]),
-        *_static_routes(),
-    ]
-    handlers: dict[Any, Any] = {RefusedError: _tell_refusal, HTTPException: _tell_http, Exception: _tell_failure}
-    middleware = [Middleware(Drain), Middleware(Guard, names=names)]
-    return Starlette(routes=routes, exception_handlers=handlers, middleware=middleware)
+    return app
 
 
-def _kind(request: Request) -> str:
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+async def _send_file(content: bytes, media_type: str, request: Request) -> Response:
+    return Response(content, media_type=media_type)
 
 
-async def _read_image(request: Request, shape: tuple[int, int, int]) -> Callable[[], Tensor]:
-    """The posted image, read; decoding is left to the thread that calls the result."""
-    kind = _kind(request)
-    if kind == "application/json":
-        body = parse_json(await read_body(request, json_limit(shape)))
-        if unknown := body.keys() - {"pixels"}:
-            raise RefusedError(400, f"the body has {min(unknown)[:40]!r}; known is 'pixels'")
-        return partial(parse_pixels, body, shape)
-    if kind in PICTURES:
-        fit = request.query_params.get("fit", "none")
-        return partial(read_picture, await read_body(request, PICTURE_BYTES), shape, fit)
-    raise RefusedError(415, f"the content type is {kind[:60]!r}; wanted application/json, image/png or image/jpeg")
+def _document_body(schema: dict[str, Any], pictures: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Describe a body for openapi.json: FastAPI does not know it, as it would read it without limits."""
+    content: dict[str, Any] = {JSON: {"schema": schema}}
+    content |= {kind: {"schema": {"type": "string", "contentMediaType": kind}} for kind in pictures}
+    return {"requestBody": {"required": True, "content": content}}
 
 
-async def _set_when_gone(request: Request, gone: threading.Event) -> None:
-    """Nobody waits for the answer any more: let the attack stop."""
+def _content_type(request: Request, *allowed: str) -> str:
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type not in allowed:
+        raise HTTPException(415, f"the content type is {content_type[:60]!r}; expected {' or '.join(allowed)}")
+    return content_type
+
+
+async def _set_on_disconnect(request: Request, event: threading.Event) -> None:
     while not await request.is_disconnected():
         await asyncio.sleep(0.2)
-    gone.set()
+    event.set()
 
 
-def _static_routes() -> list[Route]:
-    """The page's files, read once: no later request opens a file."""
-    files = {path.name: (path.read_bytes(), KINDS[path.suffix]) for path in sorted(STATIC.iterdir())}
-
-    def answer(content: bytes, kind: str) -> Endpoint:
-        async def send(request: Request) -> Response:
-            return Response(content, media_type=kind)
-
-        return send
-
-    pages = [Route("/", answer(*files["index.html"]))]
-    return pages + [Route(f"/static/{name}", answer(*file)) for name, file in files.items() if name != "index.html"]
-
-
-async def _tell_refusal(request: Request, error: RefusedError) -> Response:
-    later = {"Retry-After": "1"} if error.status in (429, 503) else None
-    return JSONResponse({"error": str(error)}, error.status, headers=later)
-
-
-async def _tell_http(request: Request, error: HTTPException) -> Response:
-    told = {404: "there is nothing under this path", 405: f"{request.method} is not for this path"}
-    return JSONResponse({"error": told.get(error.status_code, error.detail)}, error.status_code, headers=error.headers)
-
-
-async def _tell_failure(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": f"the server failed: {str(error).splitlines()[0][:200] if str(error) else '?'}"}, 500)
+async def _error_response(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        texts = {404: "nothing is served at this path", 405: f"{request.method} is not allowed for this path"}
+        status, text = error.status_code, texts.get(error.status_code, error.detail)
+        headers = {"Retry-After": "1"} if status in (429, 503) else error.headers
+        return JSONResponse({"error": text}, status, headers=headers)
+    if isinstance(error, RequestValidationError):
+        details = error.errors()[0]
+        return JSONResponse({"error": describe_error({**details, "loc": details["loc"][1:]})}, 400)
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return JSONResponse({"error": f"the server failed: {reason[:200]}"}, 500)

@@ -1,8 +1,8 @@
-// Pictures of numbers: images on canvases, the ruler of eps, the band around a row of pixels.
+// Drawing: images on canvases, the chart of margin over eps, the band around a row of pixels.
 const SVG = "http://www.w3.org/2000/svg";
 
 export function floor(value, digits) {
-  // A radius is cut off, never rounded up: 0.29 is a little less, and a product with 10 ** digits would hide that.
+  // A radius is truncated, never rounded up: 0.29 is stored as a little less, which a product with 10 ** digits would hide.
   return value.toFixed(40).slice(0, digits - 40);
 }
 
@@ -35,7 +35,7 @@ export function showImage(canvas, pixels) {
 }
 
 export function showChange(canvas, before, after, largest) {
-  // Grey is no change, white the largest up, black the largest down.
+  // Grey is no change, white the largest increase, black the largest decrease.
   const scale = largest > 0 ? 0.5 / largest : 0;
   showImage(canvas, before.map((plane, c) => plane.map((row, y) => row.map((v, x) => 0.5 + scale * (after[c][y][x] - v)))));
 }
@@ -45,7 +45,7 @@ function ticks(end) {
   return Array.from({ length: Math.floor(end / step + 1e-9) + 1 }, (_, k) => Number((k * step).toFixed(2)));
 }
 
-// Zones of eps, and the margin: under the straight line it cannot be, at the dots an attack has been.
+// The zones of eps, and the margin: the bound by the Lipschitz constant as a line, the margins that the attack found as dots.
 export function drawRuler(svg, { radius, margin, lipschitz, attack }) {
   const top = 26, height = 190, foot = 30, left = 2;
   const width = blank(svg, top + height + foot);
@@ -58,8 +58,8 @@ export function drawRuler(svg, { radius, margin, lipschitz, attack }) {
     const room = x(to) - x(from);
     if (room > 7.6 * name.length) add(svg, "text", { x: x(from) + 8, y: top + height - 10, class: `name ${kind}-name` }, name);
   };
-  zone(0, radius, "proven", "proven");
-  zone(radius, broken ?? last, "open", attack ? "nobody knows" : "");
+  zone(0, radius, "proven", "certified");
+  zone(radius, broken ?? last, "open", attack ? "undecided" : "");
   if (broken !== null) zone(broken, last, "broken", "broken");
   const y = (value) => top + height * (1 - Math.max(0, Math.min(1, value / margin)));
   if (margin > 0 && lipschitz) {
@@ -86,7 +86,7 @@ export function drawRuler(svg, { radius, margin, lipschitz, attack }) {
   }
 }
 
-// One row of pixels with the band of all images that are proven to be the same class.
+// One row of pixels with the band of all images that certainly have the same class.
 export function drawBand(svg, pixels, radius) {
   const top = 8, height = 150, foot = 24, left = 26;
   const width = blank(svg, top + height + foot);

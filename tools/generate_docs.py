@@ -1,0 +1,63 @@
+"""Rewrite the generated blocks of README.md and docs/ from the files in records/.
+
+    python -m tools.generate_docs
+
+A block is the text between `<!-- generated: NAME -->` and `<!-- end -->`; NAME is a function of accuracy_tables.py or
+speed_tables.py. A test checks that the committed text is up to date.
+"""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tools import accuracy_tables, speed_tables
+
+ROOT = Path(__file__).parent.parent
+BLOCKS: dict[str, Callable[[], str]] = {
+    "results": accuracy_tables.results,
+    "packaged-net": accuracy_tables.packaged_net,
+    "systems": accuracy_tables.systems,
+    "short-runs": accuracy_tables.short_runs,
+    "first-phase": accuracy_tables.first_phase,
+    "ablation": accuracy_tables.ablation,
+    "cpu-speed": speed_tables.cpu_speed,
+    "gpu-steps": speed_tables.gpu_steps,
+    "gpu-step-details": speed_tables.gpu_step_details,
+    "full-recipe": speed_tables.full_recipe,
+    "first-call": speed_tables.first_call,
+    "snapping": speed_tables.snapping,
+    "first-epochs": speed_tables.first_epochs,
+}
+_BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def pages() -> list[Path]:
+    """Return the README and all pages of the documentation."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def regenerate(text: str, page: Path) -> str:
+    """Return the text of a page with its blocks generated again; links to records are relative to the page."""
+    up = "../" * (len(page.relative_to(ROOT).parts) - 1)
+    return _BLOCK.sub(
+        lambda found: found[1] + BLOCKS[found[2]]().replace("](records/", f"]({up}records/") + found[4], text
+    )
+
+
+def outdated() -> dict[Path, str]:
+    """Return the new text of each page whose committed text is out of date."""
+    texts = {page: page.read_text(encoding="utf-8") for page in pages()}
+    new = {page: regenerate(text, page) for page, text in texts.items()}
+    return {page: text for page, text in new.items() if text != texts[page]}
+
+
+def main() -> None:
+    """Write the pages that are out of date and print their names."""
+    for page, text in outdated().items():
+        page.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"{page.relative_to(ROOT)} written\n")
+
+
+if __name__ == "__main__":
+    main()

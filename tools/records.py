@@ -1,0 +1,107 @@
+"""Read the files in records/ and format tables."""
+
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from linfnet.epsilon import format_epsilon
+from linfnet.recipes import Recipe, load_recipe, recipe_from_toml
+from linfnet.reproduce.run_plots import read_events
+from linfnet.results import Result, Results, results_from_json
+
+RECORDS = Path(__file__).parent.parent / "records"
+
+
+def read_record(name: str) -> dict[str, Any]:
+    """Return the contents of records/NAME.json."""
+    return json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def read_rows(name: str) -> list[dict[str, Any]]:
+    """Return the rows of records/NAME.jsonl."""
+    return [json.loads(line) for line in (RECORDS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The record of a training run."""
+
+    name: str
+    record: dict[str, Any]
+
+    @classmethod
+    def read(cls, name: str) -> "RunRecord":
+        """Read records/NAME.json."""
+        return cls(name, read_record(name))
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the run, with all changes."""
+        return recipe_from_toml(self.record["recipe"], self.name, self.name)
+
+    @property
+    def results(self) -> Results:
+        """What was measured of the run."""
+        return results_from_json(self.record["results"])
+
+    @property
+    def result(self) -> Result:
+        """The evaluation at the first epsilon of the recipe, PGD-100 on all test images."""
+        eps = self.recipe.evaluation.eps[0]
+        found = self.results.find(self.recipe.data.name, eps)
+        if found is None:
+            raise LookupError(f"{self.name} has no evaluation of all test images at {format_epsilon(eps)} by PGD-100")
+        return found
+
+    @property
+    def training(self) -> str:
+        """Epochs, schedule, seed and time of training in words."""
+        epochs = self.record["epochs"]
+        snapped = ", p snapped" if self.recipe.schedule.snap_p else ""
+        cost = f"seed {self.record['seed']}, {self.record['seconds']:.0f} s on {self.record['hardware']}"
+        return f"{sum(epochs)} epochs ({'/'.join(map(str, epochs))}){snapped}, {cost}"
+
+    def epochs(self) -> list[dict[str, Any]]:
+        """Return the epoch events of the log; `seconds` becomes the duration of the epoch, `p` a number."""
+        log = [event for event in read_events(RECORDS / self.record["events"]) if event["event"] == "epoch"]
+        ends = [0.0, *(event["seconds"] for event in log)]
+        durations = (end - start for start, end in itertools.pairwise(ends))
+        return [
+            {**event, "p": float(event["p"]), "seconds": seconds} for event, seconds in zip(log, durations, strict=True)
+        ]
+
+
+def published(recipe: Recipe, result: Result) -> str:
+    """Return clean / PGD / certified accuracy of the published row that a result belongs to, or a dash."""
+    reported = recipe.reported
+    # The published row holds for the epsilon of the packaged recipe, not for one that the recipe was changed to.
+    if reported.source != "the paper" or result.eps != load_recipe(recipe.name).evaluation.eps[0]:
+        return "–"
+    steps = recipe.evaluation.pgd_steps
+    attack = f", PGD-{steps}" if steps != 100 else ""
+    return f"{reported.clean:.2f} / {reported.pgd:.2f} / {reported.certified:.2f}, {reported.cost}{attack}"
+
+
+def percent(share: float | None) -> str:
+    """Return a share as a percentage with two decimals, without the sign; a dash for None."""
+    return "–" if share is None else f"{100 * share:.2f}"
+
+
+def link(name: str) -> str:
+    """Return a link to a file in records/."""
+    return f"[{name}](records/{name})"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table; columns are right-aligned where all their cells are numbers."""
+    rows = list(rows)
+    numeric = [all(_is_number(row[k]) for row in rows) for k in range(len(head))]
+    ruler = ["---:" if number else "---" for number in numeric]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (head, ruler, *rows))
+
+
+def _is_number(cell: str) -> bool:
+    return not cell.strip("0123456789.,–∞ ")

@@ -1,0 +1,142 @@
+"""Tables of speed, generated from records/."""
+
+import itertools
+import math
+from typing import Any
+
+from tools.records import RunRecord, link, percent, read_record, read_rows, table
+
+OURS, EAGER, AUTHORS = "linfnet", "linfnet, eager", "authors"
+STEPS_PER_EPOCH = math.ceil(50_000 / 512)  # CIFAR-10 in batches of 512
+
+
+def cpu_speed() -> str:
+    """The CPU kernels next to a matrix product and `torch.cdist`, best times of 256 x 1024 x 1024 forward."""
+    times: dict[str, dict[str, float]] = {}
+    for row in read_rows("cpu-bench"):
+        if (row["shape"], row["direction"], row["state"]) == ([256, 1024, 1024], "forward", "random"):
+            times.setdefault(row["p"], {})[row["who"]] = row["best"]
+    rows: list[list[str]] = []
+    for p, time in times.items():
+        if float(p) in (8, math.inf):
+            milliseconds = [f"{time[who]:.1f}" for who in ("ours", "matmul", "cdist")]
+            ratios = [f"{time['matmul'] / time['ours']:.2f}", f"{time['cdist'] / time['ours']:.0f}"]
+            rows.append([_power(float(p)), *milliseconds, *ratios])
+    head = ["p", "linfnet, ms", "matrix product, ms", "`torch.cdist`, ms"]
+    return table([*head, "speed / matrix product", "speed / `torch.cdist`"], rows)
+
+
+def _power(p: float) -> str:
+    return "∞" if math.isinf(p) else f"{p:g}"
+
+
+def newest_steps() -> dict[float, dict[str, dict[str, Any]]]:
+    """Return, for each p, the rows of the last commit at which all three kinds of kernels were measured."""
+    measured: dict[tuple[str, float], dict[str, dict[str, Any]]] = {}
+    for row in read_rows("train_step"):
+        measured.setdefault((row["commit"], float(row["p"])), {})[row["kernels"]] = row
+    return {
+        p: kinds
+        for (_, p), kinds in sorted(measured.items(), key=lambda item: item[0][1])
+        if {OURS, EAGER, AUTHORS} <= set(kinds)
+    }
+
+
+def _newest() -> dict[float, dict[str, dict[str, Any]]]:
+    """Return the measurements at the powers of the tables."""
+    steps = newest_steps()
+    return {p: steps[p] for p in (8.0, 10.0, 12.0, 28.0, 64.0, 112.0, 224.0, 512.0, math.inf)}
+
+
+def gpu_steps() -> str:
+    """Milliseconds of a training step per p: ours and the authors'."""
+    return _steps_table(_newest(), details=False)
+
+
+def gpu_step_details() -> str:
+    """As `gpu_steps`, with eager execution, the forward pass, memory and where each column comes from."""
+    return _steps_table(_newest(), details=True)
+
+
+def _steps_table(steps: dict[float, dict[str, dict[str, Any]]], *, details: bool) -> str:
+    columns = list(steps.values())
+    rows = [["linfnet", *(f"{kinds[OURS]['step_ms']:.1f}" for kinds in columns)]]
+    if details:
+        rows.append(["linfnet without graphs", *(f"{kinds[EAGER]['step_ms']:.1f}" for kinds in columns)])
+    rows.append(["the authors' kernels", *(f"{kinds[AUTHORS]['step_ms']:.1f}" for kinds in columns)])
+    rows.append(["ratio", *(f"{kinds[AUTHORS]['step_ms'] / kinds[OURS]['step_ms']:.1f}" for kinds in columns)])
+    if details:
+        rows.append(["forward pass, without graphs", *(f"{kinds[OURS]['forward_ms']:.1f}" for kinds in columns)])
+        rows.append(["memory, GiB", *(f"{kinds[OURS]['peak_gib']:.1f}" for kinds in columns)])
+        rows.append(["weights", *(kinds[OURS]["state"].split("/")[0] for kinds in columns)])
+        rows.append(["commit", *(kinds[OURS]["commit"] for kinds in columns)])
+    return table(["p", *map(_power, steps)], rows)
+
+
+def _minutes(kernels: str) -> float:
+    """Return the projected minutes of the 1300-epoch recipe with p snapped.
+
+    p rises exponentially from 8 to 1000; steps between the measured p are interpolated over log p.
+    """
+    times = {p: float(kinds[kernels]["step_ms"]) for p, kinds in _newest().items()}
+    finite = [p for p in times if p < math.inf]
+    mean = 0.0
+    for p, q in itertools.pairwise([*finite, 1000.0]):
+        mean += (times[p] + times.get(q, times[p])) / 2 * math.log(q / p, 125)
+    return (100 * times[8.0] + 1150 * mean + 50 * times[math.inf]) * STEPS_PER_EPOCH / 60_000
+
+
+def full_recipe() -> str:
+    """Minutes of the 1300-epoch recipe, projected from single steps and from a run of 800 epochs."""
+    per_epoch = read_record("cifar10-8-800-epochs")["seconds_per_epoch"]
+    start, rise, infinite = (per_epoch[phase] for phase in ("p_start", "rise", "infinite"))
+    run = f"linfnet, from a run of 800 epochs ({link('cifar10-8-800-epochs.json')})"
+    minutes = (100 * start + 1150 * rise + 50 * infinite) / 60
+    rows = [
+        ["linfnet, from the steps above", "–", "–", "–", f"{_minutes(OURS):.0f}"],
+        ["the authors' kernels, from the steps above", "–", "–", "–", f"{_minutes(AUTHORS):.0f}"],
+        [run, f"{start:.1f}", f"{rise:.1f}", f"{infinite:.1f}", f"{minutes:.0f}"],
+    ]
+    return table(["projection", "s/epoch at p = 8", "as p rises", "at ∞", "minutes for 100/1150/50 epochs"], rows)
+
+
+def first_call() -> str:
+    """Seconds of the first call of the GPU kernels per p, and in the next process."""
+    record = read_record("gpu-first-call")
+    first, following = record["first_process_seconds"], record["next_process_seconds"]
+    rows = [
+        ["first process (compiles)", *(f"{seconds:.2f}" for seconds in first.values())],
+        ["next process (cached)", *(f"{following[p]:.3f}" for p in first)],
+    ]
+    return table(["p", *(_power(float(p)) for p in first)], rows)
+
+
+def snapping() -> str:
+    """MNIST at 0.3 with exact and with snapped p."""
+    rows: list[list[str]] = []
+    for name in ("mnist-0.3", "mnist-0.3-snapped", "mnist-0.3-snapped-seed-2"):
+        run = RunRecord.read(name)
+        epochs, result = run.epochs(), run.result
+        jump = next(index for index, epoch in enumerate(epochs) if epoch["p"] > 8)
+        losses = [epochs[index]["loss"] for index in (jump - 1, jump, -1)]
+        p = "snapped" if run.recipe.schedule.snap_p else "exact"
+        certified = [percent(result.certified[certificate]) for certificate in ("margin", "interval")]
+        seconds = f"{run.record['seconds']:.0f}"
+        rows.append([p, str(run.record["seed"]), *(f"{loss:.4f}" for loss in losses), *certified, seconds])
+        rows[-1].append(link(f"{name}.json"))
+    head = ["p", "seed", "loss, last epoch at p = 8", "next epoch", "last epoch"]
+    return table([*head, "certified by margin", "by interval", "seconds", "record"], rows)
+
+
+def first_epochs() -> str:
+    """The loss after the first phase of MNIST at 0.3 by seed and kernels."""
+    seeds = read_record("mnist-0.3-first-epochs")["seeds"]
+    rows: list[list[str]] = []
+    for seed, runs in seeds.items():
+        losses = {kernels: [epoch["loss"] for epoch in epochs] for kernels, epochs in runs.items()}
+        ours, theirs = losses[OURS], losses.get(AUTHORS)
+        apart = max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) if theirs else None
+        end = f"{theirs[-1]:.4f}" if theirs else "–"
+        rows.append([seed, f"{ours[-1]:.4f}", end, f"{apart:.5f}" if apart is not None else "–"])
+    head = ["seed", "loss after 25 epochs, linfnet", "the authors' kernels", "largest difference in an epoch"]
+    return table(head, rows)
