@@ -1,6 +1,6 @@
 // The threads of a block as fibres: one runs until it waits at a barrier or for the other lanes of its warp, then the
-// next. Blocks run one after the other. What a GPU leaves undefined is NaN here: shared memory when a block starts, values
-// of lanes that have left. `order` says who goes first: 0 the first thread, 1 the last, else at random.
+// next. Blocks run one after the other. What a GPU leaves undefined is NaN here: shared memory when a block starts,
+// values of lanes that have left. `order` says who goes first: 0 the first thread, 1 the last, else at random.
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,8 @@
 
 #include <utility>
 
-// All shared variables lie in one section, to be filled with NaN; under AddressSanitizer each has its own fences instead.
+// All shared variables lie in one section, to be filled with NaN; under AddressSanitizer each has its own fences
+// instead.
 #ifdef __SANITIZE_ADDRESS__
 #define __shared__ static
 #else
@@ -16,7 +17,9 @@
 extern "C" char __start_shared_memory[] __attribute__((weak)), __stop_shared_memory[] __attribute__((weak));
 #endif
 
-struct dim3 { int x, y, z; };
+struct dim3 {
+  int x, y, z;
+};
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace simt {
@@ -91,8 +94,7 @@ static void wait(Barrier& barrier) {
 static void wait_for_warp() { wait(warps[current / WARP]); }
 
 // What every lane of the warp showed, given to `use`; nobody shows the next value before all have used this one.
-template <class T, class Use>
-static auto exchanged(T value, Use use) {
+template <class T, class Use> static auto exchanged(T value, Use use) {
   values[current] = 0;
   memcpy(values + current, &value, sizeof value);
   wait_for_warp();
@@ -101,8 +103,7 @@ static auto exchanged(T value, Use use) {
   return result;
 }
 
-template <class T>
-static T from_lane(T value, int source) {
+template <class T> static T from_lane(T value, int source) {
   return exchanged(value, [&](const uint64_t* shown) {
     T result;
     memcpy(&result, shown + (source & (WARP - 1)), sizeof result);
@@ -110,8 +111,7 @@ static T from_lane(T value, int source) {
   });
 }
 
-template <class Test>
-static unsigned lanes_where(Test test) {
+template <class Test> static unsigned lanes_where(Test test) {
   unsigned result = 0;
   for (int k = 0; k < WARP; ++k)
     if (!fibres[current - lane() + k].left && test(k)) result |= 1u << k;
@@ -196,8 +196,7 @@ static void call(void (*kernel)(Parameters...), void** values, std::index_sequen
   kernel(*(Parameters*)values[Places]...);
 }
 
-template <class... Parameters>
-static void call(void (*kernel)(Parameters...), void** values) {
+template <class... Parameters> static void call(void (*kernel)(Parameters...), void** values) {
   call(kernel, values, std::index_sequence_for<Parameters...>{});
 }
 
@@ -223,8 +222,8 @@ static const char* launch(void (*kernel)(void**), const int* grid, int threads, 
 }  // namespace simt
 
 // One line for each kernel follows the source: the function that a test calls.
-#define SIMT_KERNEL(name)                                                                                       \
-  extern "C" __attribute__((visibility("default"))) const char* simt_##name(const int* grid, int threads,       \
-                                                                            int shared, int order, void** values) { \
-    return simt::launch([](void** given) { simt::call(name, given); }, grid, threads, shared, order, values);   \
+#define SIMT_KERNEL(name)                                                                                     \
+  extern "C" __attribute__((visibility("default")))                                                           \
+  const char* simt_##name(const int* grid, int threads, int shared, int order, void** values) {               \
+    return simt::launch([](void** given) { simt::call(name, given); }, grid, threads, shared, order, values); \
   }

@@ -6,8 +6,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from linfnet.ops.cuda import tensor_core
-from linfnet.ops.cuda.implementation import Cuda
+from linfnet.ops.cuda import Cuda, tensor_core
 
 
 def step(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,7 @@ pytestmark = [
 EVERY_PATH = """
 import torch
 from kernel_steps import every_path
-from linfnet.ops.cuda.implementation import Cuda
+from linfnet.ops.cuda import Cuda
 with torch.device("cuda"):
     every_path(Cuda())
 torch.cuda.synchronize()
@@ -27,7 +27,7 @@ print("every path ran")
 
 BEYOND_THE_END = """
 import torch
-from linfnet.ops.cuda.implementation import Cuda
+from linfnet.ops.cuda import Cuda
 x, w = torch.randn(64, 256, device="cuda"), torch.randn(32, 256, device="cuda")
 x.untyped_storage().resize_(4)
 Cuda().forward(x, w, 12.0)

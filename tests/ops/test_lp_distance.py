@@ -12,6 +12,7 @@ from linfnet import ops
 from linfnet.errors import ArgumentError
 from linfnet.ops import linf_distance_bounds, lp_distance
 from linfnet.ops import reference as reference_module
+from linfnet.ops.registry import KERNELS, get
 
 PS = [1.0, 1.5, 2.0, 3.0, 8.0, 30.5, 200.0, 1000.0, 1e4, math.inf]
 SHAPES = [
@@ -25,7 +26,7 @@ SHAPES = [
     (0, 4, 5),
     (4, 0, 5),
 ]
-IMPLEMENTATIONS = [name for name in ops.names() if ops.serves(name, "cpu", torch.float32)]
+IMPLEMENTATIONS = [name for name in ops.names() if get(name).supports("cpu", torch.float32)]
 
 
 def draw(n: int, out: int, features: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -300,7 +301,22 @@ def test_wrong_arguments_are_named(arguments: tuple, message: str):
 
 
 def test_unknown_implementation():
-    with pytest.raises(ArgumentError, match="impl is 'fast'; known are"):
+    with pytest.raises(ArgumentError, match="impl is 'fast'; wanted one of cpu, cuda, reference"):
         lp_distance(torch.zeros(2, 3), torch.zeros(4, 3), impl="fast")
     with pytest.raises(ArgumentError, match="lower has shape"):
         linf_distance_bounds(torch.zeros(2, 3), torch.zeros(3, 3), torch.zeros(4, 3))
+
+
+def test_an_implementation_can_be_registered_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KERNELS, "_entries", dict(KERNELS._entries))  # pyright: ignore[reportPrivateUsage]
+
+    @KERNELS.register("doubled")
+    class Doubled(ops.Reference):
+        def forward(self, x: Tensor, w: Tensor, p: float) -> Tensor:
+            return 2 * super().forward(x, w, p)
+
+    x, w = draw(3, 4, 5)
+    assert ops.names()[0] == "doubled"
+    assert torch.equal(lp_distance(x, w, 2.0), 2 * lp_distance(x, w, 2.0, impl="reference"))
+    with pytest.raises(ArgumentError, match="'doubled' is already registered"):
+        KERNELS.register("doubled")(Doubled)
