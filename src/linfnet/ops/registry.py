@@ -5,7 +5,6 @@ A module outside the package adds its own with the decorator `@KERNELS.register(
 
 import contextlib
 from collections.abc import Callable, Generator
-from functools import cache
 from typing import Protocol
 
 import torch
@@ -54,6 +53,7 @@ class Implementation(Protocol):
 
 # Classes, which are instantiated once; of those that support a tensor, the one registered last is preferred.
 KERNELS: Registry[Callable[[], Implementation]] = Registry("impl")
+_instances: dict[str, Implementation] = {}
 _default: str | None = None
 
 
@@ -62,10 +62,11 @@ def names() -> tuple[str, ...]:
     return tuple(reversed(tuple(KERNELS)))
 
 
-@cache
 def get(name: str) -> Implementation:
     """The implementation of that name, or an error that lists the names."""
-    return KERNELS[name]()
+    if name not in _instances:  # not functools.cache, which torch.compile does not trace
+        _instances[name] = KERNELS[name]()
+    return _instances[name]
 
 
 def choose(device_type: str, dtype: torch.dtype, name: str | None = None) -> str:

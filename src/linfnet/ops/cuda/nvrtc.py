@@ -277,8 +277,7 @@ class Launcher:
     ) -> None:
         """Run a kernel on `grid` blocks, with the arguments that its source declares, by name.
 
-        `threads` of a block must be given if the kernel has no `__launch_bounds__`; `shared`: bytes of dynamic shared
-        memory.
+        `threads` is needed if the kernel has no `__launch_bounds__`; `shared`: bytes of dynamic shared memory.
         """
         function = _function(kernel, device.index)
         addresses, _values = kernel.signature.pack(arguments)
