@@ -1,4 +1,4 @@
-"""Certificates on a GPU are those of the CPU, bit for bit: what is proven on one device holds on the other."""
+"""Certificates on a GPU have the same bits as on the CPU: a proof on one device is valid on the other."""
 
 import math
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ EPSILONS = (Fraction(0), Fraction(1, 255), Fraction(1, 10), Fraction(3, 10))
 
 @pytest.fixture(autouse=True)
 def tensor_cores_allowed() -> Iterator[None]:
-    """There are no matrix products for TF32 to shorten: allowing it must change nothing."""
+    """No matrix products are used that TF32 could round: allowing it must change nothing."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     yield
@@ -33,7 +33,7 @@ def tensor_cores_allowed() -> Iterator[None]:
 
 
 def draw(shape: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers of many magnitudes, subnormal ones and zeros of both signs among them."""
+    """Numbers of many magnitudes, including subnormal ones and zeros of both signs."""
     n, out, features = shape
     generator = torch.Generator().manual_seed(n * out + features)
     x, w = torch.randn(n, features, generator=generator), torch.randn(out, features, generator=generator)
@@ -67,10 +67,10 @@ def test_distances_and_their_bounds(shape: tuple[int, int, int]):
 def check_net(net: LinfNet, images: torch.Tensor) -> None:
     """Logits, boxes, bounds, both certificates and all radii of a net, on both devices."""
     labels = net(images).argmax(1)
-    certificate, found = certify_by_margin(net, images), certify_images(net, [(images, labels)], EPSILONS)
+    certificate, expected_images = certify_by_margin(net, images), certify_images(net, [(images, labels)], EPSILONS)
     boxes = [outer_box(images, epsilon) for epsilon in EPSILONS]
     bounds = [net.bounds(*box) for box in boxes]
-    held = [certified_by_interval(net, images, labels, epsilon) for epsilon in EPSILONS]
+    certified = [certified_by_interval(net, images, labels, epsilon) for epsilon in EPSILONS]
     logits = net(images).detach()
     net.cuda()
     on_gpu = images.cuda()
@@ -83,10 +83,10 @@ def check_net(net: LinfNet, images: torch.Tensor) -> None:
             same(ours, expected)
         for ours, expected in zip(net.bounds(*outer_box(on_gpu, epsilon)), bounds[row], strict=True):
             same(ours.detach(), expected.detach())
-        same(certified_by_interval(net, on_gpu, labels.cuda(), epsilon), held[row])
+        same(certified_by_interval(net, on_gpu, labels.cuda(), epsilon), certified[row])
     theirs = certify_images(net, [(on_gpu, labels.cuda())], EPSILONS)
     for name in ("predictions", "margin_radii", "real_radii", "interval_radii", "by_margin", "by_interval"):
-        same(getattr(theirs, name), getattr(found, name))
+        same(getattr(theirs, name), getattr(expected_images, name))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -107,7 +107,7 @@ def test_the_packaged_net():
     net = LinfNet.load("mnist-small")
     generator = torch.Generator().manual_seed(0)
     images = (torch.randint(0, 256, (400, 1, 28, 28), generator=generator) / 255).float()
-    # Mostly black, as digits are.
+    # Mostly black, like digits.
     images *= torch.rand(400, 1, 28, 28, generator=generator) < 0.2
     check_net(net, images)
 

@@ -1,5 +1,5 @@
-// Every kernel of every level over odd shapes, in buffers that end (or begin) at a forbidden page: any access beyond
-// them is a fault, in masked vector instructions too, which sanitizers do not see. Run by memory_check.sh.
+// Every kernel of every level with odd shapes, in buffers that end (or begin) at a forbidden page: any access beyond
+// them is a fault, also by masked vector instructions, which sanitizers do not check. Run by memory_check.sh.
 #include <sys/mman.h>
 #include <unistd.h>
 

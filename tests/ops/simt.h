@@ -1,4 +1,4 @@
-// CUDA's words on a CPU, so that the kernels can be tested where there is no GPU; in place of instructions.cuh, too.
+// CUDA emulated on a CPU, so that the kernels can be tested without a GPU; also replaces instructions.cuh.
 #include "fibres.h"
 
 #include <math.h>
@@ -75,7 +75,7 @@ static int __float_as_int(float a) { return same_bits<int>(a); }
 static unsigned __float_as_uint(float a) { return same_bits<unsigned>(a); }
 static int __popc(unsigned a) { return __builtin_popcount(a); }
 static int __ffs(int a) { return __builtin_ffs(a); }
-// The quick division gives 0 for the largest divisors.
+// The fast division returns 0 for the largest divisors.
 static float __fdividef(float a, float b) { return a / (fabsf(b) > 0x1p126f ? INFINITY * b : b); }
 template <class T, class U> static T atomicAdd(T* at, U value) {
   T before = *at;
@@ -88,20 +88,20 @@ template <class T, class U> static T atomicMax(T* at, U value) {
   return before;
 }
 
-// In place of instructions.cuh; copies arrive as late as they may.
+// Replaces instructions.cuh; copies arrive as late as possible.
 typedef unsigned int u32;
 typedef unsigned short u16;
 
 #define DYNAMIC_SHARED(type, name) type* name = (type*)simt::dynamic_shared
 
-// NaN is above all, -0 below 0.
+// NaN is above all numbers, -0 below 0.
 static float max_nan(float a, float b) { return a != a || b != b ? NAN : a > b || (a == b && !signbit(a)) ? a : b; }
-// Numbers below the normal range count as zero.
+// Subnormal numbers are treated as zero.
 static float flushed(float a) { return fabsf(a) < 0x1p-126f ? 0.0f * a : a; }
 static float log2_fast(float a) { return log2f(flushed(a)); }
 static float exp2_fast(float a) { return flushed(exp2f(a)); }
 
-// In units of the last place, of which a number has 1024 to 2047 unless it is below the normal range.
+// In units of the last place: a normal number has 1024 to 2047.
 static u16 to_half(float a) {
   u16 sign = __float_as_uint(a) >> 16 & 0x8000;
   float size = fabsf(a);

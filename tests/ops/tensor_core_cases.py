@@ -197,7 +197,7 @@ def even(shape: tuple[int, int, int], level: float, device: str = "cuda") -> tup
     torch.manual_seed(0)
     x = (torch.rand(n, 1) + 0.5).mul(0.04 * level).repeat(1, features)
     w = (torch.rand(out, 1) + 1.5).mul(-0.04 * level).repeat(1, features)
-    w[5, 7] = 1.001  # powers of the largest number lie as far below 1 as they can
+    w[5, 7] = 1.001  # powers of the scaled maximum are as small as possible
     return x.to(device), w.to(device), torch.randn(n, out).to(device)
 
 

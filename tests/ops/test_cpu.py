@@ -1,7 +1,7 @@
 """The C++ kernels against float64, on every instruction-set level of this machine.
 
-Tolerance: the error against float64 must stay within twice that of the float32 reference, the reference being
-granted at least the rounding of one difference d: 2^-24 in a distance, p times that in a slope (|d| / y)^(p-1).
+Tolerance: the error relative to float64 is at most twice that of the float32 reference, whose error counts as at least
+the rounding of one difference d: 2^-24 in a distance, p times that in a slope (|d| / y)^(p-1).
 """
 
 import math
@@ -56,7 +56,7 @@ def assert_close(x: Tensor, w: Tensor, grad: Tensor, p: float) -> None:
         floor = UNIT * (1 if name == "y" else p) * size + 2.0**-149
         allowed = 2 * torch.maximum((b - e).abs().amax(), floor)
         assert (a - e).abs().amax() <= allowed, name
-    # Each distance by itself too, not only the worst of them.
+    # Each distance, not only the worst one.
     relative = ((ours[0] - exact[0]).abs() / exact[0].clamp(min=2.0**-126)).amax()
     other = ((theirs[0] - exact[0]).abs() / exact[0].clamp(min=2.0**-126)).amax()
     assert relative <= 2 * max(float(other), UNIT)

@@ -26,7 +26,7 @@ from linfnet.ops.cuda.nvrtc import KERNELS, Argument, Kernel, Launcher, NoKernel
 
 
 class Recorder(Launcher):
-    """Checks every launch against the kernel's signature instead of running it."""
+    """Checks every launch against the kernel's signature and does not run it."""
 
     def __init__(self, shared: int = MUCH) -> None:
         self.functions: list[str] = []
@@ -111,8 +111,8 @@ def test_launches_of_the_expansion_fit_the_kernels(monkeypatch: pytest.MonkeyPat
 def test_huge_layers_are_not_expanded() -> None:
     number = torch.zeros(1)
     shapes = [(512, 5120, 5120), (1000, 5120, 5120), (10_000, 5120, 5120), (64, 20_480, 20_480)]
-    served = [tensor_core.supports(number.expand(n, size), number.expand(out, size), 8.0) for n, out, size in shapes]
-    assert served == [True, True, False, False]
+    supported = [tensor_core.supports(number.expand(n, size), number.expand(out, size), 8.0) for n, out, size in shapes]
+    assert supported == [True, True, False, False]
 
 
 @pytest.mark.parametrize("p", [8.0, 28.0, 200.5, math.inf])
@@ -260,6 +260,19 @@ def test_importing_does_not_touch_cuda() -> None:
     code = "import torch, linfnet.ops; assert not torch.cuda.is_initialized(); print(linfnet.ops.names())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "cuda" in done.stdout
+
+
+def test_kernels_have_distinct_names_and_declare_their_threads() -> None:
+    sources = {file.name: file.read_text() for file in KERNELS.glob("*.cu")}
+    kernels = [
+        Kernel(file, name)
+        for file, source in sources.items()
+        for name in re.findall(r"__global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(", source)
+    ]
+    assert len(kernels) == len({kernel.function for kernel in kernels}) > 25
+    assert [kernel.function for kernel in kernels if not kernel.threads] == [
+        "scatter"
+    ]  # its threads depend on the layer
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")

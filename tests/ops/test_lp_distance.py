@@ -1,4 +1,4 @@
-"""The operation against the definition, in float64; every implementation on this machine must pass."""
+"""The operation against the definition, in float64, for every implementation on this machine."""
 
 import math
 
@@ -38,7 +38,7 @@ def draw(n: int, out: int, features: int, dtype: torch.dtype = torch.float32) ->
 
 
 def definition(x: Tensor, w: Tensor, p: float) -> Tensor:
-    """The formula, whole and in float64: what everything else is measured against."""
+    """The formula in float64, to which all results are compared."""
     size = (x.double()[:, None] - w.double()[None]).abs()
     if math.isinf(p):
         return size.amax(-1)
@@ -200,12 +200,12 @@ def test_leading_dimensions_and_layouts():
 def test_memory_is_bounded_by_blocks(monkeypatch: pytest.MonkeyPatch):
     x, w = draw(13, 11, 9)
     whole = {p: lp_distance(x, w, p, impl="reference") for p in (3.0, math.inf)}
-    seen: list[int] = []
+    sizes: list[int] = []
     plain = reference_module._difference
 
     def watched(a: Tensor, b: Tensor) -> Tensor:
         result = plain(a, b)
-        seen.append(result.numel())
+        sizes.append(result.numel())
         return result
 
     monkeypatch.setattr(reference_module, "BLOCK_ELEMENTS", 50)
@@ -216,7 +216,7 @@ def test_memory_is_bounded_by_blocks(monkeypatch: pytest.MonkeyPatch):
         a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
         lp_distance(a, b, p, impl="reference").sum().backward()
     linf_distance_bounds(x, x + 1, w, impl="reference")
-    assert max(seen) <= 50
+    assert max(sizes) <= 50
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)

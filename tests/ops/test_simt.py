@@ -77,7 +77,7 @@ def test_copies_arrive_when_they_are_awaited(folder: Path) -> None:
 
 
 def test_threads_that_wait_forever_are_reported(folder: Path) -> None:
-    with pytest.raises(AssertionError, match="part: its threads wait for each other at different places"):
+    with pytest.raises(AssertionError, match="part: its threads wait for each other at different barriers"):
         run(Emulator(folder), "part", values=torch.zeros(1), threads=64)
 
 

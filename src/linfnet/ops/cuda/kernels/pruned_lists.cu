@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (saved_second) {
       if (top + lane < n) value = g * saved_second[at];
     } else if (size != 0.0f) {
-      // y + residual target the power of -exponent, target first order in the residual.
+      // y + residual to the power of -exponent, to first order in the residual.
       float power = powf(size * scales[left + c], -exponent);
       value = g * fmaf(power, -exponent * (saved_first[at] / size), power);
     }
