@@ -3,11 +3,11 @@
 #pragma once
 
 // Exponents whose powers take few multiplications.
-#define LINFNET_CHAINS(CASE)                                                                                    \
-  CASE(1)                                                                                                       \
-  CASE(2)                                                                                                       \
-  CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(12) CASE(14) CASE(16) CASE(20) CASE(24) \
-      CASE(28) CASE(32)
+// clang-format off
+#define LINFNET_CHAINS(CASE) \
+  CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(12) CASE(14) CASE(16) \
+  CASE(20) CASE(24) CASE(28) CASE(32)
+// clang-format on
 
 #include "gradient.hpp"
 
