@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from linfnet.errors import LinfnetError
-from linfnet.ops import registry
+from linfnet.ops import implementations
 from linfnet.ops.cuda import Cuda, dense, dispatch, pruned, tensor_core
 from linfnet.ops.cuda.dense import backward_kernel, backward_memory, backward_rows, forward_kernel
 from linfnet.ops.cuda.dispatch import kernels_ahead
@@ -214,7 +214,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_old_gpu_is_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     with pytest.warns(UserWarning, match="instead: NVIDIA T4 has architecture sm_75; wanted sm_80 or later$"):
-        assert registry.choose("cuda", torch.float32) == "reference"
+        assert implementations.choose("cuda", torch.float32) == "reference"
 
 
 @pytest.mark.usefixtures("gpu")
@@ -228,7 +228,7 @@ def test_an_unsupported_gpu_is_reported_once(error: LinfnetError, monkeypatch: p
     monkeypatch.setattr(torch, "ones", lambda size, device: torch.zeros(size))
     monkeypatch.setattr(dense.Dense, "largest", fail)
     with pytest.warns(UserWarning, match=f"using the slow reference instead: {error}$") as warned:
-        chosen = [registry.choose("cuda", torch.float32) for _ in range(3)]
+        chosen = [implementations.choose("cuda", torch.float32) for _ in range(3)]
     assert chosen == ["reference"] * 3
     assert len(warned) == 1
     assert dispatch.status() == f"cuda kernels: not available ({error})"

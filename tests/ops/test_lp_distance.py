@@ -12,7 +12,7 @@ from linfnet import ops
 from linfnet.errors import ArgumentError
 from linfnet.ops import linf_distance_bounds, lp_distance
 from linfnet.ops import reference as reference_module
-from linfnet.ops.registry import KERNELS, get
+from linfnet.ops.implementations import KERNELS, get
 
 PS = [1.0, 1.5, 2.0, 3.0, 8.0, 30.5, 200.0, 1000.0, 1e4, math.inf]
 SHAPES = [

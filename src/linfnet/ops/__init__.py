@@ -9,10 +9,10 @@ from linfnet.ops.api import linf_distance_bounds as linf_distance_bounds
 from linfnet.ops.api import lp_distance as lp_distance
 from linfnet.ops.cpu import Cpu as Cpu
 from linfnet.ops.cuda import Cuda as Cuda
+from linfnet.ops.implementations import KERNELS as KERNELS
+from linfnet.ops.implementations import Implementation as Implementation
+from linfnet.ops.implementations import choose as choose
+from linfnet.ops.implementations import default_implementation as default_implementation
+from linfnet.ops.implementations import names as names
 from linfnet.ops.powers import snapped_p as snapped_p
 from linfnet.ops.reference import Reference as Reference
-from linfnet.ops.registry import KERNELS as KERNELS
-from linfnet.ops.registry import Implementation as Implementation
-from linfnet.ops.registry import choose as choose
-from linfnet.ops.registry import default_implementation as default_implementation
-from linfnet.ops.registry import names as names

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from linfnet.errors import ArgumentError
-from linfnet.ops.registry import choose, get
+from linfnet.ops.implementations import choose, get
 
 _library = torch.library.Library("linfnet", "DEF")
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from linfnet.errors import ArgumentError
+from linfnet.ops.implementations import KERNELS
 from linfnet.ops.reference import Reference
-from linfnet.ops.registry import KERNELS
 
 _kernels: Any
 try:
@@ -81,7 +81,7 @@ def _threads(n: int, out: int, features: int) -> int:
 
 @KERNELS.register("cpu")
 class Cpu:
-    """C++ kernels; implements `linfnet.ops.registry.Implementation`."""
+    """C++ kernels; implements `linfnet.ops.implementations.Implementation`."""
 
     def __init__(self) -> None:
         self._reference = Reference()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from linfnet.ops.registry import KERNELS
+from linfnet.ops.implementations import KERNELS
 
 # Elements of the largest intermediate tensor [rows, outs, in]: 16 MiB in float32.
 BLOCK_ELEMENTS = 1 << 22
@@ -41,7 +41,7 @@ def _finite_distance(x: Tensor, w: Tensor, p: float) -> Tensor:
 
 @KERNELS.register("reference")
 class Reference:
-    """Plain torch; implements `linfnet.ops.registry.Implementation`."""
+    """Plain torch; implements `linfnet.ops.implementations.Implementation`."""
 
     def supports(self, device_type: str, dtype: torch.dtype) -> bool:
         return dtype in (torch.float32, torch.float64)

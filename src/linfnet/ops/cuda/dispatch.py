@@ -17,8 +17,8 @@ from linfnet.ops.cuda import dense, nvrtc, pruned, tensor_core
 from linfnet.ops.cuda.dense import Dense
 from linfnet.ops.cuda.linf import Linf, maximum_kernel
 from linfnet.ops.cuda.nvrtc import Kernel, Launcher
+from linfnet.ops.implementations import KERNELS
 from linfnet.ops.powers import LARGEST_PAIRED, snapped_after, snapped_p, uses_ratio
-from linfnet.ops.registry import KERNELS
 
 # In a short run a snapped p is used for few steps: kernels for the next values of p are compiled ahead.
 SNAPPED_AHEAD = 2
@@ -81,7 +81,7 @@ def status() -> str:
 
 @KERNELS.register("cuda")
 class Cuda:
-    """NVRTC kernels; implements `linfnet.ops.registry.Implementation` for float32 on CUDA devices."""
+    """NVRTC kernels; implements `linfnet.ops.implementations.Implementation` for float32 on CUDA devices."""
 
     def __init__(self, launcher: Launcher | None = None) -> None:
         self._launcher = launcher or Launcher()
