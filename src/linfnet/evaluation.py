@@ -164,13 +164,13 @@ def _evaluate_part(
         with torch.no_grad():
             logits = torch.cat([net(images.pixels(part)) for part in parts])
         correct = label_on_top(logits, labels)
-        clock = _Clock(labels.device)
         radii: dict[str, Tensor] = {}
         radii_seconds = dict.fromkeys(certificates, 0.0)
         for name, certificate in certificates.items():
             if not certificate.resolution:  # in closed form: once for all epsilons
+                start = _now(labels.device)
                 radii[name] = torch.cat([certificate.radius(images.pixels(part), labels[part]) for part in parts])
-                radii_seconds[name] = clock.lap()
+                radii_seconds[name] = _now(labels.device) - start
         order = next(iter(radii.values()), torch.full_like(labels, -torch.inf, dtype=torch.float64))
         results: list[AtEpsilon] = []
         for eps in epsilons:
@@ -180,11 +180,11 @@ def _evaluate_part(
             broken = Broken(labels[:0], images.pixels(slice(0, 0)), labels[:0], order[:0])
             for number, part in enumerate(parts):
                 pixels, truth = images.pixels(part), labels[part]
-                clock.lap()
                 for name, certificate in certificates.items():
+                    began = _now(labels.device)
                     closed = radii[name][part] >= float_above(eps) if name in radii else None
                     certified[name][part] = certificate.at(pixels, truth, eps) if closed is None else closed
-                    seconds[name] += clock.lap()
+                    seconds[name] += _now(labels.device) - began
                 right = correct[part]
                 generator = torch.Generator(labels.device).manual_seed(seed + number)
                 moved = pgd(net, pixels[right], truth[right], eps, steps=steps, generator=generator)
@@ -224,18 +224,11 @@ def _judge(net: Classifier, moved: Tensor, labels: Tensor) -> tuple[Tensor, Tens
     return net.keeps_class(moved, labels), logits  # by other passes than this one, such as votes under fresh noise
 
 
-class _Clock:
-    """Seconds between laps, including work that a GPU still has to do."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.last = time.perf_counter()
-
-    def lap(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.last, before = time.perf_counter(), self.last
-        return self.last - before
+def _now(device: torch.device) -> float:
+    """Seconds on a clock, after the device has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def _share(flags: Tensor) -> float:

@@ -75,7 +75,7 @@ with joined(torch.device("cpu")) as group:
 
 
 def test_a_restart_over_the_same_store(processes: None):
-    """`torchrun` keeps its store after a restart. If plain torch waits for rank 0 one day, delete `agree_on_session`."""
+    """`torchrun` keeps its store after a restart. If torch waits for rank 0 one day, delete `agree_on_session`."""
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     address = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port)}
     environment = {**os.environ, **address, "TORCHELASTIC_USE_AGENT_STORE": "True"}

@@ -10,9 +10,8 @@ import tyro
 from rich.table import Table
 
 from linfnet.cli.console import console, only_first_prints
-from linfnet.cli.display import figures, train_display
+from linfnet.cli.display import figures, tensorboard_display, train_display
 from linfnet.cli.inputs import choose_device
-from linfnet.cli.tensorboard import tensorboard_display
 from linfnet.distributed.group import Group, joined, launched, own_device, restarted
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, require
