@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linfnet.certificates import certified_by_interval, certified_shares, certify_by_margin
-from linfnet.certificates.margin import change_bound, error_bound
 from linfnet.certificates.real import real_certified
-from linfnet.certificates.rounding import forward_with_magnitudes
+from linfnet.certificates.rounding import Pass, float_above, forward_with_magnitudes, unit_and_tiny, up
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import LinfNet
 from linfnet.nn.margin import margin
@@ -27,6 +26,20 @@ def rounding_net() -> tuple[LinfNet, torch.Tensor, torch.Tensor]:
         net.layers[0].weight.copy_(torch.tensor([[2.0**20], [0.0]]))
         net.layers[0].bias.copy_(torch.tensor([-(2.0**20), -0.05]))
     return net, torch.tensor([0.03124]).view(1, 1, 1, 1), torch.tensor([1])
+
+
+def error_bound(run: Pass) -> torch.Tensor:
+    """float64 [N]: a bound on the difference between the logits of the program and those of the exact net at x."""
+    unit, tiny = unit_and_tiny(run.logits.dtype)
+    return up(up(float_above(unit * (1 + unit) ** 2) * run.magnitude) + float_above(2 * tiny))
+
+
+def change_bound(run: Pass, epsilon: Fraction) -> torch.Tensor:
+    """float64 [N]: a bound on the change of each logit between x and any floating-point x' within epsilon of x."""
+    unit, tiny = unit_and_tiny(run.logits.dtype)
+    growth, slope = (1 + unit) ** (run.steps + 2), float_above(unit * (2 + unit))
+    rest = float_above(Fraction(float_above(epsilon / Fraction(run.std))) + Fraction(float_above(3 * tiny)))
+    return up(float_above(growth) * up(up(slope * run.magnitude) + rest))
 
 
 @pytest.mark.parametrize("widest", [1, 8, 40, 120])

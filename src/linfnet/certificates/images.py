@@ -1,6 +1,5 @@
 """Certificates by name, applied to many images: radii, certified samples at each epsilon, and the curve."""
 
-import csv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,10 +12,12 @@ from torch import Tensor
 from linfnet.certificates.interval import STEPS, certified_by_interval, interval_radius
 from linfnet.certificates.margin import certified_shares, certify_by_margin
 from linfnet.certificates.rounding import check_plain, float_above
-from linfnet.errors import LinfnetError, require
-from linfnet.files import replacing
+from linfnet.distributed.evaluation import join
+from linfnet.errors import LinfnetError
+from linfnet.figures import new_figure, save_figure
 from linfnet.nn import Classifier
 from linfnet.nn.margin import margin
+from linfnet.results.samples import LABEL, PREDICTION, REAL_MARGIN_RADIUS, RUNNER_UP, radius_column, write_columns
 
 Curve = tuple[list[Fraction], dict[str, list[float]]]
 """Epsilons, and the certified share at each of them by the name of the certificate."""
@@ -57,22 +58,21 @@ def certificates_of(net: Classifier, *, steps: int = STEPS) -> dict[str, Certifi
     ['margin', 'interval']
     """
     check_plain(net)
-
-    def margin_at(images: Tensor, labels: Tensor, epsilon: Fraction) -> Tensor:
-        return certify_by_margin(net, images, labels).at(epsilon)
+    kind = (net.arithmetic, net.confidence)
 
     def margin_radius(images: Tensor, labels: Tensor) -> Tensor:
         return certify_by_margin(net, images, labels).radii
 
-    def build(name: str) -> Certificate:
-        if (name, net.arithmetic) == ("margin", "float32"):
-            return Certificate(name, net.arithmetic, net.confidence, margin_radius, margin_at)
-        # Nets of other systems certify by their own `certified` and `certified_radius`, for all names.
-        radius, at = partial(interval_radius, net, steps=steps), partial(certified_by_interval, net)
-        bisected = type(net).certified_radius is Classifier.certified_radius
-        return Certificate(name, net.arithmetic, net.confidence, radius, at, 2.0**-steps if bisected else 0.0)
+    def margin_at(images: Tensor, labels: Tensor, epsilon: Fraction) -> Tensor:
+        return certify_by_margin(net, images, labels).at(epsilon)
 
-    return {name: build(name) for name in net.certificate_names}
+    # Nets of other systems certify by their own `certified` and `certified_radius`, for all names.
+    radius, at = partial(interval_radius, net, steps=steps), partial(certified_by_interval, net)
+    resolution = 2.0**-steps if type(net).certified_radius is Classifier.certified_radius else 0.0
+    found = {name: Certificate(name, *kind, radius, at, resolution) for name in net.certificate_names}
+    if "margin" in found and net.arithmetic == "float32":
+        found["margin"] = Certificate("margin", *kind, margin_radius, margin_at)
+    return found
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,7 @@ class Certification:
         return epsilons, {name: certified_shares(radii, epsilons) for name, radii in self.radii.items()}
 
 
+@torch.no_grad()
 def certify_images(
     net: Classifier,
     batches: Iterable[tuple[Tensor, Tensor | None]],
@@ -141,75 +142,45 @@ def certify_images(
         advance: called with the number of images after each batch.
     """
     certificates = certificates_of(net, steps=steps)
-    columns: dict[str, list[Tensor]] = {}
+    parts: list[Certification] = []
     for images, labels in batches:
-        for key, column in _certify_batch(net, certificates, images, labels, epsilons).items():
-            columns.setdefault(key, []).append(column)
-        advance(len(images))
-    if not columns:
-        raise LinfnetError("there are no images to certify")
-    joined = {key: torch.cat(parts, -1) for key, parts in columns.items()}
-    return Certification(
-        labels=joined["labels"],
-        predictions=joined["predictions"],
-        runners_up=joined["runners_up"],
-        epsilons=tuple(epsilons),
-        radii={name: joined[f"{name} radii"] for name in certificates},
-        certified={name: joined[f"{name} certified"] for name in certificates},
-        real_margin_radii=joined.get("real margin radii"),
-        arithmetic=net.arithmetic,
-        confidence=net.confidence,
-    )
-
-
-@torch.no_grad()
-def _certify_batch(
-    net: Classifier,
-    certificates: dict[str, Certificate],
-    images: Tensor,
-    labels: Tensor | None,
-    epsilons: Sequence[Fraction],
-) -> dict[str, Tensor]:
-    with net.at_infinity():
-        logits = net(images)
-    best = logits.topk(2).indices
-    classes = best[:, 0] if labels is None else labels
-    columns = {"labels": classes, "predictions": best[:, 0], "runners_up": best[:, 1]}
-    for name, certificate in certificates.items():
-        radii = columns[f"{name} radii"] = certificate.radius(images, classes)
-        columns[f"{name} certified"] = certificate.at_each(images, classes, radii, epsilons)
-    if net.lipschitz is not None:
+        with net.at_infinity():
+            logits = net(images)
+        best = logits.topk(2).indices
+        classes = best[:, 0] if labels is None else labels
+        radii = {name: certificate.radius(images, classes) for name, certificate in certificates.items()}
+        certified = {name: certificates[name].at_each(images, classes, radii[name], epsilons) for name in radii}
         # With the std as the program stores it, in float32.
-        columns["real margin radii"] = margin(logits.double(), classes) * net.normalize.std.item() / 2
-    return columns
+        real = margin(logits.double(), classes) * net.normalize.std.item() / 2 if net.lipschitz is not None else None
+        named = (classes, best[:, 0], best[:, 1], tuple(epsilons), radii, certified, real)
+        parts.append(Certification(*named, net.arithmetic, net.confidence))
+        advance(len(images))
+    if not parts:
+        raise LinfnetError("there are no images to certify")
+    return join(parts, partial(torch.cat, dim=-1))
 
 
 def write_radii(certification: Certification, path: Path, names: Sequence[str] = ()) -> None:
     """Write a CSV with a row for each image; radii are in pixel units and not rounded."""
     c = certification
-    columns = {"label": c.labels, "prediction": c.predictions, "runner_up": c.runners_up}
-    columns |= {f"{name}_radius": radii for name, radii in c.radii.items()}
+    columns = {LABEL: c.labels, PREDICTION: c.predictions, RUNNER_UP: c.runners_up}
+    columns |= {radius_column(name): radii for name, radii in c.radii.items()}
     if c.real_margin_radii is not None:
-        columns["real_margin_radius"] = c.real_margin_radii
-    images = list(names) or list(map(str, range(len(c.labels))))
-    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["image", *columns])
-        writer.writerows(zip(images, *(column.tolist() for column in columns.values()), strict=True))
+        columns[REAL_MARGIN_RADIUS] = c.real_margin_radii
+    images = names or range(len(c.labels))
+    write_columns(path, {"image": images, **{name: column.tolist() for name, column in columns.items()}})
 
 
 def write_curve(curve: Curve, path: Path) -> None:
     """Write a curve as CSV: eps and the certified share by each certificate."""
     epsilons, shares = curve
-    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["eps", *(f"certified_{name}" for name in shares)])
-        writer.writerows(zip(map(float, epsilons), *shares.values(), strict=True))
+    columns = {f"certified_{name}": column for name, column in shares.items()}
+    write_columns(path, {"eps": map(float, epsilons), **columns})
 
 
 def plot_curve(curve: Curve, path: Path, title: str) -> None:
     """Plot a curve as PNG, SVG or PDF, by the suffix of the path; needs matplotlib."""
-    figure = require("matplotlib.figure", "plots").Figure(figsize=(6, 4), layout="constrained")
+    figure = new_figure(6, 4)
     axes = figure.subplots()
     epsilons, shares = curve
     for name, column in shares.items():
@@ -219,5 +190,4 @@ def plot_curve(curve: Curve, path: Path, title: str) -> None:
     axes.set_xlim(left=0)
     axes.grid(alpha=0.3)
     axes.legend()
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=150)
+    save_figure(figure, path)

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from linfnet.certificates.rounding import (
     Pass,
-    Rounding,
     check_program,
     down,
     float_above,
     float_below,
     forward_with_magnitudes,
+    unit_and_tiny,
     up,
 )
 from linfnet.nn import Classifier
@@ -75,35 +75,20 @@ def certify_by_margin(net: Classifier, images: Tensor, labels: Tensor | None = N
     return MarginCertificate(run.logits, classes, _sound_radius(run, classes, gap), gap * run.std / 2)
 
 
-def error_bound(run: Pass) -> Tensor:
-    """float64 [N]: a bound on the difference between the logits of the program and those of the exact net at x."""
-    rounding = Rounding.of(run.logits.dtype)
-    slope = float_above(rounding.unit * (1 + rounding.unit) ** 2)
-    return up(up(slope * run.magnitude) + float_above(2 * rounding.tiny))
-
-
-def change_bound(run: Pass, epsilon: Fraction) -> Tensor:
-    """float64 [N]: a bound on the change of each logit between x and any floating-point x' within epsilon of x."""
-    growth, slope, rest = _constants(run.logits.dtype, run.steps)
-    start = float_above(epsilon / Fraction(run.std))
-    return up(float_above(growth) * up(up(slope * run.magnitude) + float_above(Fraction(start) + Fraction(rest))))
-
-
 def _sound_radius(run: Pass, labels: Tensor, gap: Tensor) -> Tensor:
-    """float64 [N], rounded down: for every eps <= radius, twice `change_bound` is strictly below the margin `gap`."""
+    """float64 [N], rounded down: for every eps <= radius, twice the bound above is strictly below the margin `gap`."""
     growth, slope, rest = _constants(run.logits.dtype, run.steps)
     lost = up(up(slope * run.magnitude) + rest)
     radii = down(down(down(down(gap) * float_below(1 / (2 * growth))) - lost) * run.std)
     # The ball of radius 0 contains only the image itself, and the program is deterministic: a strict margin is a proof.
     radii = radii.clamp(min=0)
     # At x' the magnitudes grow by less than the margin: far from overflow at x means no overflow at x'.
-    finite = run.magnitude <= Rounding.of(run.logits.dtype).largest / 8
+    finite = run.magnitude <= torch.finfo(run.logits.dtype).max / 8
     return torch.where(label_on_top(run.logits, labels) & finite, radii, -torch.inf)
 
 
 @lru_cache
 def _constants(dtype: torch.dtype, steps: int) -> tuple[Fraction, float, float]:
     """(1 + u)^K, and u (2 + u) and 3 tiny rounded up."""
-    rounding = Rounding.of(dtype)
-    u = rounding.unit
-    return (1 + u) ** (steps + 2), float_above(u * (2 + u)), float_above(3 * rounding.tiny)
+    u, tiny = unit_and_tiny(dtype)
+    return (1 + u) ** (steps + 2), float_above(u * (2 + u)), float_above(3 * tiny)

@@ -7,7 +7,6 @@ import itertools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from typing import cast
 
 import torch
@@ -49,20 +48,11 @@ def float_above(value: Fraction) -> float:
     return -float_below(-value)
 
 
-@dataclass(frozen=True)
-class Rounding:
+def unit_and_tiny(dtype: torch.dtype) -> tuple[Fraction, Fraction]:
     """How a dtype rounds: the error of a result r is at most unit * |r|, for a division plus `tiny`."""
-
-    unit: Fraction
-    tiny: Fraction
-    largest: float
-
-    @classmethod
-    def of(cls, dtype: torch.dtype) -> "Rounding":
-        """The constants of float32 or float64."""
-        info = torch.finfo(dtype)
-        unit = Fraction(info.eps) / 2
-        return cls(unit, Fraction(info.tiny) * unit, info.max)
+    info = torch.finfo(dtype)
+    unit = Fraction(info.eps) / 2
+    return unit, Fraction(info.tiny) * unit
 
 
 def check_plain(net: Classifier) -> None:
@@ -130,27 +120,28 @@ class Pass:
     """The exact standard deviation that the program divides by."""
 
 
-class _Meter:
-    """Collects magnitudes in forward hooks.
+def _measure(layer: DistanceModule, sizes: list[Tensor]) -> RemovableHandle:
+    """Let each pass through a layer append bounds on the magnitudes of its rounded steps, [N] each.
 
     Distances are measured. The terms added to them are bounded by their largest entry: rounding is monotone, so the
     rounded sum of two bounds is a bound on every rounded sum.
     """
 
-    def __init__(self) -> None:
-        self.sizes: list[Tensor] = []
+    def add(distance: Tensor, *terms: Tensor | None) -> None:
+        sizes.append(distance)
+        for term in terms:
+            if term is not None:
+                sizes.append(sizes[-1] + term.abs().amax())
 
-    def shifted(self, bias: Tensor | None, shift: MeanShift, inputs: tuple[Tensor], output: Tensor) -> None:
-        distance = inputs[0].flatten(1).amax(1)  # distances are never negative
-        self.sizes += [distance, distance + shift.running_mean.abs().amax()]
-        if bias is not None:
-            self.sizes.append(self.sizes[-1] + bias.abs().amax())
+    def shifted(shift: MeanShift, inputs: tuple[Tensor], output: Tensor) -> None:
+        add(inputs[0].flatten(1).amax(1), shift.running_mean, layer.bias)  # distances are never negative
 
-    def unshifted(self, bias: Tensor | None, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+    def unshifted(layer: DistanceModule, inputs: tuple[Tensor], output: Tensor) -> None:
         rows = output.flatten(1)
-        size = torch.maximum(rows.amin(1).neg(), rows.amax(1))  # `aminmax` takes 20 times as long
         # The hook does not receive the distance itself: it is the output minus the bias.
-        self.sizes += [size] if bias is None else [size, size + bias.abs().amax()]
+        add(torch.maximum(rows.amin(1).neg(), rows.amax(1)), layer.bias)  # `aminmax` takes 20 times as long
+
+    return layer.register_forward_hook(unshifted) if layer.shift is None else layer.shift.register_forward_hook(shifted)
 
 
 @torch.no_grad()
@@ -158,14 +149,9 @@ def forward_with_magnitudes(net: LinfNet, images: Tensor, pixels: tuple[float, f
     """Run a net that is at p = inf in eval mode, on images [N, C, H, W] with pixels in the given range."""
     if net.training or net.p != math.inf:
         raise ArgumentError(f"the net is at p = {net.p:g}, training is {net.training}; wanted p = inf in eval mode")
-    meter = _Meter()
-    handles: list[RemovableHandle] = []
-    for layer in net.layers:
-        assert isinstance(layer, DistanceModule), "rounding bounds exist for distance layers only"
-        if layer.shift is None:
-            handles.append(layer.register_forward_hook(partial(meter.unshifted, layer.bias)))
-        else:
-            handles.append(layer.shift.register_forward_hook(partial(meter.shifted, layer.bias)))
+    sizes: list[Tensor] = []
+    assert len(net.layers) == len(net.distance_layers()), "rounding bounds exist for distance layers only"
+    handles = [_measure(layer, sizes) for layer in net.distance_layers()]
     try:
         logits = net(images)
     finally:
@@ -174,7 +160,7 @@ def forward_with_magnitudes(net: LinfNet, images: Tensor, pixels: tuple[float, f
     # Normalisation is monotone: no normalised pixel is larger than those of the ends of the range. It rounds twice, and
     # the quotient bounds both errors.
     normalized = net.normalize(images.new_tensor(pixels).view(2, 1, 1, 1)).abs().amax().double()
-    steps = len(meter.sizes) + 2
-    total = torch.stack(meter.sizes).double().sum(0) + 2 * normalized
+    steps = len(sizes) + 2
+    total = torch.stack(sizes).double().sum(0) + 2 * normalized
     # The relative error of a float64 sum of that many non-negative numbers is less than steps * 2^-52.
     return Pass(logits, up(total * (1 + steps * 2.0**-52)), steps, net.normalize.std.item())
