@@ -11,17 +11,20 @@ from linfnet.errors import ArgumentError
 
 def check_images(images: Tensor, name: str = "images") -> Tensor:
     """The images, or an error if a pixel is outside [0, 1] or NaN."""
-    if not images.numel():
-        return images
-    low, high = (end.item() for end in images.aminmax())
-    if not (low >= 0 and high <= 1):
-        raise ArgumentError(f"{name} have pixels from {low:.9g} to {high:.9g}; wanted [0, 1] (and no NaN)")
+    if images.numel():
+        low, high = (end.item() for end in images.aminmax())
+        if not (low >= 0 and high <= 1):
+            raise ArgumentError(f"{name} have pixels from {low:.9g} to {high:.9g}; wanted [0, 1] (and no NaN)")
     return images
+
+
+def _next(value: Tensor, up: bool) -> Tensor:
+    return torch.nextafter(value, value.new_full((), math.inf if up else -math.inf))
 
 
 def _sum_outward(a: Tensor, b: Tensor | float, up: bool) -> Tensor:
     """A float64 number beyond a + b: the next after the rounded sum, which exceeds its rounding error."""
-    return torch.nextafter(a + b, a.new_tensor(math.inf if up else -math.inf))
+    return _next(a + b, up)
 
 
 def _sum_inward(a: Tensor, b: Tensor | float, up: bool) -> Tensor:
@@ -29,41 +32,33 @@ def _sum_inward(a: Tensor, b: Tensor | float, up: bool) -> Tensor:
     total = a + b
     part = total - a
     error = (a - (total - part)) + (b - part)  # the exact error of the sum (Knuth)
-    within = torch.nextafter(total, a.new_tensor(math.inf if up else -math.inf))
-    return torch.where(error > 0 if up else error < 0, within, total)
+    return torch.where(error > 0 if up else error < 0, _next(total, up), total)
 
 
 def _round_to(value: Tensor, dtype: torch.dtype, up: bool) -> Tensor:
     """Round float64 numbers to a dtype in one direction."""
-    towards = torch.full_like(value, float("inf") if up else float("-inf"))
-    if dtype == torch.float64:
-        return value
     rounded = value.to(dtype)
-    off = rounded.double() < value if up else rounded.double() > value
-    return torch.where(off, torch.nextafter(rounded, towards.to(dtype)), rounded)
+    wrong = rounded.double() < value if up else rounded.double() > value
+    return torch.where(wrong, _next(rounded, up), rounded)
+
+
+def _per_image(epsilon: Tensor, images: Tensor) -> Tensor:
+    return epsilon.view(-1, *[1] * (images.dim() - 1))
 
 
 def _ends(images: Tensor, epsilon: Fraction | Tensor, outward: bool) -> tuple[Tensor, Tensor]:
-    exact = images.double()
     if not bool((epsilon >= 0).all() if isinstance(epsilon, Tensor) else epsilon >= 0):
         raise ArgumentError(f"epsilon is {epsilon}; wanted no number below 0 (and no NaN)")
     if isinstance(epsilon, Tensor):
-        size = epsilon.double().view(-1, *[1] * (images.dim() - 1))
+        size = _per_image(epsilon.double(), images)
     else:
         size = float(epsilon)
         if (Fraction(size) < epsilon) if outward else (Fraction(size) > epsilon):
             size = math.nextafter(size, math.inf if outward else -math.inf)
-    add = _sum_outward if outward else _sum_inward
+    add, exact = _sum_outward if outward else _sum_inward, images.double()
     lower = _round_to(add(exact, -size, not outward), images.dtype, up=not outward)
     upper = _round_to(add(exact, size, outward), images.dtype, up=outward)
     return lower, upper
-
-
-def _is_zero(epsilon: Fraction | Tensor, images: Tensor) -> Tensor:
-    """Where epsilon is 0, in a shape that broadcasts to images [N, ...]."""
-    if isinstance(epsilon, Tensor):
-        return (epsilon == 0).view(-1, *[1] * (images.dim() - 1))
-    return torch.tensor(epsilon == 0, device=images.device)
 
 
 def outer_box(images: Tensor, epsilon: Fraction | Tensor) -> tuple[Tensor, Tensor]:
@@ -72,7 +67,7 @@ def outer_box(images: Tensor, epsilon: Fraction | Tensor) -> tuple[Tensor, Tenso
     For an epsilon of 0 they are the images themselves. A float64 tensor [N] contains one exact epsilon per image.
     """
     lower, upper = _ends(images, epsilon, outward=True)
-    unchanged = _is_zero(epsilon, images)
+    unchanged = _per_image(torch.as_tensor(epsilon == 0, device=images.device), images)
     return torch.where(unchanged, images, lower.clamp(min=0)), torch.where(unchanged, images, upper.clamp(max=1))
 
 

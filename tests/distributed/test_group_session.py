@@ -61,7 +61,10 @@ def test_a_process_that_died_before_the_others_started_does_not_count(rank: int)
     assert len(set(start_all(table, delays))) == 1
 
 
+# Gloo sometimes waits forever for the dead process instead of raising an error.
 PLAIN = """
+import faulthandler
+faulthandler.dump_traceback_later(60, exit=True)
 import torch.distributed as dist
 dist.init_process_group("gloo")
 dist.barrier()
@@ -94,6 +97,6 @@ def test_a_restart_over_the_same_store(processes: None):
     # The new rank 1 does not wait for the new rank 0: it reads the address of the old one.
     codes, errors = run(PLAIN, 1)
     assert codes == [1], errors
-    assert "Gloo connectFullMesh failed" in errors
+    assert "in init_process_group" in errors
     codes, errors = run(JOINED, 0, 1)
     assert codes == [0, 0], errors
