@@ -182,7 +182,7 @@ class Attack:
         if self.out is not None:
             _write_attacked(self.out, images.names, found.labels, results)
         for at, certified in zip(results, found.certified_by_any, strict=True):
-            check_sandwich(at, certified)
+            check_sandwich(at.epsilon, certified, at.survived)
         console.print("certified ≤ robust ≤ clean holds for every sample")
         return 0
 
