@@ -114,7 +114,7 @@ def test_fetch_says_where_from(
         progress("a file", 0, 10)
         progress("a file", 10, 10)
         progress("npm pack x", 0, None)
-        return Fetched(name, "somewhere", empty_cache / name)
+        return Fetched("somewhere", empty_cache / name)
 
     monkeypatch.setattr(cli, "fetch", fetch)
     assert Fetch(("mnist", "cifar10"), "official").run() == 0

@@ -1,6 +1,5 @@
 """Sets are found in every file format, and damage is reported with a remedy."""
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 from samples import Sample, idx_bytes, new_pickle, write_files
 
-from linfnet.data import cache_folder, content_digest, load, location, present, verify
+from linfnet.data import cache_folder, load, location, present, verify
 from linfnet.errors import LinfnetError
 
 
@@ -66,12 +65,6 @@ def test_the_digits_are_always_there() -> None:
 def test_the_splits_of_the_digits_share_no_image() -> None:
     both = torch.cat([load("digits").images, load("digits", "test").images])
     assert len({image.numpy().tobytes() for image in both}) == 1797
-
-
-def test_content_digest_is_of_images_then_labels() -> None:
-    images, labels = np.arange(8, dtype=np.uint8).reshape(2, 4), np.array([5, 6], np.uint8)
-    assert content_digest(images, labels) == hashlib.sha256(bytes([*range(8), 5, 6])).hexdigest()
-    assert content_digest(images.T, labels) == hashlib.sha256(bytes([0, 4, 1, 5, 2, 6, 3, 7, 5, 6])).hexdigest()
 
 
 def test_a_missing_set_says_how_to_get_it(small_sets: dict[str, Sample], own_cache: Path) -> None:

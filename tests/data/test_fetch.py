@@ -43,7 +43,7 @@ def everything(folder: Path) -> list[str]:
 @pytest.mark.parametrize("source", ["auto", "official"])
 def test_from_the_official_address(name: str, source: Source, official: Served, own_cache: Path) -> None:
     fetched = fetch(name, source=source)
-    assert (fetched.name, fetched.origin, fetched.folder) == (name, ADDRESSES[name][0], own_cache / name)
+    assert fetched == (ADDRESSES[name][0], own_cache / name)
     assert verify(name) == own_cache / name
     assert len(load(name, "train")) == 10
     # Only the files of the set remain.

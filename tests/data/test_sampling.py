@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linfnet.data import EpochPlan, augment, plan_epoch
+from linfnet.data import augment, plan_epoch
+from linfnet.data.sampling import EpochPlan
 from linfnet.errors import ArgumentError
 
 
 def parts(plan: EpochPlan) -> list[list[int]]:
-    return [t.tolist() for t in (plan.order, plan.top, plan.left, plan.flip)]
+    return [t.tolist() for t in plan]
 
 
 def test_the_plan_is_fixed_for_all_versions() -> None:
@@ -22,8 +23,7 @@ def test_the_plan_is_fixed_for_all_versions() -> None:
         [0, 1, 0, 0, 2, 1],
         [True, False, True, True, True, True],
     ]
-    assert [t.dtype for t in (plan.order, plan.top, plan.left, plan.flip)] == [torch.int64] * 3 + [torch.bool]
-    assert len(plan) == 6
+    assert [t.dtype for t in plan] == [torch.int64] * 3 + [torch.bool]
 
 
 def test_neither_reads_nor_moves_the_state_of_the_process() -> None:
@@ -70,7 +70,7 @@ def test_negative_numbers_are_named(name: str) -> None:
 
 def test_to_moves_all_parts() -> None:
     plan = plan_epoch(4, 0, 0).to("meta")
-    assert {t.device.type for t in (plan.order, plan.top, plan.left, plan.flip)} == {"meta"}
+    assert {t.device.type for t in plan} == {"meta"}
 
 
 def slow_augment(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, pad: int) -> Tensor:
