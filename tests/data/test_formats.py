@@ -79,7 +79,7 @@ def sample(small_sets: dict[str, Sample]) -> Sample:
     return small_sets["cifar10"]
 
 
-def test_all_forms_hold_the_same(tmp_path: Path, sample: Sample) -> None:
+def test_all_formats_have_the_same_content(tmp_path: Path, sample: Sample) -> None:
     images, labels = sample.arrays["train"]
     write_files(tmp_path, sample.python_files() | sample.binary_files() | sample.png_files())
     read = {
@@ -193,7 +193,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_nothing_is_run(tmp_path: Path, protocol: int) -> None:
+def test_a_pickle_runs_no_code(tmp_path: Path, protocol: int) -> None:
     trap = tmp_path / "trap"
     content = pickle.dumps({"data": ROWS, "labels": [Evil(os.mkdir, str(trap))]}, protocol=protocol)
     with pytest.raises(
@@ -202,7 +202,7 @@ def test_nothing_is_run(tmp_path: Path, protocol: int) -> None:
         read(tmp_path, content)
     assert not trap.exists()
     pickle.loads(content)
-    assert trap.exists(), "the pickle is harmless, so the test above proves nothing"
+    assert trap.exists(), "the pickle is harmless: the test above proves nothing"
 
 
 @pytest.mark.parametrize("call", [eval, getattr, np.load, np.frombuffer, __import__])
