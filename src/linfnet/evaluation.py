@@ -188,13 +188,13 @@ def _evaluate_part(
                 right = correct[part]
                 generator = torch.Generator(labels.device).manual_seed(seed + number)
                 moved = pgd(net, pixels[right], truth[right], eps, steps=steps, generator=generator)
-                kept, attacked = _judge(net, moved, truth[right])
+                robust, attacked = _judge(net, moved, truth[right])
                 # Nothing moves at 0: what is correct stays so, also for a net that is judged by fresh noise.
-                kept |= eps == 0
-                survived[part] = right.masked_scatter(right, kept)
-                index = right.nonzero().flatten()[~kept] + part.start
-                others = _most_likely_other(attacked[~kept], labels[index])
-                new = Broken(index + first, moved[~kept], others, order[index])
+                robust |= eps == 0
+                survived[part] = right.masked_scatter(right, robust)
+                index = right.nonzero().flatten()[~robust] + part.start
+                others = _most_likely_other(attacked[~robust], labels[index])
+                new = Broken(index + first, moved[~robust], others, order[index])
                 broken = join([broken, new]).best()
                 advance(len(truth))
             results.append(AtEpsilon(eps, certified, survived, broken, time.perf_counter() - start, seconds))

@@ -72,7 +72,7 @@ from linfnet.train import RunFolder
         (["evaluate", "absent"], "absent is not a folder"),
         (["attack", "run", "--seed", "9" * 30], "--seed is too large"),
         (["lipschitz", "run", "--seed", "-1"], "--seed is -1; wanted a number of at least 0"),
-        (["export", "mnist-small", "--card"], "mnist-small is not a folder of yours"),
+        (["export", "mnist-small", "--card"], "--card writes into a folder of yours; mnist-small is not one"),
         (["evaluate", "cache"], "has no recipe.toml: give --data and --eps"),
         (["evaluate", "stopped"], "has not finished"),
         (["evaluate", "run", "--data", "cifar10"], "linfnet data fetch cifar10"),
@@ -108,7 +108,7 @@ from linfnet.train import RunFolder
         (["export", "absent", "--onnx", "x.onnx"], "absent is not a folder"),
         (["predict", "run", "absent.png"], "absent.png does not exist"),
         *(
-            ([*command, "mnist-small"], "linfnet certify, attack, predict, export and serve take it")
+            ([*command, "mnist-small"], "use it with linfnet certify, attack, predict, export and serve")
             for command in (
                 ["report"],
                 ["compare"],

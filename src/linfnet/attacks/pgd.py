@@ -188,7 +188,7 @@ def best_pgd(
                 gap = margin(logits.detach(), labels[active])
                 better = gap < least[active]
                 best[active[better]], least[active[better]] = moved.detach()[better], gap[better]
-                # The values are those of the net itself: a sample without a margin is misclassified now.
+                # The logits are those of the program: without a margin, a sample is misclassified and needs no step.
                 going = gap > 0
                 if step == steps or not bool(going.any()):
                     break

@@ -158,7 +158,7 @@ def _comparison(rows: list[Compared]) -> Table:
 
 @dataclass(frozen=True)
 class Demo:
-    """Train a net on handwritten digits, attack it, certify it, and compare it with the net of Theorem 1."""
+    """Train a net on hand-written digits, attack it, certify it, and compare it with the net of Theorem 1."""
 
     out: Path | None = None
     """The run folder, new or empty; by default runs/demo-TIME."""
@@ -167,7 +167,7 @@ class Demo:
         """Print the table of both nets, the run folder, and the path of the report."""
         device = choose_device("auto")
         recipe = load_recipe("digits")
-        console.print("training a net on 1,437 handwritten digits …")
+        console.print("training a net on 1,437 hand-written digits …")
         folder = start_run(recipe, self.out or new_run_path("demo"), device, display=train_display).path
         images, test = (load(recipe.data.name, split, device=device) for split in ("train", "test"))
         net = load_model(folder, device=device)

@@ -53,7 +53,7 @@ def choose_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ArgumentError(f"device is {name!r}; wanted auto, cpu or cuda")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ArgumentError(f"device is {name!r}, but this machine has no such GPU that torch can use")
+        raise ArgumentError(f"device is {name!r}, but torch cannot use such a GPU on this machine")
     return device
 
 

@@ -146,5 +146,5 @@ class Results:
     def with_evaluations(self, new: tuple[Result, ...]) -> "Results":
         """With further evaluations; those of the same subject are replaced."""
         subjects = {result.subject for result in new}
-        kept = tuple(result for result in self.evaluations if result.subject not in subjects)
-        return Results(self.training, kept + new)
+        others = tuple(result for result in self.evaluations if result.subject not in subjects)
+        return Results(self.training, others + new)
