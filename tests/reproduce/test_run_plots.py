@@ -22,8 +22,8 @@ def test_the_authors_curve_is_compared_where_it_may_be():
     assert comparable_epochs(load_recipe("cifar10-16")) == 0
     assert comparable_epochs(load_recipe("cifar10-8", ["system.name=hybrid"])) == 0
     # p of the schedule at those epochs, to the digits the log has
-    from linfnet.train import step_values
+    from linfnet.train import step_state
 
     recipe = load_recipe("cifar10-8")
     for point in AUTHORS_CURVE:
-        assert step_values(recipe, point.epoch * 98 - 1, 98).p == pytest.approx(point.p, rel=0.006)
+        assert step_state(recipe, point.epoch * 98 - 1, 98).p == pytest.approx(point.p, rel=0.006)
