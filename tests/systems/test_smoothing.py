@@ -107,7 +107,7 @@ def test_what_is_right_stays_so_at_an_epsilon_of_zero():
     images = replace(images, images=torch.zeros_like(images.images), labels=torch.zeros_like(images.labels))
     assert not net.keeps_class(images.pixels(), images.labels).any()
     found = evaluate(net, images, (Fraction(0),), steps=1)
-    assert found.clean == found.at[0].summary()["pgd"] == found.at[0].summary()["certified_smoothing"] == 1
+    assert found.clean == found.results[0].attacked == found.results[0].certified["smoothing"] == 1
     (attacked,) = attack_all(net, images.pixels(), images.labels, [Fraction(0)], known_attacks(steps=1, queries=1))
     assert attacked.robust == 1
 

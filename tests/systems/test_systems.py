@@ -16,6 +16,7 @@ from linfnet.errors import LinfnetError
 from linfnet.files import read_json, write_json
 from linfnet.nn import Classifier
 from linfnet.recipes import load_recipe, recipe_from_toml, recipe_to_toml
+from linfnet.results import AttackSettings, read_results
 from linfnet.systems import SYSTEMS, system_of
 
 # What all of them share.
@@ -93,14 +94,14 @@ class TestCommands:
     def test_evaluation_is_labelled(self, runs: dict[str, Path], name: str, capsys: pytest.CaptureFixture[str]):
         assert main(["evaluate", str(runs[name]), "--limit", "100", "--steps", "5", "--device", "cpu"]) == 0
         assert "real arithmetic" in capsys.readouterr().out
-        entry = read_json(runs[name] / "results.json")["digits-test-first-100-pgd-5 eps=0.02"]
-        net = load_model(runs[name])
-        certified = entry[f"certified_{net.certificate_names[0]}"]
-        assert entry["arithmetic"] == "real"
-        assert "certified_margin" not in entry
-        assert 0 < certified <= entry["pgd"] <= entry["clean"]
-        assert entry["clean"] > 0.5
-        assert entry["certify_seconds_per_image"][net.certificate_names[0]] > 0
+        result = read_results(runs[name]).find("digits", Fraction(1, 50), attack=AttackSettings("pgd", 5), limit=100)
+        certificate = load_model(runs[name]).certificate_names[0]
+        assert result is not None
+        assert result.arithmetic == "real"
+        assert list(result.certified) == [certificate]
+        assert 0 < result.certified[certificate] <= result.attacked <= result.clean
+        assert result.clean > 0.5
+        assert result.certify_seconds[certificate] > 0
 
     def test_radii_are_proven_and_written(self, runs: dict[str, Path], name: str, tmp_path: Path):
         assert main(["certify", str(runs[name]), "--limit", "20", "--out", str(tmp_path), "--device", "cpu"]) == 0
