@@ -60,14 +60,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _marked_if_it_starts_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a test without a marker fail when it starts a process other than git, which each run folder needs."""
+    """Let a test without a marker fail when it starts a process; git and uname are allowed: env.json needs them."""
     if any(request.node.get_closest_marker(mark) for mark in ("process", "browser", "emulator", "gpu")):
         return
     start = subprocess.Popen.__init__
 
     def checked(self: Any, args: Any, *rest: Any, **options: Any) -> None:
         program = args if isinstance(args, str) else next(iter(args))
-        assert Path(program).name == "git", f"a test that starts {program} needs @pytest.mark.process"
+        assert Path(program).name in ("git", "uname"), f"a test that starts {program} needs @pytest.mark.process"
         start(self, args, *rest, **options)
 
     monkeypatch.setattr(subprocess.Popen, "__init__", checked)

@@ -107,7 +107,6 @@ class Group:
 
 
 ALONE = Group()
-Ranks = Group  # the former name
 
 
 class GradientSum:
