@@ -33,15 +33,14 @@ def load_recipe(source: str | Path, changes: Sequence[str] = ()) -> Recipe:
     64
     """
     name = str(source)
-    if name in recipe_names():
-        text = (_FOLDER / f"{name}.toml").read_text(encoding="utf-8")
-        return recipe_from_toml(text, f"recipe {name}", name, changes)
-    if not name.endswith(".toml"):
+    if name.endswith(".toml"):
+        try:
+            return recipe_from_toml(Path(name).read_text(encoding="utf-8"), name, Path(name).stem, changes)
+        except (OSError, UnicodeDecodeError) as error:
+            raise LinfnetError(f"recipe file {name} cannot be read: {error}") from None
+    if name not in recipe_names():
         raise LinfnetError(f"unknown recipe {name!r}{nearest(name, recipe_names())} (`linfnet recipes` lists them)")
-    try:
-        return recipe_from_toml(Path(name).read_text(encoding="utf-8"), name, Path(name).stem, changes)
-    except (OSError, UnicodeDecodeError) as error:
-        raise LinfnetError(f"recipe file {name} cannot be read: {error}") from None
+    return recipe_from_toml((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"), f"recipe {name}", name, changes)
 
 
 def recipe_from_toml(text: str, where: str, name: str, changes: Sequence[str] = ()) -> Recipe:
