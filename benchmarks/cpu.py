@@ -1,6 +1,6 @@
 """CPU speed: our kernels, `torch.cdist` and a matrix product of the same shape, in one process.
 
-The contenders of a case run alternately, so that other work on the machine affects all; ratios are of best times.
+The contenders of a case alternate, so that other load on the machine affects all of them; ratios are of the best times.
 Prints a table that marks the acceptance ratios and appends one row per measurement to records/cpu-bench.jsonl.
 
     python benchmarks/cpu.py [--rounds 3] [--quick]

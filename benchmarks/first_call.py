@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, help="write the figures here")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("torch sees no CUDA device")
+        parser.error("torch finds no CUDA device")
     with tempfile.TemporaryDirectory() as cache:
         env = {**os.environ, "XDG_CACHE_HOME": cache}
         runs = [

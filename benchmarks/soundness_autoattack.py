@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from linfnet.attacks.autoattack import auto_attack
+from linfnet.attacks.suite import auto_attack
 from linfnet.certificates import certify_images
 from linfnet.data import load
 from linfnet.files import write_json

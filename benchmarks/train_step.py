@@ -4,9 +4,9 @@
 
 FOLDER of --peer is a checkout of the authors' repository L_inf-dist-net-v2 after `python setup.py build_ext --inplace`.
 A step is forward, loss, backward and fused Adam; times are medians of CUDA events, all from one run. Ours is replayed
-from CUDA graphs, as the trainer does while p stays the same, and once more without graphs ("eager"). From p = 20 or so
-the weights and images of a real run decide: FOLDER of --states is the output of train_states.py. Other p are
-timed on initial weights and random images; each row says which state it was measured on.
+from CUDA graphs, as in the trainer while p is constant, and once without ("eager"). From about p = 20 on the time
+depends on the weights and images: FOLDER of --states is the output of train_states.py. A p without a saved net is timed
+on initial weights and random images; each row names the state it was measured on.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from linfnet.train.cuda_graphs import GraphedModule
 
 SIZES = (3072, 5120, 5120, 5120, 5120, 5120, 10)
 BATCH = 512
-# Replayed from graphs; the others are compared with it.
+# Replayed from graphs; the others are compared to it.
 GRAPHS = "linfnet"
 Distance = Callable[[Tensor, Tensor, float], Tensor]
 
@@ -71,7 +71,7 @@ def random_images() -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class State:
-    """Weights of the layers, normalised images, labels, and their origin."""
+    """Weights of the layers, normalised images, labels, and the name of the state."""
 
     weights: list[Tensor]
     images: Tensor
@@ -80,16 +80,14 @@ class State:
 
 
 def state_at(p: float, folder: Path | None) -> State:
-    """Return the state that a real run saved at p, or initial weights."""
-    place = folder / f"p{p:g}" if folder else None
-    if folder is None or place is None or not place.is_dir():
+    """The state that a real run saved at p, or initial weights."""
+    path = folder / f"p{p:g}" if folder else None
+    if folder is None or path is None or not path.is_dir():
         return State(initial_weights(), *random_images(), "initial")
-    net = LinfNet.load(place, device="cuda")
+    net = LinfNet.load(path, device="cuda")
     batch = load_file(folder / "images.safetensors", device="cuda")
     images = net.normalize(batch["pixels"]).flatten(1).contiguous()
-    return State(
-        [layer.weight.detach() for layer in net.layers], images, batch["labels"], f"{folder.name}/{place.name}"
-    )
+    return State([layer.weight.detach() for layer in net.layers], images, batch["labels"], f"{folder.name}/{path.name}")
 
 
 class Layers(torch.nn.Module):
@@ -166,7 +164,7 @@ def describe(state: str) -> dict[str, str]:
 
 
 def add_row(record: Path, row: dict[str, str | float]) -> None:
-    """Write the row immediately: the next measurement may run out of memory."""
+    """Append a row immediately: later measurements may run out of memory."""
     record.parent.mkdir(parents=True, exist_ok=True)
     with record.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
@@ -185,7 +183,7 @@ def main() -> None:
     if options.repeats < 1:
         parser.error(f"--repeats is {options.repeats}; wanted a number of at least 1")
     if not torch.cuda.is_available():
-        parser.error("torch sees no CUDA device")
+        parser.error("torch finds no CUDA device")
     for name in ("peer", "states"):
         folder = getattr(options, name)
         if folder and not folder.is_dir():

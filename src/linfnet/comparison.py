@@ -9,7 +9,7 @@ from typing import Any
 
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import LinfnetError
-from linfnet.nn.classifier import read_config
+from linfnet.files import read_table
 from linfnet.results import Result, TrainingResult, read_results
 
 
@@ -53,7 +53,7 @@ def compare_runs(folders: Iterable[Path]) -> list[Compared]:
 
 
 def _rows(folder: Path, run: str) -> Iterator[Compared]:
-    results, system = read_results(folder), str(read_config(folder).get("system", "linf"))
+    results, system = read_results(folder), str(read_table(folder / "config.json").get("system", "linf"))
     yield from (_evaluated(run, system, result, results.training) for result in results.evaluations)
     if results.training is not None and not results.evaluations:
         test, cost = results.training.test, (results.training.seconds, None, results.training.parameters)

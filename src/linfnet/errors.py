@@ -53,5 +53,5 @@ def require(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError:
-        package = module.split(".")[0]
+        package = module.split(".")[0].replace("PIL", "Pillow")
         raise LinfnetError(f"this needs {package}: pip install 'linfnet[{extra}]'") from None

@@ -139,7 +139,7 @@ def test_square_breaks_without_gradients():
     few = square_attack(net, images, labels, TENTH, queries=2, generator=torch.Generator().manual_seed(0))
     broken, early = ((margin(net(x), labels) <= 0).sum().item() for x in (found, few))
     assert broken > early
-    shares = [square_share(k / 100, 0.8) for k in range(100)]
+    shares = [square_share(k / 100) for k in range(100)]
     assert shares == sorted(shares, reverse=True)
     assert shares[-1] < 0.01
 
@@ -189,10 +189,10 @@ class TestSuite:
         net = random_net(0)
         images, labels = sample(net, 80, 0)
         (result,) = attack_all(net, images, labels, [Fraction(1, 5)], known_attacks(steps=10, queries=5))
-        check_sandwich(result, result.survived)
+        check_sandwich(result.epsilon, result.survived, result.survived)
         first = (~result.survived).nonzero().flatten().tolist()
-        with pytest.raises(LinfnetError, match=rf"samples \[{first[0]}, .* more are certified at eps = 0.2 and yet"):
-            check_sandwich(result, torch.ones(80, dtype=torch.bool))
+        with pytest.raises(LinfnetError, match=rf"samples \[{first[0]}, .* more are certified at eps = 0.2, but"):
+            check_sandwich(result.epsilon, torch.ones(80, dtype=torch.bool), result.survived)
 
     def test_bad_settings(self):
         for text in ("x", "0.5", ""):

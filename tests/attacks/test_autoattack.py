@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from linfnet.attacks import attack_all
-from linfnet.attacks.autoattack import auto_attack
+from linfnet.attacks.suite import auto_attack
 from linfnet.errors import LinfnetError
 from linfnet.nn import LinfNet, reestimate_means
 from linfnet.nn.margin import margin

@@ -67,10 +67,10 @@ def test_distances_and_their_bounds(shape: tuple[int, int, int]):
 def check_net(net: LinfNet, images: torch.Tensor) -> None:
     """Logits, boxes, bounds, both certificates and all radii of a net, on both devices."""
     labels = net(images).argmax(1)
-    certificate, found = certify_by_margin(net, images), certify_images(net, [(images, labels)], EPSILONS)
+    certificate, expected_images = certify_by_margin(net, images), certify_images(net, [(images, labels)], EPSILONS)
     boxes = [outer_box(images, epsilon) for epsilon in EPSILONS]
     bounds = [net.bounds(*box) for box in boxes]
-    held = [certified_by_interval(net, images, labels, epsilon) for epsilon in EPSILONS]
+    certified = [certified_by_interval(net, images, labels, epsilon) for epsilon in EPSILONS]
     logits = net(images).detach()
     net.cuda()
     on_gpu = images.cuda()
@@ -83,13 +83,13 @@ def check_net(net: LinfNet, images: torch.Tensor) -> None:
             same(ours, expected)
         for ours, expected in zip(net.bounds(*outer_box(on_gpu, epsilon)), bounds[row], strict=True):
             same(ours.detach(), expected.detach())
-        same(certified_by_interval(net, on_gpu, labels.cuda(), epsilon), held[row])
+        same(certified_by_interval(net, on_gpu, labels.cuda(), epsilon), certified[row])
     theirs = certify_images(net, [(on_gpu, labels.cuda())], EPSILONS)
-    same(theirs.predictions, found.predictions)
-    same(theirs.real_margin_radii, found.real_margin_radii)
+    same(theirs.predictions, expected_images.predictions)
+    same(theirs.real_margin_radii, expected_images.real_margin_radii)
     for name in ("margin", "interval"):
-        same(theirs.radii[name], found.radii[name])
-        same(theirs.certified[name], found.certified[name])
+        same(theirs.radii[name], expected_images.radii[name])
+        same(theirs.certified[name], expected_images.certified[name])
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -149,7 +149,7 @@ def test_a_broken_certificate_fails_loudly(
     monkeypatch.setattr("linfnet.cli.certify.certify_images", boast)
     assert main(["attack", str(run), "--eps", "0.3", "--limit", "40", "--attacks", "pgd", "--steps", "20"]) == 2
     error = capsys.readouterr().err
-    assert "are certified at eps = 0.3 and yet broken" in error
+    assert "are certified at eps = 0.3, but an attack broke them" in error
     assert "samples [" in error
 
 

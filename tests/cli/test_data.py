@@ -1,3 +1,5 @@
+"""`linfnet data`: options, tables, messages and exit codes."""
+
 import dataclasses
 from pathlib import Path
 
@@ -20,7 +22,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put_files(folder: Path) -> None:
-    """The files of MNIST by name, but not its content."""
+    """Write files with the names of MNIST's files, but with other contents."""
     folder.mkdir(parents=True)
     for part in ("train", "t10k"):
         for kind in ("images-idx3", "labels-idx1"):
@@ -69,7 +71,7 @@ def test_list(empty_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_the_home_folder_is_written_short(
+def test_the_home_folder_is_abbreviated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -93,9 +95,9 @@ def test_verify(empty_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "CIFAR-10 is not in" in capsys.readouterr().err
 
 
-def test_a_misspelt_name_comes_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_name_is_reported_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     def unwanted(*_: object, **__: object) -> None:
-        raise AssertionError("it began to work")
+        raise AssertionError("the work began")
 
     monkeypatch.setattr(cli, "fetch", unwanted)
     monkeypatch.setattr(cli, "verify", unwanted)
@@ -104,7 +106,7 @@ def test_a_misspelt_name_comes_before_any_work(monkeypatch: pytest.MonkeyPatch) 
             command.run()
 
 
-def test_fetch_says_where_from(
+def test_fetch_reports_the_origin(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[tuple[str, Source, Path | None]] = []
@@ -114,7 +116,7 @@ def test_fetch_says_where_from(
         progress("a file", 0, 10)
         progress("a file", 10, 10)
         progress("npm pack x", 0, None)
-        return Fetched(name, "somewhere", empty_cache / name)
+        return Fetched("somewhere", empty_cache / name)
 
     monkeypatch.setattr(cli, "fetch", fetch)
     assert Fetch(("mnist", "cifar10"), "official").run() == 0
@@ -124,7 +126,7 @@ def test_fetch_says_where_from(
     )
 
 
-def test_fetch_leaves_what_is_right(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fetch_skips_verified_sets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert Fetch(("digits",)).run() == 0
     assert capsys.readouterr().out.startswith("digits: already in ")
     with pytest.raises(LinfnetError, match="digits is part of linfnet"):

@@ -33,7 +33,7 @@ from linfnet.train import RunFolder
             ["train", "mnist-0.3-hybrid", "--set", "theta=0.5"],
             "loss.theta is 1/2, but it has no effect for system 'hybrid'",
         ),
-        (["train", "mnist-0.3-hybrid", "--set", "loss.name=hinge"], "has no effect for system 'hybrid'"),
+        (["train", "mnist-0.3-hybrid", "--set", "loss.name=hinge"], "but it has no effect for system 'hybrid'"),
         (["train", "mnist-0.3-ibp", "--set", "width=64"], "model.width is 64, but it has no effect for system 'ibp'"),
         (
             ["train", "mnist-0.3-ibp", "--set", "p_end=99"],
@@ -72,7 +72,7 @@ from linfnet.train import RunFolder
         (["evaluate", "absent"], "absent is not a folder"),
         (["attack", "run", "--seed", "9" * 30], "--seed is too large"),
         (["lipschitz", "run", "--seed", "-1"], "--seed is -1; wanted a number of at least 0"),
-        (["export", "mnist-small", "--card"], "mnist-small is not a folder of yours"),
+        (["export", "mnist-small", "--card"], "--card writes into a folder of yours; mnist-small is not one"),
         (["evaluate", "cache"], "has no recipe.toml: give --data and --eps"),
         (["evaluate", "stopped"], "has not finished"),
         (["evaluate", "run", "--data", "cifar10"], "linfnet data fetch cifar10"),
@@ -98,7 +98,7 @@ from linfnet.train import RunFolder
         (["attack", "run", "--attacks", "magic"], "--attacks has 'magic'; known are pgd"),
         (["attack", "run", "--attacks"], "--attacks names none; known are pgd"),
         (["attack", "run", "--p", "0"], "--p is"),
-        (["attack", "run", "--steps", "0"], "steps=0"),
+        (["attack", "run", "--steps", "0"], "steps is 0; wanted a number of at least 1"),
         (["attack", "run", "--eps", "2"], "--eps is 2"),
         (["attack", "cache"], "has no recipe.toml: give --data and --eps"),
         (["export", "run"], "nothing to export"),
@@ -108,7 +108,7 @@ from linfnet.train import RunFolder
         (["export", "absent", "--onnx", "x.onnx"], "absent is not a folder"),
         (["predict", "run", "absent.png"], "absent.png does not exist"),
         *(
-            ([*command, "mnist-small"], "linfnet certify, attack, predict, export and serve take it")
+            ([*command, "mnist-small"], "use it with linfnet certify, attack, predict, export and serve")
             for command in (
                 ["report"],
                 ["compare"],

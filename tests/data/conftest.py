@@ -1,4 +1,4 @@
-"""Small sets instead of the real ones, so that no test needs the network or the user's cache."""
+"""Small sets replace the real ones, so that no test needs the network or the user's cache."""
 
 import hashlib
 from collections.abc import Generator
@@ -19,7 +19,7 @@ def _digest(images: Bytes, labels: Bytes) -> str:
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, so that no test reads or changes the user's."""
     monkeypatch.setenv("LINFNET_DATA", str(tmp_path / "cache"))
     return tmp_path / "cache"

@@ -100,11 +100,11 @@ def tar_bytes(files: dict[str, bytes]) -> bytes:
 
 
 class Served:
-    """A web server on this machine that serves `files` without their last `keep_back` bytes."""
+    """A web server on this machine that serves `files` without their last `withheld` bytes."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
-        self.keep_back = 0
+        self.withheld = 0
         served = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -116,8 +116,8 @@ class Served:
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
-                with contextlib.suppress(ConnectionError):  # a client that was interrupted hangs up
-                    self.wfile.write(data[: len(data) - served.keep_back])
+                with contextlib.suppress(ConnectionError):  # an interrupted client closes the connection
+                    self.wfile.write(data[: len(data) - served.withheld])
 
             def log_message(self, *_: object) -> None:
                 """Print nothing."""

@@ -1,6 +1,5 @@
 """Sets are found in every file format, and damage is reported with a remedy."""
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 from samples import Sample, idx_bytes, new_pickle, write_files
 
-from linfnet.data import cache_folder, content_digest, load, location, present, verify
+from linfnet.data import cache_folder, load, location, present, verify
 from linfnet.errors import LinfnetError
 
 
@@ -17,7 +16,7 @@ def prefixed(prefix: str, files: dict[str, bytes]) -> dict[str, bytes]:
     return {prefix + name: data for name, data in files.items()}
 
 
-FORMS: list[tuple[str, str, Callable[[Sample], dict[str, bytes]]]] = [
+FORMATS: list[tuple[str, str, Callable[[Sample], dict[str, bytes]]]] = [
     ("mnist", "plain", lambda sample: sample.idx_files("")),
     ("mnist", "gz", lambda sample: sample.idx_files(".gz")),
     ("fashion-mnist", "gz", lambda sample: sample.idx_files(".gz")),
@@ -29,21 +28,21 @@ FORMS: list[tuple[str, str, Callable[[Sample], dict[str, bytes]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "files"), [(n, f) for n, _, f in FORMS], ids=[f"{n}-{i}" for n, i, _ in FORMS])
-def test_every_form_is_found_and_read(
-    name: str, files: Callable[[Sample], dict[str, bytes]], small_sets: dict[str, Sample], own_cache: Path
+@pytest.mark.parametrize(("name", "files"), [(n, f) for n, _, f in FORMATS], ids=[f"{n}-{i}" for n, i, _ in FORMATS])
+def test_every_format_is_found_and_read(
+    name: str, files: Callable[[Sample], dict[str, bytes]], small_sets: dict[str, Sample], empty_cache: Path
 ) -> None:
     assert not present(name)
-    write_files(own_cache / name, files(small_sets[name]))
+    write_files(empty_cache / name, files(small_sets[name]))
     assert present(name)
-    assert location(name) == own_cache / name
+    assert location(name) == empty_cache / name
     for split, (images, labels) in small_sets[name].arrays.items():
         loaded = load(name, split)
         assert (loaded.images.dtype, loaded.labels.dtype) == (torch.uint8, torch.int64)
         assert np.array_equal(loaded.images.numpy(), images)
         assert np.array_equal(loaded.labels.numpy(), labels)
         assert (loaded.split, loaded.info.name) == (split, name)
-    assert verify(name) == own_cache / name
+    assert verify(name) == empty_cache / name
 
 
 def test_a_folder_may_be_the_cache_or_the_set(tmp_path: Path, small_sets: dict[str, Sample]) -> None:
@@ -53,7 +52,7 @@ def test_a_folder_may_be_the_cache_or_the_set(tmp_path: Path, small_sets: dict[s
     assert not present("mnist")
 
 
-def test_the_digits_are_always_there() -> None:
+def test_the_digits_are_always_present() -> None:
     train, test = load("digits"), load("digits", "test")
     assert (train.images.shape, test.images.shape) == ((1437, 1, 8, 8), (360, 1, 8, 8))
     assert train.images.max() == 16
@@ -68,16 +67,10 @@ def test_the_splits_of_the_digits_share_no_image() -> None:
     assert len({image.numpy().tobytes() for image in both}) == 1797
 
 
-def test_content_digest_is_of_images_then_labels() -> None:
-    images, labels = np.arange(8, dtype=np.uint8).reshape(2, 4), np.array([5, 6], np.uint8)
-    assert content_digest(images, labels) == hashlib.sha256(bytes([*range(8), 5, 6])).hexdigest()
-    assert content_digest(images.T, labels) == hashlib.sha256(bytes([0, 4, 1, 5, 2, 6, 3, 7, 5, 6])).hexdigest()
-
-
-def test_a_missing_set_says_how_to_get_it(small_sets: dict[str, Sample], own_cache: Path) -> None:
+def test_a_missing_set_says_how_to_get_it(small_sets: dict[str, Sample], empty_cache: Path) -> None:
     files = small_sets["mnist"].idx_files("")
     for there in ({}, dict(list(files.items())[:3])):
-        write_files(own_cache / "mnist", there)
+        write_files(empty_cache / "mnist", there)
         with pytest.raises(LinfnetError, match=r"MNIST is not in .*mnist, .* get it with: linfnet data fetch mnist$"):
             load("mnist")
         assert not present("mnist")
@@ -90,8 +83,8 @@ def change_a_byte(files: dict[str, bytes], name: str, position: int) -> dict[str
 
 
 @pytest.mark.parametrize("file", ["train-images-idx3-ubyte", "train-labels-idx1-ubyte"])
-def test_one_changed_bit_is_found(file: str, small_sets: dict[str, Sample], own_cache: Path) -> None:
-    write_files(own_cache / "mnist", change_a_byte(small_sets["mnist"].idx_files(""), file, -1))
+def test_one_changed_bit_is_detected(file: str, small_sets: dict[str, Sample], empty_cache: Path) -> None:
+    write_files(empty_cache / "mnist", change_a_byte(small_sets["mnist"].idx_files(""), file, -1))
     match = r"the train split of mnist in .*mnist is not the published one; .* linfnet data fetch mnist$"
     with pytest.raises(LinfnetError, match=match):
         load("mnist", "train")
@@ -100,16 +93,16 @@ def test_one_changed_bit_is_found(file: str, small_sets: dict[str, Sample], own_
     assert len(load("mnist", "test")) == 4
 
 
-def test_images_in_another_order_are_found(small_sets: dict[str, Sample], own_cache: Path) -> None:
+def test_images_in_another_order_are_detected(small_sets: dict[str, Sample], empty_cache: Path) -> None:
     files = small_sets["cifar10"].binary_files()
     files["data_batch_1.bin"], files["data_batch_2.bin"] = files["data_batch_2.bin"], files["data_batch_1.bin"]
-    write_files(own_cache / "cifar10", files)
+    write_files(empty_cache / "cifar10", files)
     with pytest.raises(LinfnetError, match=r"train split of cifar10 .* not the published one"):
         load("cifar10")
 
 
-def test_another_set_is_found(small_sets: dict[str, Sample], own_cache: Path) -> None:
-    write_files(own_cache / "mnist", small_sets["fashion-mnist"].idx_files(".gz"))
+def test_another_set_is_detected(small_sets: dict[str, Sample], empty_cache: Path) -> None:
+    write_files(empty_cache / "mnist", small_sets["fashion-mnist"].idx_files(".gz"))
     with pytest.raises(LinfnetError, match="not the published one"):
         load("mnist")
 
@@ -129,9 +122,9 @@ SMALL = np.zeros((10, 8, 8), np.uint8)
     ids=["shape", "image-rank", "count", "label-rank", "foreign"],
 )
 def test_damage_names_the_file_and_says_fetch_again(
-    changed: dict[str, bytes], complaint: str, small_sets: dict[str, Sample], own_cache: Path
+    changed: dict[str, bytes], complaint: str, small_sets: dict[str, Sample], empty_cache: Path
 ) -> None:
-    write_files(own_cache / "mnist", small_sets["mnist"].idx_files("") | changed)
+    write_files(empty_cache / "mnist", small_sets["mnist"].idx_files("") | changed)
     with pytest.raises(LinfnetError, match=complaint + ".*; get it again with: linfnet data fetch mnist$"):
         load("mnist")
 

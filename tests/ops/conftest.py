@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where compiled kernels are kept: one folder for all processes of a run."""
+    """The folder of compiled kernels, shared by all processes of a run."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated-kernels"
     folder.mkdir(exist_ok=True)

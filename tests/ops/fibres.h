@@ -1,6 +1,7 @@
 // The threads of a block as fibres: one runs until it waits at a barrier or for the other lanes of its warp, then the
-// next. Blocks run one after the other. What a GPU leaves undefined is NaN here: shared memory when a block starts, values
-// of lanes that have left. `order` says who goes first: 0 the first thread, 1 the last, else at random.
+// next. Blocks run one after the other. What is undefined on a GPU is NaN here: shared memory at the start of a block,
+// values of lanes that have returned. `order`: 0 starts with the first thread, 1 with the last, otherwise the order is
+// random.
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +9,7 @@
 
 #include <utility>
 
-// All shared variables lie in one section, to be filled with NaN; under AddressSanitizer each has its own fences instead.
+// All shared variables are in one section, which is filled with NaN; under AddressSanitizer each has its own fences.
 #ifdef __SANITIZE_ADDRESS__
 #define __shared__ static
 #else
@@ -16,13 +17,15 @@
 extern "C" char __start_shared_memory[] __attribute__((weak)), __stop_shared_memory[] __attribute__((weak));
 #endif
 
-struct dim3 { int x, y, z; };
+struct dim3 {
+  int x, y, z;
+};
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace simt {
 
 constexpr int MOST_THREADS = 1024, WARP = 32, STACK = 1 << 17, MOST_COPIES = 64, MOST_SHARED = 200 << 10, FENCE = 4096;
-constexpr const char* STUCK = "its threads wait for each other at different places";
+constexpr const char* STUCK = "its threads wait for each other at different barriers";
 constexpr const char* BEYOND = "it writes beyond its dynamic shared memory";
 
 struct Barrier {
@@ -52,14 +55,14 @@ static Place home;
 static int current;
 static bool moved;  // whether a barrier opened or a fibre left since this was last cleared
 static Barrier block, warps[MOST_THREADS / WARP];
-static uint64_t values[MOST_THREADS];  // what each lane shows to the others of its warp
+static uint64_t values[MOST_THREADS];  // the value that each lane shows to the others of its warp
 static uint64_t chance;
 alignas(16) static unsigned char dynamic_shared[MOST_SHARED + FENCE];
 
 static int lane() { return current % WARP; }
 static uint64_t* warp_values() { return values + current - lane(); }
 
-// A jump is all it takes once a fibre has started; changing the whole context would ask the operating system each time.
+// After the start of a fibre a jump is enough; switching the whole context would need a system call each time.
 #define JUMPS __attribute__((noinline, no_sanitize_address))
 JUMPS static void jump(Place& place) { __builtin_longjmp(place, 1); }
 
@@ -90,9 +93,8 @@ static void wait(Barrier& barrier) {
 
 static void wait_for_warp() { wait(warps[current / WARP]); }
 
-// What every lane of the warp showed, given to `use`; nobody shows the next value before all have used this one.
-template <class T, class Use>
-static auto exchanged(T value, Use use) {
+// Pass the values of all lanes of the warp to `use`; no lane shows its next value before all have used this one.
+template <class T, class Use> static auto exchanged(T value, Use use) {
   values[current] = 0;
   memcpy(values + current, &value, sizeof value);
   wait_for_warp();
@@ -101,8 +103,7 @@ static auto exchanged(T value, Use use) {
   return result;
 }
 
-template <class T>
-static T from_lane(T value, int source) {
+template <class T> static T from_lane(T value, int source) {
   return exchanged(value, [&](const uint64_t* shown) {
     T result;
     memcpy(&result, shown + (source & (WARP - 1)), sizeof result);
@@ -110,8 +111,7 @@ static T from_lane(T value, int source) {
   });
 }
 
-template <class Test>
-static unsigned lanes_where(Test test) {
+template <class Test> static unsigned lanes_where(Test test) {
   unsigned result = 0;
   for (int k = 0; k < WARP; ++k)
     if (!fibres[current - lane() + k].left && test(k)) result |= 1u << k;
@@ -123,7 +123,7 @@ static int below(int n) {
   return (int)((chance >> 33) % (unsigned)n);
 }
 
-// The numbers below n in the order asked for.
+// The numbers below n in the requested order.
 static void arrange(int* places, int n, int order) {
   for (int k = 0; k < n; ++k) places[k] = order == 1 ? n - 1 - k : k;
   for (int k = n - 1; k > 0 && order > 1; --k) {
@@ -146,7 +146,7 @@ static void leave() {
   give_way();
 }
 
-// A fibre lives on: in every block it is the thread of its number.
+// A fibre is reused: in every block it is the thread with its number.
 static void live() {
   for (;; leave()) body(arguments);
 }
@@ -196,12 +196,11 @@ static void call(void (*kernel)(Parameters...), void** values, std::index_sequen
   kernel(*(Parameters*)values[Places]...);
 }
 
-template <class... Parameters>
-static void call(void (*kernel)(Parameters...), void** values) {
+template <class... Parameters> static void call(void (*kernel)(Parameters...), void** values) {
   call(kernel, values, std::index_sequence_for<Parameters...>{});
 }
 
-// Runs the grid; what went wrong, or null.
+// Run the grid; return an error message, or null.
 static const char* launch(void (*kernel)(void**), const int* grid, int threads, int shared, int order, void** values) {
   body = kernel;
   arguments = values;
@@ -211,20 +210,20 @@ static const char* launch(void (*kernel)(void**), const int* grid, int threads, 
   int blocks = grid[0] * grid[1] * grid[2];
   int* places = (int*)malloc(blocks * sizeof(int));
   arrange(places, blocks, order);
-  const char* trouble = nullptr;
-  for (int k = 0; k < blocks && !trouble; ++k) {
+  const char* error = nullptr;
+  for (int k = 0; k < blocks && !error; ++k) {
     blockIdx = {places[k] % grid[0], places[k] / grid[0] % grid[1], places[k] / grid[0] / grid[1]};
-    trouble = run_block(threads, shared, order);
+    error = run_block(threads, shared, order);
   }
   free(places);
-  return trouble;
+  return error;
 }
 
 }  // namespace simt
 
 // One line for each kernel follows the source: the function that a test calls.
-#define SIMT_KERNEL(name)                                                                                       \
-  extern "C" __attribute__((visibility("default"))) const char* simt_##name(const int* grid, int threads,       \
-                                                                            int shared, int order, void** values) { \
-    return simt::launch([](void** given) { simt::call(name, given); }, grid, threads, shared, order, values);   \
+#define SIMT_KERNEL(name)                                                                                     \
+  extern "C" __attribute__((visibility("default")))                                                           \
+  const char* simt_##name(const int* grid, int threads, int shared, int order, void** values) {               \
+    return simt::launch([](void** given) { simt::call(name, given); }, grid, threads, shared, order, values); \
   }

@@ -1,4 +1,4 @@
-"""A forward and a backward by the CUDA kernels, at once or from a graph; small layers for every kernel."""
+"""A forward and a backward pass by the CUDA kernels, directly or from a graph; small layers for every kernel."""
 
 import math
 from unittest.mock import patch
@@ -6,8 +6,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from linfnet.ops.cuda import tensor_core
-from linfnet.ops.cuda.implementation import Cuda
+from linfnet.ops.cuda import Cuda, tensor_core
 
 
 def step(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -28,23 +27,23 @@ def replayed_step(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -
 
 
 def unaligned(a: Tensor) -> Tensor:
-    """A copy from which four numbers cannot be read at once."""
+    """A copy that cannot be read as float4."""
     return torch.empty(a.numel() + 1)[1:].view_as(a).copy_(a)
 
 
-# Dense kernels with p by multiplication, by special functions and at infinity; the same with lists; matrix products.
+# Dense kernels by multiplication, by special functions and at infinity; the same with lists; matrix products.
 SHAPES = [(3, 5, 7), (40, 10, 70), (20, 140, 68), (33, 34, 259)]
 PATHS = [*((shape, p) for p in (28.0, 200.5, math.inf) for shape in SHAPES), ((64, 264, 8), 8.0)]
 
 
 def every_path(kernels: Cuda) -> list[Tensor]:
-    """What every kernel makes of a few numbers, some pairs out of range or equal, on CPU tensors."""
+    """Results of every kernel for small layers, with some pairs out of range or equal, on CPU tensors."""
     results: list[Tensor] = []
     with patch.object(tensor_core, "SMALLEST", 0):
         for (n, out, features), p in PATHS:
             torch.manual_seed(0)
             x, w, grad = torch.randn(n, features), torch.randn(out, features), torch.randn(n, out)
-            w[:, 3] -= 9  # it decides: lists are short
+            w[:, 3] -= 9  # this feature decides: lists are short
             w[1], w[2], w[-1] = x[0], x[2] * (1 + 1e-4), x[2] * (1 - 1e-4)
             results += [kernels.forward(x, w, p), *step(kernels, x, w, grad, p)]
             if features % 4 == 0:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Memory errors and undefined behaviour in the CPU kernels: fenced buffers under ASan and UBSan on all levels, then the
-# levels that valgrind can run (it knows no AVX-512) under valgrind. Needs GCC; valgrind is used where it is installed.
+# Memory errors and undefined behaviour in the CPU kernels: fenced buffers under ASan and UBSan for all levels, then under
+# valgrind, if installed, for the levels that it supports (not AVX-512). Needs GCC.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 source=$root/src/linfnet/ops/csrc

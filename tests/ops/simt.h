@@ -1,4 +1,4 @@
-// CUDA's words on a CPU, so that the kernels can be tested where there is no GPU; in place of instructions.cuh, too.
+// CUDA emulated on a CPU, so that the kernels can be tested without a GPU; also replaces instructions.cuh.
 #include "fibres.h"
 
 #include <math.h>
@@ -9,12 +9,24 @@
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 
-struct alignas(8) float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(8) int2 { int x, y; };
-struct alignas(16) int4 { int x, y, z, w; };
-struct alignas(8) uint2 { unsigned x, y; };
-struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(8) int2 {
+  int x, y;
+};
+struct alignas(16) int4 {
+  int x, y, z, w;
+};
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline int2 make_int2(int x, int y) { return {x, y}; }
@@ -23,20 +35,16 @@ static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static void __syncthreads() { simt::wait(simt::block); }
 static void __syncwarp() { simt::wait_for_warp(); }
 
-template <class T>
-static T __shfl_sync(unsigned, T value, int source) {
-  return simt::from_lane(value, source);
-}
-template <class T>
-static T __shfl_xor_sync(unsigned, T value, int mask) {
+template <class T> static T __shfl_sync(unsigned, T value, int source) { return simt::from_lane(value, source); }
+template <class T> static T __shfl_xor_sync(unsigned, T value, int mask) {
   return simt::from_lane(value, simt::lane() ^ mask);
 }
-template <class T>
-static T __shfl_up_sync(unsigned, T value, int by) {
+template <class T> static T __shfl_up_sync(unsigned, T value, int by) {
   return simt::from_lane(value, simt::lane() < by ? simt::lane() : simt::lane() - by);
 }
 static unsigned __ballot_sync(unsigned, bool vote) {
-  return simt::exchanged(vote, [](const uint64_t* shown) { return simt::lanes_where([&](int k) { return shown[k] != 0; }); });
+  return simt::exchanged(vote,
+                         [](const uint64_t* shown) { return simt::lanes_where([&](int k) { return shown[k] != 0; }); });
 }
 static bool __any_sync(unsigned, unsigned vote) { return __ballot_sync(~0u, vote != 0) != 0; }
 static unsigned __match_any_sync(unsigned, int value) {
@@ -52,20 +60,10 @@ static unsigned __reduce_max_sync(unsigned, unsigned value) {
   });
 }
 
-template <class T>
-static T __ldg(const T* at) {
-  return *at;
-}
-template <class A, class B>
-static auto min(A a, B b) {
-  return a < b ? a : b;
-}
-template <class A, class B>
-static auto max(A a, B b) {
-  return a > b ? a : b;
-}
-template <class To, class From>
-static To same_bits(From from) {
+template <class T> static T __ldg(const T* at) { return *at; }
+template <class A, class B> static auto min(A a, B b) { return a < b ? a : b; }
+template <class A, class B> static auto max(A a, B b) { return a > b ? a : b; }
+template <class To, class From> static To same_bits(From from) {
   To to;
   static_assert(sizeof to == sizeof from, "as many bits");
   memcpy(&to, &from, sizeof to);
@@ -77,35 +75,33 @@ static int __float_as_int(float a) { return same_bits<int>(a); }
 static unsigned __float_as_uint(float a) { return same_bits<unsigned>(a); }
 static int __popc(unsigned a) { return __builtin_popcount(a); }
 static int __ffs(int a) { return __builtin_ffs(a); }
-// The quick division gives 0 for the largest divisors.
+// The fast division returns 0 for the largest divisors.
 static float __fdividef(float a, float b) { return a / (fabsf(b) > 0x1p126f ? INFINITY * b : b); }
-template <class T, class U>
-static T atomicAdd(T* at, U value) {
+template <class T, class U> static T atomicAdd(T* at, U value) {
   T before = *at;
   *at += value;
   return before;
 }
-template <class T, class U>
-static T atomicMax(T* at, U value) {
+template <class T, class U> static T atomicMax(T* at, U value) {
   T before = *at;
   *at = max(*at, (T)value);
   return before;
 }
 
-// In place of instructions.cuh; copies arrive as late as they may.
+// Replaces instructions.cuh; copies arrive as late as possible.
 typedef unsigned int u32;
 typedef unsigned short u16;
 
 #define DYNAMIC_SHARED(type, name) type* name = (type*)simt::dynamic_shared
 
-// NaN is above all, -0 below 0.
-static float larger(float a, float b) { return a != a || b != b ? NAN : a > b || (a == b && !signbit(a)) ? a : b; }
-// Numbers below the normal range count as zero.
+// NaN is above all numbers, -0 below 0.
+static float max_nan(float a, float b) { return a != a || b != b ? NAN : a > b || (a == b && !signbit(a)) ? a : b; }
+// Subnormal numbers are treated as zero.
 static float flushed(float a) { return fabsf(a) < 0x1p-126f ? 0.0f * a : a; }
 static float log2_fast(float a) { return log2f(flushed(a)); }
 static float exp2_fast(float a) { return flushed(exp2f(a)); }
 
-// In units of the last place, of which a number has 1024 to 2047 unless it is below the normal range.
+// In units of the last place: a normal number has 1024 to 2047.
 static u16 to_half(float a) {
   u16 sign = __float_as_uint(a) >> 16 & 0x8000;
   float size = fabsf(a);
@@ -116,7 +112,8 @@ static u16 to_half(float a) {
 }
 static float from_half(u16 h) {
   int exponent = h >> 10 & 31, units = h & 1023;
-  float size = exponent == 31 ? (units ? NAN : INFINITY) : scalbnf(units + (exponent ? 1024 : 0), max(exponent, 1) - 25);
+  float size =
+      exponent == 31 ? (units ? NAN : INFINITY) : scalbnf(units + (exponent ? 1024 : 0), max(exponent, 1) - 25);
   return copysignf(size, h & 0x8000 ? -1.0f : 1.0f);
 }
 
@@ -124,8 +121,10 @@ static void await_copies() {
   simt::Fibre& fibre = simt::fibres[simt::current];
   for (int k = 0; k < fibre.pending; ++k) {
     simt::Copy& copy = fibre.copies[k];
-    if (copy.from) memcpy(copy.to, copy.from, copy.size);
-    else memset(copy.to, 0, copy.size);
+    if (copy.from)
+      memcpy(copy.to, copy.from, copy.size);
+    else
+      memset(copy.to, 0, copy.size);
   }
   fibre.pending = 0;
 }
@@ -136,4 +135,4 @@ static void begin_copy(void* to, const void* from, bool here, int size) {
 }
 static void copy16(float* to, const float* from, bool here) { begin_copy(to, from, here, 16); }
 static void copy4(float* to, const float* from, bool here) { begin_copy(to, from, here, 4); }
-static void settle(u16&) {}
+static void materialize(u16&) {}

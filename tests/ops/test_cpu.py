@@ -1,7 +1,7 @@
 """The C++ kernels against float64, on every instruction-set level of this machine.
 
-Tolerance: the error against float64 must stay within twice that of the float32 reference, the reference being
-granted at least the rounding of one difference d: 2^-24 in a distance, p times that in a slope (|d| / y)^(p-1).
+Tolerance: the error relative to float64 is at most twice that of the float32 reference, whose error counts as at least
+the rounding of one difference d: 2^-24 in a distance, p times that in a slope (|d| / y)^(p-1).
 """
 
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from linfnet.errors import ArgumentError
 from linfnet.ops import cpu, linf_distance_bounds, lp_distance
-from linfnet.ops.torch_ops import lp_distance_backward, lp_distance_inference, lp_distance_saving
+from linfnet.ops.api import lp_distance_backward, lp_distance_inference, lp_distance_saving
 
 pytestmark = pytest.mark.skipif(not cpu.available(), reason="the extension is not built")
 
@@ -56,7 +56,7 @@ def assert_close(x: Tensor, w: Tensor, grad: Tensor, p: float) -> None:
         floor = UNIT * (1 if name == "y" else p) * size + 2.0**-149
         allowed = 2 * torch.maximum((b - e).abs().amax(), floor)
         assert (a - e).abs().amax() <= allowed, name
-    # Each distance by itself too, not only the worst of them.
+    # Each distance, not only the worst one.
     relative = ((ours[0] - exact[0]).abs() / exact[0].clamp(min=2.0**-126)).amax()
     other = ((theirs[0] - exact[0]).abs() / exact[0].clamp(min=2.0**-126)).amax()
     assert relative <= 2 * max(float(other), UNIT)
@@ -267,6 +267,6 @@ def test_a_level_that_is_not_here_is_refused() -> None:
 
 def test_float64_is_left_to_the_reference() -> None:
     x, w, _ = random_pair((2, 3, 4))
-    with pytest.raises(ArgumentError, match="does not serve"):
+    with pytest.raises(ArgumentError, match="does not support"):
         lp_distance(x.double(), w.double(), impl="cpu")
     assert lp_distance(x.double(), w.double()).dtype == torch.float64

@@ -1,4 +1,4 @@
-"""Compiled kernels are kept: what is found again, what is made anew. The compiler itself is a stand-in here."""
+"""The cache of compiled kernels: what is read from it and what is compiled again. The compiler is replaced."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ CODE = b"\x7fELF and so on"
 
 @pytest.fixture
 def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
-    """What was compiled so far, in a cache of its own."""
+    """The compilations so far, with a separate cache."""
     calls: list[tuple[str, str, str]] = []
 
     def compile_now(source: str, name: str, architecture: str) -> bytes:
@@ -25,31 +25,31 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
     return calls
 
 
-def kept() -> list[Path]:
+def cached() -> list[Path]:
     return sorted(nvrtc.cache_folder().iterdir())
 
 
 def test_a_kernel_is_compiled_once(compiled: list[tuple[str, str, str]]) -> None:
     assert [nvrtc.binary(SOURCE, "forward.cu", "sm_90") for _ in range(2)] == [CODE, CODE]
     assert compiled == [(SOURCE, "forward.cu", "sm_90")]
-    (path,) = kept()
+    (path,) = cached()
     assert path.name.startswith("forward-sm_90-")
 
 
-def test_source_architecture_and_compiler_tell_kernels_apart(
+def test_source_architecture_and_compiler_distinguish_kernels(
     compiled: list[tuple[str, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for source, architecture in ((SOURCE, "sm_90"), (SOURCE, "sm_80"), ("another", "sm_90")):
         nvrtc.binary(source, "forward.cu", architecture)
     monkeypatch.setattr(nvrtc, "nvrtc_version", lambda: (13, 1))
     nvrtc.binary(SOURCE, "forward.cu", "sm_90")
-    assert len(compiled) == len(kept()) == 4
+    assert len(compiled) == len(cached()) == 4
 
 
 @pytest.mark.parametrize("left", [b"", b"<html>"])
-def test_a_damaged_file_is_made_anew(compiled: list[tuple[str, str, str]], left: bytes) -> None:
+def test_a_damaged_file_is_compiled_again(compiled: list[tuple[str, str, str]], left: bytes) -> None:
     nvrtc.binary(SOURCE, "forward.cu", "sm_90")
-    (path,) = kept()
+    (path,) = cached()
     path.write_bytes(left)
     assert nvrtc.binary(SOURCE, "forward.cu", "sm_90") == CODE
     assert path.read_bytes() == CODE
@@ -74,4 +74,4 @@ def test_a_full_disk_leaves_nothing_behind(
     monkeypatch.setattr(Path, "write_bytes", full)
     assert nvrtc.binary(SOURCE, "forward.cu", "sm_90") == CODE
     assert len(compiled) == 1
-    assert kept() == []
+    assert cached() == []

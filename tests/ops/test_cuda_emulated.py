@@ -1,21 +1,20 @@
-"""Every CUDA kernel on a CPU (simt.py), held to the tolerances of the tests that run on a GPU."""
+"""Every CUDA kernel on a CPU (simt.py), with the tolerances of the tests that run on a GPU."""
 
 import math
 from collections.abc import Callable
 from pathlib import Path
 
+import dense_cases as dense
+import pruned_cases as pruned
 import pytest
-import test_cuda as dense
-import test_cuda_pruned as listed
-import test_cuda_tensor_core as by_products
+import tensor_core_cases as expanded
 import torch
 from kernel_steps import step
 from simt import LITTLE, Emulator, needs_compiler
 from torch import Tensor
 
-from linfnet.ops.cuda import tensor_core
+from linfnet.ops.cuda import Cuda, tensor_core
 from linfnet.ops.cuda.dense import Dense
-from linfnet.ops.cuda.implementation import Cuda
 
 pytestmark = needs_compiler
 
@@ -37,14 +36,14 @@ def kernels(emulator: Emulator) -> Cuda:
 
 
 def toward_zero(a: Tensor) -> Tensor:
-    """float64 as float32, without what is below its last bit."""
+    """float64 as float32, truncated."""
     near = a.float()
     return torch.where(near.double().abs() > a.abs(), torch.nextafter(near, torch.zeros_like(near)), near)
 
 
 def tensor_core_products(a: Tensor, b: Tensor, into: Tensor | None = None) -> Tensor:
-    """[B, m, k] by [B, k, n] as an H200 adds up: 16 products and the sum so far at a time, each without what is below
-    a quarter of the last bit of the largest, their sum without what is below its own."""
+    """[B, m, k] by [B, k, n] as an H200 sums: 16 products and the sum so far at a time, each truncated below a quarter
+    of the last bit of the largest, their sum truncated below its last bit."""
     total = torch.zeros(a.shape[0], a.shape[1], b.shape[2])
     for first in range(0, a.shape[2], 16):
         terms = slice(first, first + 16)
@@ -58,18 +57,18 @@ def tensor_core_products(a: Tensor, b: Tensor, into: Tensor | None = None) -> Te
 
 @pytest.fixture
 def _products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small layers are expanded, too, and their products lose what those on a GPU do."""
+    """Expand small layers, too, with products that are truncated as on a GPU."""
     monkeypatch.setattr(tensor_core, "SMALLEST", 0)
     monkeypatch.setattr(tensor_core, "_products", tensor_core_products)
 
 
 @pytest.mark.parametrize("size", [1, 6, 7, 2051])
 def test_the_largest_number_may_be_anywhere(emulator: Emulator, size: int) -> None:
-    for place in {0, size // 2, size - 3, size - 2, size - 1} & set(range(size)):
+    for index in {0, size // 2, size - 3, size - 2, size - 1} & set(range(size)):
         first, second = torch.rand(2, size).unbind()
-        first[place], second[place] = -3.0, math.inf
-        tops = Dense(emulator).largest(first, second).view(torch.float32)
-        assert tops.tolist() == [3.0, math.inf]
+        first[index], second[index] = -3.0, math.inf
+        largest = Dense(emulator).largest(first, second).view(torch.float32)
+        assert largest.tolist() == [3.0, math.inf]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -84,14 +83,14 @@ def test_p_that_float32_takes_for_a_whole_number(kernels: Cuda, p: float) -> Non
 
 
 def test_long_sums_are_summed_in_runs(kernels: Cuda) -> None:
-    """Else their error would grow with their length, which powers hide."""
+    """Otherwise their error would grow with their length, which powers hide."""
     dense.check_against_reference(kernels, *dense.draw((3, 5, 12_000), CPU), 1.0)
 
 
-def test_what_rounding_drops_is_kept(kernels: Cuda) -> None:
+def test_residuals_are_saved(kernels: Cuda) -> None:
     x, w = (dense.ties(a) for a in dense.draw((65, 70, 44), CPU)[:2])
-    dense.check_rest(x, w, *kernels.forward_saving(x, w, 28.0), 28.0)
-    listed.check_rest(kernels, *listed.spiked((33, 70, 259), CPU)[:2], 28.0)
+    dense.check_residual(x, w, *kernels.forward_saving(x, w, 28.0), 28.0)
+    pruned.check_residual(kernels, *pruned.spiked((33, 70, 259), CPU)[:2], 28.0)
 
 
 @pytest.mark.parametrize("features", [130, 259])
@@ -138,7 +137,7 @@ def test_nan_and_infinity_reach_the_output(kernels: Cuda, p: float) -> None:
 
 
 def test_one_gradient_alone(kernels: Cuda) -> None:
-    listed.check_one_gradient(kernels, *dense.draw((20, 140, 70), CPU), 28.0)
+    pruned.check_one_gradient(kernels, *dense.draw((20, 140, 70), CPU), 28.0)
 
 
 def test_little_shared_memory_changes_no_bit(emulator: Emulator, libraries: Path) -> None:
@@ -159,108 +158,108 @@ def test_unaligned_rows(kernels: Cuda, p: float) -> None:
     assert torch.equal(kernels.forward(shifted, w, p), kernels.forward(x, w, p))
 
 
-# 520 rows are several groups, of other sizes.
+# 520 rows are several groups of other sizes.
 @pytest.mark.parametrize(
     ("p", "shape"),
     [*((p, (33, 70, 259)) for p in (28.0, 30.5, 100.0, 112.5, 128.5, 200.5)), (100.0, (520, 32, 256))],
     ids=str,
 )
 def test_lists(kernels: Cuda, p: float, shape: Shape) -> None:
-    listed.check(kernels, *listed.spiked(shape, CPU), p, flag=0)
+    pruned.check(kernels, *pruned.spiked(shape, CPU), p, use_dense=0)
 
 
 @pytest.mark.parametrize("p", [28.0, 100.0, 200.5])
 def test_many_small_terms_count(kernels: Cuda, p: float) -> None:
-    """One weight of each output decides; sixty others add about 2^-20 of its term each, too much to be left out."""
+    """One weight of each output decides; sixty others add about 2^-20 of its term each, too much to be dropped."""
     n, out, features = 33, 40, 259
     torch.manual_seed(0)
     x, w, grad = 0.02 * torch.randn(n, features), torch.randn(out, features), torch.randn(n, out)
     w[:, :61] = -8 * 2 ** (-20 / p)
     w[:, 0] = -8
-    listed.check(kernels, x, w, grad, p, flag=0)
+    pruned.check(kernels, x, w, grad, p, use_dense=0)
 
 
 @pytest.mark.parametrize("p", [28.0, 200.5])
 def test_rows_far_out_on_either_side(kernels: Cuda, p: float) -> None:
-    listed.check(kernels, *listed.far_out((33, 40, 259), CPU), p, flag=0)
+    pruned.check(kernels, *pruned.far_out((33, 40, 259), CPU), p, use_dense=0)
 
 
 @pytest.mark.parametrize("p", [28.0, 100.0, 200.5])
 def test_too_long_lists_open_the_dense_kernels(kernels: Cuda, p: float) -> None:
-    listed.check(kernels, *listed.crowded((33, 40, 259), CPU), p, flag=1)
+    pruned.check(kernels, *pruned.crowded((33, 40, 259), CPU), p, use_dense=1)
 
 
 @pytest.mark.parametrize("p", [28.0, 100.0, 200.5])
 def test_distances_near_the_largest_float(kernels: Cuda, p: float) -> None:
-    listed.check(kernels, *listed.largest((33, 40, 259), CPU), p, flag=int(p > 128))
+    pruned.check(kernels, *pruned.largest((33, 40, 259), CPU), p, use_dense=int(p > 128))
 
 
 def test_the_largest_distances_are_for_the_dense_kernels(kernels: Cuda) -> None:
-    listed.check(kernels, *listed.beyond((33, 40, 259), CPU), 128.0, flag=1)
+    pruned.check(kernels, *pruned.beyond((33, 40, 259), CPU), 128.0, use_dense=1)
 
 
 def test_a_pair_out_of_range_opens_the_dense_kernels(kernels: Cuda) -> None:
-    x, w, grad = listed.spiked((33, 40, 259), CPU)
+    x, w, grad = pruned.spiked((33, 40, 259), CPU)
     w[5] = x[6] + 1e-6
-    listed.check(kernels, x, w, grad, 28.0, flag=1)
+    pruned.check(kernels, x, w, grad, 28.0, use_dense=1)
     w[5] = x[6]
-    listed.check(kernels, x, w, grad, 28.0, flag=0)
+    pruned.check(kernels, x, w, grad, 28.0, use_dense=0)
 
 
 @pytest.mark.parametrize("p", [100.0, 200.5])
 def test_lists_with_nan_and_infinity(kernels: Cuda, p: float) -> None:
-    listed.check_nan_and_infinity(kernels, lambda: listed.spiked((33, 40, 259), CPU), p)
+    pruned.check_nan_and_infinity(kernels, lambda: pruned.spiked((33, 40, 259), CPU), p)
 
 
 @pytest.mark.parametrize("p", [28.0, 100.0, 200.5])
 def test_one_gradient_alone_from_lists(kernels: Cuda, p: float) -> None:
-    listed.check_one_gradient(kernels, *listed.spiked((33, 40, 259), CPU), p)
+    pruned.check_one_gradient(kernels, *pruned.spiked((33, 40, 259), CPU), p)
 
 
 @pytest.mark.parametrize(
     ("draw", "shape"),
-    [(listed.spiked, (33, 70, 259)), (listed.spiked, (520, 32, 256)), (listed.crowded, (33, 40, 259))],
+    [(pruned.spiked, (33, 70, 259)), (pruned.spiked, (520, 32, 256)), (pruned.crowded, (33, 40, 259))],
 )
 def test_lists_at_infinity_are_bit_identical(
     emulator: Emulator, shape: Shape, draw: Callable[[Shape, str], Drawn]
 ) -> None:
     x, w, _ = draw(shape, CPU)
-    listed.check_infinity(emulator, x, w, flag=int(draw is listed.crowded))
+    pruned.check_infinity(emulator, x, w, use_dense=int(draw is pruned.crowded))
 
 
 @pytest.mark.usefixtures("_products")
 @pytest.mark.parametrize(("p", "shape"), [(10.0, (65, 40, 104)), (8.0, (66, 24, 1552)), (8.0, (64, 1552, 8))], ids=str)
 def test_matrix_products(kernels: Cuda, p: float, shape: Shape) -> None:
-    by_products.check(kernels, *by_products.trained(shape, CPU), p)
+    expanded.check(kernels, *expanded.trained(shape, CPU), p)
 
 
 @pytest.mark.usefixtures("_products")
 @pytest.mark.parametrize("p", [8.0, 10.0])
 def test_small_gradients_are_as_right_as_large_ones(kernels: Cuda, p: float) -> None:
-    by_products.check_small_gradients(kernels, *by_products.trained((64, 40, 104), CPU), p)
+    expanded.check_small_gradients(kernels, *expanded.trained((64, 40, 104), CPU), p)
 
 
 @pytest.mark.usefixtures("_products")
 def test_features_narrow_on_one_side(kernels: Cuda) -> None:
-    by_products.check(kernels, *by_products.narrow((64, 40, 104), CPU), 8.0)
+    expanded.check(kernels, *expanded.narrow((64, 40, 104), CPU), 8.0)
 
 
 @pytest.mark.usefixtures("_products")
 @pytest.mark.parametrize("p", [8.0, 10.0])
 def test_slopes_of_rather_close_pairs(kernels: Cuda, p: float) -> None:
-    by_products.check(kernels, *by_products.rather_close((64, 40, 104), CPU), p)
+    expanded.check(kernels, *expanded.rather_close((64, 40, 104), CPU), p)
 
 
 @pytest.mark.usefixtures("_products")
 @pytest.mark.parametrize(("p", "level"), [(8.0, 1.8), (10.0, 2.6)])
 def test_sums_little_above_the_least(kernels: Cuda, p: float, level: float) -> None:
-    by_products.check(kernels, *by_products.even((64, 40, 104), level, CPU), p)
+    expanded.check(kernels, *expanded.even((64, 40, 104), level, CPU), p)
 
 
 @pytest.mark.parametrize("p", [8.0, 10.0])
 def test_what_a_pair_may_lose_at_worst(p: float) -> None:
     """The tolerances follow the constants of the expansion: with larger ones, worse kernels would pass."""
-    share = by_products.share(tensor_core.MOST_TERMS, p)
+    share = expanded.share(tensor_core.MOST_TERMS, p)
     assert share * 2 * tensor_core.most_loss(p) / p <= 2.5e-4  # of a distance
     assert share * (2 * tensor_core.MOST_SLOPE_LOSS) ** (1 - 1 / p) <= 1e-2  # of a slope
     assert 2.0**-36 / tensor_core.LEAST_SUM <= 2.0**-20  # of a sum, for each feature
@@ -268,29 +267,29 @@ def test_what_a_pair_may_lose_at_worst(p: float) -> None:
 
 @pytest.mark.usefixtures("_products")
 def test_layers_that_cancel_open_the_dense_kernels(kernels: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    by_products.check_cancelling_layer(kernels, *by_products.close((64, 40, 104), CPU), 8.0, monkeypatch)
+    expanded.check_cancelling_layer(kernels, *expanded.close((64, 40, 104), CPU), 8.0, monkeypatch)
 
 
 @pytest.mark.usefixtures("_products")
 def test_single_pairs_that_cancel_are_summed_again(kernels: Cuda) -> None:
-    by_products.check_cancelling_pairs(kernels, *by_products.trained((64, 264, 104), CPU))
+    expanded.check_cancelling_pairs(kernels, *expanded.trained((64, 264, 104), CPU))
 
 
 @pytest.mark.usefixtures("_products")
 def test_many_close_pairs_open_the_dense_kernels(kernels: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    by_products.check_cancelling_layer(kernels, *by_products.crowd((64, 40, 104), CPU), 8.0, monkeypatch)
+    expanded.check_cancelling_layer(kernels, *expanded.crowd((64, 40, 104), CPU), 8.0, monkeypatch)
 
 
 @pytest.mark.usefixtures("_products")
 @pytest.mark.parametrize("p", [8.0, 10.0])
 def test_a_weight_far_beyond_the_others(kernels: Cuda, p: float) -> None:
-    by_products.check_far_weight(kernels, (64, 40, 104), CPU, p)
+    expanded.check_far_weight(kernels, (64, 40, 104), CPU, p)
 
 
 @pytest.mark.usefixtures("_products")
 @pytest.mark.parametrize("p", [8.0, 10.0])
 def test_a_small_pair_among_large_ones(kernels: Cuda, p: float) -> None:
-    by_products.check(kernels, *by_products.small_pair((64, 40, 104), CPU), p)
+    expanded.check(kernels, *expanded.small_pair((64, 40, 104), CPU), p)
 
 
 @pytest.mark.usefixtures("_products")
@@ -298,21 +297,21 @@ def test_a_small_pair_among_large_ones(kernels: Cuda, p: float) -> None:
 def test_the_ends_of_the_float_range_are_for_the_dense_kernels(
     kernels: Cuda, exponent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn = by_products.at_the_end((64, 40, 104), exponent, CPU)
-    by_products.check_cancelling_layer(kernels, *drawn, 8.0, monkeypatch)
+    drawn = expanded.at_the_end((64, 40, 104), exponent, CPU)
+    expanded.check_cancelling_layer(kernels, *drawn, 8.0, monkeypatch)
 
 
 @pytest.mark.usefixtures("_products")
 @pytest.mark.parametrize("factor", [2.0**-90, 2.0**90])
 def test_the_scale_does_not_matter(kernels: Cuda, factor: float) -> None:
-    by_products.check_scale(kernels, *by_products.trained((64, 40, 104), CPU), factor)
+    expanded.check_scale(kernels, *expanded.trained((64, 40, 104), CPU), factor)
 
 
 @pytest.mark.usefixtures("_products")
 def test_matrix_products_with_nan_and_infinity(kernels: Cuda) -> None:
-    by_products.check_nan_and_infinity(kernels, lambda: by_products.trained((64, 40, 104), CPU))
+    expanded.check_nan_and_infinity(kernels, lambda: expanded.trained((64, 40, 104), CPU))
 
 
 @pytest.mark.usefixtures("_products")
 def test_one_gradient_alone_by_matrix_products(kernels: Cuda) -> None:
-    listed.check_one_gradient(kernels, *by_products.trained((64, 40, 104), CPU), 8.0)
+    pruned.check_one_gradient(kernels, *expanded.trained((64, 40, 104), CPU), 8.0)

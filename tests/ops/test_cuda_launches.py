@@ -1,4 +1,4 @@
-"""What the CUDA implementation launches, seen without a GPU: arguments fit the kernels, sources compile."""
+"""What the CUDA implementation launches, recorded without a GPU: arguments fit the kernels, sources compile."""
 
 import math
 import re
@@ -11,22 +11,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from simt import LITTLE, MUCH, check_launch, parameters
+from simt import LITTLE, MUCH, check_launch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from linfnet.errors import LinfnetError
-from linfnet.ops import registry
-from linfnet.ops.cuda import dense, implementation, pruned, pruned_lists, tensor_core
+from linfnet.ops import implementations
+from linfnet.ops.cuda import Cuda, dense, dispatch, pruned, tensor_core
 from linfnet.ops.cuda.dense import backward_kernel, backward_memory, backward_rows, forward_kernel
-from linfnet.ops.cuda.implementation import Cuda, kernels_ahead
-from linfnet.ops.cuda.linf import bounds_kernel, maximum_kernel
+from linfnet.ops.cuda.dispatch import kernels_ahead
+from linfnet.ops.cuda.layout import backward_plan, forward_plan
+from linfnet.ops.cuda.linf import FINISH_DEFINITIONS, bounds_kernel, maximum_kernel
 from linfnet.ops.cuda.nvrtc import KERNELS, Argument, Kernel, Launcher, NoKernelsError
-from linfnet.ops.cuda.tiling import backward_plan, forward_plan
 
 
 class Recorder(Launcher):
-    """Checks every launch against the kernel's signature instead of running it."""
+    """Checks every launch against the kernel's signature and does not run it."""
 
     def __init__(self, shared: int = MUCH) -> None:
         self.functions: list[str] = []
@@ -40,18 +40,19 @@ class Recorder(Launcher):
 
     def prepare(self, device: torch.device, key: Hashable, kernels: Callable[[], Iterable[Kernel]]) -> None:
         for kernel in kernels():
-            assert parameters(kernel)
+            assert kernel.signature.parameters
 
     def launch(
         self,
         kernel: Kernel,
         device: torch.device,
         grid: tuple[int, int, int],
-        threads: int,
-        *arguments: Argument,
+        *,
+        threads: int | None = None,
         shared: int = 0,
+        **arguments: Argument,
     ) -> None:
-        check_launch(kernel, grid, threads, arguments, shared, self._shared)
+        check_launch(kernel, grid, threads or kernel.threads, arguments, shared, self._shared)
         self.functions.append(kernel.function)
 
 
@@ -70,9 +71,9 @@ def test_launches_fit_the_kernels(p: float, shape: tuple[int, int, int]) -> None
         assert grad_x.shape == (x.shape if need_x else (0,))
         assert grad_w.shape == (w.shape if need_w else (0,))
     used = set(recorder.functions)
-    assert {"distance", "scatter" if math.isinf(p) else "slopes"} <= used
+    assert ({"dense_maximum", "scatter"} if math.isinf(p) else {"dense_sums", "dense_gradients"}) <= used
     listed = {"listed_maximum"} if math.isinf(p) else {"listed_distance", "listed_grad_w", "listed_grad_x"}
-    assert (listed <= used) == pruned.serves(n, out, features, p)
+    assert (listed <= used) == pruned.supports(n, out, features, p)
     assert kernels.bounds(x, x, w)[0].shape == (n, out)
     assert kernels.bounds_saving(x, x, w)[3].shape == (n, out)
 
@@ -84,7 +85,7 @@ def test_the_backward_takes_the_lists_of_the_forward(p: float) -> None:
     kernels = Cuda(recorder)
     y, saved = kernels.forward_saving(x, w, p)
     kernels.backward(grad, x, w, y, saved, p, True, True)
-    made = ("turn", "ranges", "output_lists", "decide", "feature_lists")
+    made = ("transpose", "ranges", "output_lists", "decide_dense", "feature_lists")
     assert [recorder.functions.count(name) for name in made] == [1, 1, 1, 1, 1]
 
 
@@ -103,20 +104,20 @@ def test_launches_of_the_expansion_fit_the_kernels(monkeypatch: pytest.MonkeyPat
         assert grad_w.shape == (w.shape if need_w else (0,))
     assert [recorder.functions.count(name) for name in ("combine", "finish_x", "finish_w")] == [2, 2, 2]
     monkeypatch.undo()
-    assert not tensor_core.serves(x, w, 8.0)
-    assert not tensor_core.serves(x, w, 9.0)
+    assert not tensor_core.supports(x, w, 8.0)
+    assert not tensor_core.supports(x, w, 9.0)
 
 
 def test_huge_layers_are_not_expanded() -> None:
     number = torch.zeros(1)
     shapes = [(512, 5120, 5120), (1000, 5120, 5120), (10_000, 5120, 5120), (64, 20_480, 20_480)]
-    served = [tensor_core.serves(number.expand(n, size), number.expand(out, size), 8.0) for n, out, size in shapes]
-    assert served == [True, True, False, False]
+    supported = [tensor_core.supports(number.expand(n, size), number.expand(out, size), 8.0) for n, out, size in shapes]
+    assert supported == [True, True, False, False]
 
 
 @pytest.mark.parametrize("p", [8.0, 28.0, 200.5, math.inf])
 def test_what_is_saved_is_known_for_any_number_of_rows(p: float) -> None:
-    """As torch.compile asks: of a tensor without numbers, with a size that has no value."""
+    """As torch.compile does it: with a fake tensor that has a symbolic size."""
     free = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
     mode = FakeTensorMode(shape_env=ShapeEnv())
     w = mode.from_tensor(torch.empty(1024, 1024), static_shapes=True)
@@ -134,7 +135,7 @@ def test_wide_layers_fit_the_shared_memory(p: float, shared: int) -> None:
     recorder = Recorder(shared)
     kernels = Cuda(recorder)
     kernels.backward(grad, x, w, *kernels.forward_saving(x, w, p), p, True, True)
-    assert {"scatter" if math.isinf(p) else "slopes"} <= set(recorder.functions)
+    assert ("scatter" if math.isinf(p) else "dense_gradients") in recorder.functions
     assert math.isinf(p) or sum(backward_memory(backward_rows(p, shared), p)) <= shared
 
 
@@ -200,37 +201,37 @@ def test_a_huge_p_has_the_kernels_of_every_large_one() -> None:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that torch sees and that nobody has asked for yet."""
+    """A GPU that torch reports and that has not been probed."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA T4")
-    monkeypatch.setattr(implementation, "_trouble", cache(implementation._trouble.__wrapped__))
-    monkeypatch.setattr(implementation, "_warn_once", cache(implementation._warn_once.__wrapped__))
+    monkeypatch.setattr(dispatch, "_obstacle", cache(dispatch._obstacle.__wrapped__))
+    monkeypatch.setattr(dispatch, "_warn_once", cache(dispatch._warn_once.__wrapped__))
 
 
 @pytest.mark.usefixtures("gpu")
-def test_an_old_gpu_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_gpu_is_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    with pytest.warns(UserWarning, match="instead: NVIDIA T4 is of architecture sm_75; wanted sm_80 or later$"):
-        assert registry.choose("cuda", torch.float32) == "reference"
+    with pytest.warns(UserWarning, match="instead: NVIDIA T4 has architecture sm_75; wanted sm_80 or later$"):
+        assert implementations.choose("cuda", torch.float32) == "reference"
 
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
     "error", [NoKernelsError("NVRTC cannot compile scale.cu"), LinfnetError("CUDA: loading failed")]
 )
-def test_a_gpu_that_cannot_be_served_is_told_once(error: LinfnetError, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsupported_gpu_is_reported_once(error: LinfnetError, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: dense.Dense, probe: torch.Tensor) -> torch.Tensor:
         raise type(error)(f"{error}\nand a page of what the compiler says")
 
     monkeypatch.setattr(torch, "ones", lambda size, device: torch.zeros(size))
     monkeypatch.setattr(dense.Dense, "largest", fail)
-    with pytest.warns(UserWarning, match=f"the slow reference serves instead: {error}$") as told:
-        chosen = [registry.choose("cuda", torch.float32) for _ in range(3)]
+    with pytest.warns(UserWarning, match=f"using the slow reference instead: {error}$") as warned:
+        chosen = [implementations.choose("cuda", torch.float32) for _ in range(3)]
     assert chosen == ["reference"] * 3
-    assert len(told) == 1
-    assert implementation.status() == f"cuda kernels: not available ({error})"
+    assert len(warned) == 1
+    assert dispatch.status() == f"cuda kernels: not available ({error})"
 
 
 ENDS_EARLY = """
@@ -251,7 +252,7 @@ def test_a_program_that_ends_does_not_wait_for_kernels_made_ahead() -> None:
 
 
 def test_p_with_the_same_kernels_are_prepared_once() -> None:
-    same = implementation._same_kernels  # pyright: ignore[reportPrivateUsage]
+    same = dispatch._kernel_key  # pyright: ignore[reportPrivateUsage]
     assert same(8.1) == same(8.9) != same(9.1)
     assert same(150.0) == same(1000.3)
     assert len({same(p) for p in (8.0, 8.1, 9.0, 100.0, 100.5, 128.0, 129.0, math.inf)}) == 8
@@ -264,6 +265,19 @@ def test_importing_does_not_touch_cuda() -> None:
     assert "cuda" in done.stdout
 
 
+def test_kernels_have_distinct_names_and_declare_their_threads() -> None:
+    sources = {file.name: file.read_text() for file in KERNELS.glob("*.cu")}
+    kernels = [
+        Kernel(file, name)
+        for file, source in sources.items()
+        for name in re.findall(r"__global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(", source)
+    ]
+    assert len(kernels) == len({kernel.function for kernel in kernels}) > 25
+    assert [kernel.function for kernel in kernels if not kernel.threads] == [
+        "scatter"
+    ]  # its threads depend on the layer
+
+
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
 @pytest.mark.process
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
@@ -273,15 +287,16 @@ def test_sources_compile(architecture: str, tmp_path: Path) -> None:
         *(maximum_kernel(runs) for runs in (False, True)),
         *(backward_kernel(p, True, True, 16) for p in (7.0, 7.3, None)),
         bounds_kernel(True),
-        *(Kernel(file, "") for file in ("finish.cu", "gradients.cu", "scale.cu", "sparse.cu")),
-        *(tensor_core.kernel(function, 8) for function in ("powers", "add_close")),
-        pruned_lists.list_kernel("turn"),
+        Kernel("finish.cu", "finish_sum", FINISH_DEFINITIONS),
+        *(Kernel(file, "") for file in ("gradients.cu", "scale.cu", "sparse.cu")),
+        *(tensor_core.kernel(function, 8) for function in ("powers", "add_unexpanded")),
+        pruned.list_kernel("transpose"),
         *(pruned.maximum_kernel(index, 2) for index in (False, True)),
         *(pruned.forward_kernel(p, 2) for p in (28.0, 128.0, 30.5, 200.5)),
         *(pruned.backward_kernel(p, 4, "listed_grad_w") for p in (28.0, 128.0, 30.5, 200.5)),
     ]
     assert {kernel.file for kernel in kernels} == {file.name for file in KERNELS.glob("*.cu")}
-    for place, kernel in enumerate(kernels):
-        source = tmp_path / f"{place}-{kernel.file}"
+    for number, kernel in enumerate(kernels):
+        source = tmp_path / f"{number}-{kernel.file}"
         source.write_text(kernel.source())
         subprocess.run(["nvcc", f"-arch={architecture}", "-cubin", "-o", "/dev/null", source], check=True)

@@ -18,7 +18,7 @@ pytestmark = [
 EVERY_PATH = """
 import torch
 from kernel_steps import every_path
-from linfnet.ops.cuda.implementation import Cuda
+from linfnet.ops.cuda import Cuda
 with torch.device("cuda"):
     every_path(Cuda())
 torch.cuda.synchronize()
@@ -27,7 +27,7 @@ print("every path ran")
 
 BEYOND_THE_END = """
 import torch
-from linfnet.ops.cuda.implementation import Cuda
+from linfnet.ops.cuda import Cuda
 x, w = torch.randn(64, 256, device="cuda"), torch.randn(32, 256, device="cuda")
 x.untyped_storage().resize_(4)
 Cuda().forward(x, w, 12.0)
@@ -36,7 +36,7 @@ torch.cuda.synchronize()
 
 
 def checked(program: str) -> subprocess.CompletedProcess[str]:
-    """Run with an allocation of its own for every tensor, so that its end is seen."""
+    """Run with a separate allocation for every tensor, so that accesses beyond its end are detected."""
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": paths}
     command = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-c", program]
@@ -50,7 +50,7 @@ def test_all_kernels_are_clean_under_the_memory_checker() -> None:
     assert "ERROR SUMMARY: 0 errors" in done.stdout
 
 
-def test_the_memory_checker_sees_a_read_beyond_the_end() -> None:
+def test_the_memory_checker_detects_a_read_beyond_the_end() -> None:
     done = checked(BEYOND_THE_END)
     assert done.returncode != 0
     assert "Invalid __global__ read" in done.stdout

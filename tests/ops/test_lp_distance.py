@@ -1,4 +1,4 @@
-"""The operation against the definition, in float64; every implementation on this machine must pass."""
+"""The operation against the definition, in float64, for every implementation on this machine."""
 
 import math
 
@@ -12,6 +12,7 @@ from linfnet import ops
 from linfnet.errors import ArgumentError
 from linfnet.ops import linf_distance_bounds, lp_distance
 from linfnet.ops import reference as reference_module
+from linfnet.ops.implementations import KERNELS, get
 
 PS = [1.0, 1.5, 2.0, 3.0, 8.0, 30.5, 200.0, 1000.0, 1e4, math.inf]
 SHAPES = [
@@ -25,7 +26,7 @@ SHAPES = [
     (0, 4, 5),
     (4, 0, 5),
 ]
-IMPLEMENTATIONS = [name for name in ops.names() if ops.serves(name, "cpu", torch.float32)]
+IMPLEMENTATIONS = [name for name in ops.names() if get(name).supports("cpu", torch.float32)]
 
 
 def draw(n: int, out: int, features: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -37,7 +38,7 @@ def draw(n: int, out: int, features: int, dtype: torch.dtype = torch.float32) ->
 
 
 def definition(x: Tensor, w: Tensor, p: float) -> Tensor:
-    """The formula, whole and in float64: what everything else is measured against."""
+    """The formula in float64, to which all results are compared."""
     size = (x.double()[:, None] - w.double()[None]).abs()
     if math.isinf(p):
         return size.amax(-1)
@@ -199,12 +200,12 @@ def test_leading_dimensions_and_layouts():
 def test_memory_is_bounded_by_blocks(monkeypatch: pytest.MonkeyPatch):
     x, w = draw(13, 11, 9)
     whole = {p: lp_distance(x, w, p, impl="reference") for p in (3.0, math.inf)}
-    seen: list[int] = []
+    sizes: list[int] = []
     plain = reference_module._difference
 
     def watched(a: Tensor, b: Tensor) -> Tensor:
         result = plain(a, b)
-        seen.append(result.numel())
+        sizes.append(result.numel())
         return result
 
     monkeypatch.setattr(reference_module, "BLOCK_ELEMENTS", 50)
@@ -215,7 +216,7 @@ def test_memory_is_bounded_by_blocks(monkeypatch: pytest.MonkeyPatch):
         a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
         lp_distance(a, b, p, impl="reference").sum().backward()
     linf_distance_bounds(x, x + 1, w, impl="reference")
-    assert max(seen) <= 50
+    assert max(sizes) <= 50
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -300,7 +301,22 @@ def test_wrong_arguments_are_named(arguments: tuple, message: str):
 
 
 def test_unknown_implementation():
-    with pytest.raises(ArgumentError, match="impl is 'fast'; known are"):
+    with pytest.raises(ArgumentError, match="impl is 'fast'; wanted one of cpu, cuda, reference"):
         lp_distance(torch.zeros(2, 3), torch.zeros(4, 3), impl="fast")
     with pytest.raises(ArgumentError, match="lower has shape"):
         linf_distance_bounds(torch.zeros(2, 3), torch.zeros(3, 3), torch.zeros(4, 3))
+
+
+def test_an_implementation_can_be_registered_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KERNELS, "_entries", dict(KERNELS._entries))  # pyright: ignore[reportPrivateUsage]
+
+    @KERNELS.register("doubled")
+    class Doubled(ops.Reference):
+        def forward(self, x: Tensor, w: Tensor, p: float) -> Tensor:
+            return 2 * super().forward(x, w, p)
+
+    x, w = draw(3, 4, 5)
+    assert ops.names()[0] == "doubled"
+    assert torch.equal(lp_distance(x, w, 2.0), 2 * lp_distance(x, w, 2.0, impl="reference"))
+    with pytest.raises(ArgumentError, match="'doubled' is already registered"):
+        KERNELS.register("doubled")(Doubled)

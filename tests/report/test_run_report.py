@@ -15,11 +15,10 @@ import torch
 from PIL import Image
 
 from linfnet.certificates.rounding import float_above
-from linfnet.cli.evaluate import store_evaluation
 from linfnet.cli.main import main
 from linfnet.data import ImageSet, load, set_info, to_pixels
 from linfnet.epsilon import parse_epsilon
-from linfnet.evaluation import AtEpsilon, Broken, Evaluation
+from linfnet.evaluation import AtEpsilon, Broken, Evaluation, save_evaluation
 from linfnet.recipes import load_recipe, recipe_to_toml
 from linfnet.report import read_run, render
 from linfnet.report.charts import certified_curve, histogram, training_panels
@@ -285,11 +284,23 @@ def test_a_full_size_run_is_small_and_quick(evaluated: Path, tmp_path: Path, mon
     )
     radii = torch.randn(count, generator=generator, dtype=torch.float64) * 0.05
     logits = torch.nn.functional.one_hot(labels, 10) * radii.sign().unsqueeze(1)
-    broken = Broken(torch.arange(12), to_pixels(noise[:12], 255), labels[:12])
-    proven = radii >= 8 / 255
-    at = AtEpsilon(parse_epsilon(eps), proven, proven, radii >= 0.03, broken, 1.0, certify_seconds=(1, 1))
-    evaluation = Evaluation(logits, labels, radii, radii.where(radii >= 0, -torch.inf), radii, 100, (at,))
-    store_evaluation(tmp_path, evaluation, "cifar10-test")
+    broken = Broken(torch.arange(12), to_pixels(noise[:12], 255), labels[:12], radii[:12])
+    certified = dict.fromkeys(("margin", "interval"), radii >= 8 / 255)
+    at = AtEpsilon(parse_epsilon(eps), certified, radii >= 0.03, broken, 1.0, {"margin": 1, "interval": 1})
+    evaluation = Evaluation(
+        data="cifar10",
+        split="test",
+        limit=None,
+        attack=AttackSettings(),
+        arithmetic="float32",
+        confidence=1.0,
+        logits=logits,
+        labels=labels,
+        radii={"margin": radii.where(radii >= 0, -torch.inf)},
+        real_radii=radii,
+        at=(at,),
+    )
+    save_evaluation(evaluation, tmp_path)
     (tmp_path / "recipe.toml").write_text(recipe_to_toml(load_recipe("cifar10-8")))
     (tmp_path / "model.safetensors").touch()
     events = [json.loads(line) for line in (evaluated / "events.jsonl").read_text().splitlines()]

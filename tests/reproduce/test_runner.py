@@ -105,10 +105,10 @@ def test_rows_that_another_process_finishes_meanwhile_stay(monkeypatch: pytest.M
 
     start = commands.start_run
 
-    def slow(recipe, path, device):
+    def slow(recipe, path, device, **options):
         monkeypatch.setattr(commands, "start_run", start)
         assert reproduce("--row", "narrow") == 0
-        return start(recipe, path, device)
+        return start(recipe, path, device, **options)
 
     monkeypatch.setattr(commands, "start_run", slow)
     assert reproduce("--row", "wide") == 0
@@ -212,10 +212,10 @@ def test_a_run_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch, cap
 
     start = commands.start_run
 
-    def failing(recipe, path, device):
+    def failing(recipe, path, device, **options):
         if recipe.model.width == 8:
             raise LinfnetError("the loss is nan")
-        return start(recipe, path, device)
+        return start(recipe, path, device, **options)
 
     monkeypatch.setattr(commands, "start_run", failing)
     assert reproduce() == 2
@@ -262,7 +262,7 @@ def test_a_full_disk_ends_the_study(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr("linfnet.train.loop.save_checkpoint", full)
     assert reproduce() == 2
     told = capsys.readouterr()
-    assert "the run is stopped: somewhere: No space left on device" in told.err
+    assert "the run stopped: somewhere: No space left on device" in told.err
     assert "2/2" not in told.out
 
 

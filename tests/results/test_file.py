@@ -141,7 +141,8 @@ def test_each_value_must_be_of_its_type(version: int, tmp_path: Path):
             write_json(tmp_path / "results.json", changed)
             with pytest.raises(LinfnetError, match=r"results\.json: .* is .{1,50}; wanted ") as caught:
                 read_results(tmp_path)
-            assert str(path[-1]) in str(caught.value) or isinstance(path[-1], int)
+            if version == 2 and isinstance(path[-1], str):
+                assert path[-1] in str(caught.value)
 
 
 def test_error_messages_name_the_value(tmp_path: Path):

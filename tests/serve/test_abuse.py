@@ -28,7 +28,7 @@ DIGIT = json.dumps({"pixels": [[0.0] * 12 + [1.0] * 3 + [0.0] * 13] * 28}).encod
 
 
 class Served:
-    """A server in its own process."""
+    """A server in a separate process."""
 
     def __init__(self, *arguments: str) -> None:
         command = [sys.executable, "-m", "linfnet", "serve", *arguments, "--port", "0"]
@@ -69,7 +69,7 @@ class Served:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     served = Served("mnist-small")
-    # The first response of each kind loads code that later ones use.
+    # The first response of each kind imports modules and allocates memory that later ones use.
     assert served.request("POST", "/api/predict", DIGIT, JSON)[0] == 200
     assert served.request("POST", "/api/attack", DIGIT[:-1] + b', "steps": 2}', JSON)[0] == 200
     yield served
@@ -79,7 +79,7 @@ def server() -> Iterator[Served]:
     served.process.stdout.close()
 
 
-def still_well(server: Served) -> None:
+def check_still_works(server: Served) -> None:
     status, body = server.request("POST", "/api/predict", DIGIT, JSON)
     assert status == 200
     assert json.loads(body)["radius"] is not None
@@ -95,7 +95,7 @@ def test_fifty_megabytes(server: Served, kind: str, path: str):
     assert status == {"/": 405, "/nothing": 404}.get(path, 413 if kind in taken else 415)
     assert json.loads(body).keys() == {"error"}
     assert server.peak_memory() - before < 16_000_000
-    still_well(server)
+    check_still_works(server)
 
 
 def test_fifty_megabytes_of_unknown_length(server: Served):
@@ -107,7 +107,7 @@ def test_fifty_megabytes_of_unknown_length(server: Served):
     assert json.loads(answer.read()) == {"error": "the body has more than 26,112 bytes"}
     link.close()
     assert server.peak_memory() - before < 16_000_000
-    still_well(server)
+    check_still_works(server)
 
 
 def test_two_hundred_at_once(server: Served):
@@ -120,7 +120,7 @@ def test_two_hundred_at_once(server: Served):
 
 
 def test_two_hundred_large_pictures_at_once(server: Served):
-    """4 MB each is 800 MB in all; only a few bodies are in memory at a time."""
+    """The bodies are 800 MB in all; only a few of them are in memory at a time."""
     before = server.peak_memory()
     with ThreadPoolExecutor(200) as pool:
         headers = {"Content-Type": "image/png"}
@@ -128,7 +128,7 @@ def test_two_hundred_large_pictures_at_once(server: Served):
         answers = Counter(job.result()[0] for job in jobs)
     assert answers == {400: 200}
     assert server.peak_memory() - before < 128_000_000
-    still_well(server)
+    check_still_works(server)
 
 
 def test_two_hundred_attacks_at_once(server: Served):
@@ -140,14 +140,20 @@ def test_two_hundred_attacks_at_once(server: Served):
     assert answers.keys() == {200, 429}
     assert 1 <= answers[200] < 200
     assert server.peak_memory() - before < 64_000_000
-    still_well(server)
+    check_still_works(server)
 
 
-TRICKS = (b"/../../etc/passwd", b"/static/../../pyproject.toml", b"//etc/passwd", b"/static/%00", b"/%2e%2e/%2e%2e/etc")
+TRAVERSALS = (
+    b"/../../etc/passwd",
+    b"/static/../../pyproject.toml",
+    b"//etc/passwd",
+    b"/static/%00",
+    b"/%2e%2e/%2e%2e/etc",
+)
 
 
-@pytest.mark.parametrize("path", TRICKS)
-def test_path_tricks_on_the_wire(server: Served, path: bytes):
+@pytest.mark.parametrize("path", TRAVERSALS)
+def test_path_traversal_over_a_socket(server: Served, path: bytes):
     answer = server.raw(b"GET " + path + b" HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
     assert answer.split(b"\r\n")[0].split(b" ")[1] == b"404"
     assert b"root:" not in answer
@@ -170,13 +176,13 @@ def test_no_file_is_opened_by_a_request(server: Served):
 @pytest.mark.parametrize(
     "text", [b"hello\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\n\r\n"]
 )
-def test_no_http_at_all(server: Served, text: bytes):
+def test_requests_that_are_not_http(server: Served, text: bytes):
     answer = server.raw(text)
     assert answer == b"" or answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 403"))
-    still_well(server)
+    check_still_works(server)
 
 
-def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch):
+def test_a_body_that_does_not_arrive_is_an_error(monkeypatch: pytest.MonkeyPatch):
     async def never() -> Message:
         await asyncio.sleep(60)
         raise AssertionError
@@ -188,7 +194,7 @@ def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch):
     assert raised.value.status_code == 408
 
 
-def test_who_gets_no_turn_is_told():
+def test_requests_beyond_the_capacity_get_an_error():
     async def two() -> list[int]:
         gate, statuses = Gate("predict", active=1, waiting=1, patience=0.05), []
         async with gate.enter():
@@ -207,7 +213,7 @@ async def _status(gate: Gate) -> int:
         return error.status_code
 
 
-def test_a_taken_port_is_told(capsys: pytest.CaptureFixture[str]):
+def test_a_port_in_use_is_reported(capsys: pytest.CaptureFixture[str]):
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         assert main(["serve", "--port", str(port)]) == 2
@@ -218,7 +224,7 @@ def test_a_taken_port_is_told(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize("missing", ["fastapi", "uvicorn", "PIL"])
-def test_a_missing_extra_is_told(missing: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_extra_is_reported(missing: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     for name in [name for name in sys.modules if name.startswith("linfnet.serve")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
@@ -226,7 +232,7 @@ def test_a_missing_extra_is_told(missing: str, capsys: pytest.CaptureFixture[str
     assert "pip install 'linfnet[serve]'" in capsys.readouterr().err
 
 
-def test_wrong_addresses_are_told(capsys: pytest.CaptureFixture[str]):
+def test_wrong_addresses_are_reported(capsys: pytest.CaptureFixture[str]):
     for arguments, words in ((["--port", "70000"], "port is 70000"), (["--host", "no such host"], "no such address")):
         assert main(["serve", *arguments]) == 2
         assert words in capsys.readouterr().err

@@ -34,7 +34,7 @@ def client(service: Service) -> TestClient:
 
 
 def drawn_one() -> np.ndarray:
-    """A stroke that looks like a 1: bytes [28, 28]."""
+    """An image of a 1: bytes [28, 28]."""
     picture = np.zeros((28, 28), dtype=np.uint8)
     picture[4:24, 13:15] = 255
     picture[4:24, 12] = picture[4:24, 15] = 120
@@ -103,11 +103,11 @@ def test_requests_are_documented_with_the_shape_of_the_net(client: TestClient):
 
 @pytest.mark.parametrize("path", ["/docs", "/redoc", "/openapi.json"])
 def test_no_page_of_the_framework_is_served(client: TestClient, path: str):
-    """They load scripts from other sites."""
+    """These pages would load scripts from other sites."""
     assert client.get(path).status_code == 404
 
 
-def test_a_prediction_is_the_library_s(client: TestClient, service: Service):
+def test_a_prediction_agrees_with_the_library(client: TestClient, service: Service):
     answer = post_png(client, png(drawn_one())).json()
     image = torch.from_numpy(drawn_one())[None, None].float() / 255
     net = LinfNet.load("mnist-small")
@@ -159,7 +159,7 @@ def test_nets_of_other_systems_are_served(system: str, tmp_path: Path):
     check_response(client, client.post("/api/attack", json={"pixels": pixels, "steps": 2}).json(), "Attack")
 
 
-def test_proofs_and_attacks_share_weights_but_not_p(service: Service):
+def test_certificates_and_attacks_share_weights_but_not_p(service: Service):
     assert service.net.layers[0].weight is service.attacked.layers[0].weight
     service.attacked.p = 4.0
     try:
@@ -168,7 +168,7 @@ def test_proofs_and_attacks_share_weights_but_not_p(service: Service):
         service.attacked.p = math.inf
 
 
-def test_an_attack_nobody_waits_for_stops(service: Service):
+def test_an_attack_stops_when_the_client_disconnects(service: Service):
     image = torch.from_numpy(drawn_one())[None].float() / 255
     answer = service.attack(image, 200, lambda: True)
     assert answer.complete is False
@@ -254,7 +254,7 @@ def test_other_formats_are_not_tried(client: TestClient, body: bytes):
     "path",
     ["/static/../app.py", "/static/%2e%2e/app.py", "/static//etc/passwd", "/etc/passwd", "/static/", "/..%2f", "/api"],
 )
-def test_path_tricks_find_nothing(client: TestClient, path: str):
+def test_path_traversal_is_not_found(client: TestClient, path: str):
     answer = client.get(path)
     assert answer.status_code == 404
     assert answer.json() == {"error": "nothing is served at this path"}
@@ -268,7 +268,7 @@ def test_other_methods(client: TestClient):
 
 
 @pytest.mark.parametrize("path", ["/", "/static/page.js", "/static/page.css", "/api/model", "/nothing"])
-def test_every_answer_is_guarded(client: TestClient, path: str):
+def test_every_response_has_the_security_headers(client: TestClient, path: str):
     headers = client.get(path).headers
     assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
     assert "unsafe" not in headers["content-security-policy"]
@@ -276,14 +276,14 @@ def test_every_answer_is_guarded(client: TestClient, path: str):
     assert "access-control-allow-origin" not in headers
 
 
-def test_numbers_and_localhost_are_ours(client: TestClient):
+def test_only_ip_addresses_and_localhost_are_answered(client: TestClient):
     for host in ("localhost:8000", "127.0.0.1", "[::1]:8000", "192.168.0.7:80"):
         assert client.get("/api/model", headers={"host": host}).status_code == 200, host
     for host in ("", "localhost.evil.example", "127.0.0.1.evil.example", "[", "user@evil"):
         assert client.get("/api/model", headers={"host": host}).status_code == 403, host
 
 
-def test_a_host_may_be_named_in_capitals(service: Service):
+def test_host_names_ignore_case(service: Service):
     client = TestClient(create_app(service, frozenset({"MyMachine"})))
     assert client.get("/api/model", headers={"host": "mymachine:8000"}).status_code == 200
 

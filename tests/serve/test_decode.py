@@ -21,7 +21,7 @@ def encode(array: np.ndarray, kind: str = "PNG") -> bytes:
 
 
 def blob(height: int, width: int, top: int, left: int, size: int = 280) -> np.ndarray:
-    """A wedge of ink, heavier at its foot: bytes [size, size]."""
+    """A wedge of ink that is wider at the bottom: bytes [size, size]."""
     field = np.zeros((size, size), dtype=np.uint8)
     for row in range(height):
         field[top + row, left : left + 1 + (width - 1) * (row + 1) // height] = 255
@@ -41,12 +41,12 @@ def test_the_box_and_the_centre_are_those_of_mnist(corner: tuple[int, int], size
     assert (pixels.sum(0) * steps).sum() / mass == pytest.approx(14, abs=0.51)
 
 
-def test_where_it_was_drawn_does_not_matter():
+def test_the_position_of_the_drawing_does_not_matter():
     first = read_picture(encode(blob(100, 60, 5, 5)), MNIST, "digit")
     assert first.equal(read_picture(encode(blob(100, 60, 170, 30)), MNIST, "digit"))
 
 
-def test_ink_on_paper_is_turned_into_light_on_dark():
+def test_dark_ink_on_light_paper_is_inverted():
     dark = blob(100, 60, 50, 50)
     assert read_picture(encode(255 - dark), MNIST, "digit").equal(read_picture(encode(dark), MNIST, "digit"))
 
@@ -63,7 +63,7 @@ def test_an_empty_picture_is_an_error():
             read_picture(encode(paper), MNIST, "digit")
 
 
-def test_exact_pictures_keep_their_bits():
+def test_pictures_of_the_exact_size_are_not_changed():
     digits = load("digits", "test")
     grey = (digits.images[0, 0] * 15).numpy()
     expected = torch.from_numpy(grey).float() / torch.tensor(255.0)
@@ -71,7 +71,7 @@ def test_exact_pictures_keep_their_bits():
 
 
 @pytest.mark.parametrize("size", [(32, 32), (64, 128), (100, 50), (7, 9)])
-def test_colour_pictures_are_cut_and_scaled(size: tuple[int, int]):
+def test_colour_pictures_are_cropped_and_scaled(size: tuple[int, int]):
     colours = np.zeros((*size, 3), dtype=np.uint8)
     colours[...] = (250, 100, 20)
     pixels = read_picture(encode(colours), (3, 32, 32), "whole")
@@ -87,7 +87,7 @@ def test_jpeg_is_read():
     ).mean() == pytest.approx(128 / 255, abs=0.01)
 
 
-def test_a_photograph_is_turned_upright():
+def test_a_photograph_is_rotated_upright():
     ink = blob(100, 60, 50, 50)
     exif, file = Image.Exif(), io.BytesIO()
     exif[0x0112] = 6  # orientation: stored rotated by 90 degrees

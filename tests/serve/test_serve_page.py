@@ -66,7 +66,7 @@ def read(page: Any, name: str, pattern: str) -> str:
     return page.locator(f"#{name}").text_content()
 
 
-def test_radii_are_cut_off_and_never_rounded_up(open_page: Open, url: str):
+def test_radii_are_rounded_down(open_page: Open, url: str):
     page = ready(open_page(url))
     cut = page.evaluate(
         "import('/static/figures.js').then(({ floor }) => [0.29, 0.5, 0.12349, 0, 1].map((value) => floor(value, 4)))"
@@ -104,7 +104,7 @@ def test_a_digit_drawn_with_the_keyboard(open_page: Open, url: str):
 
 
 @pytest.mark.parametrize(("width", "dark"), [(375, True), (375, False), (1440, True)])
-def test_the_layout_holds(open_page: Open, url: str, width: int, dark: bool):
+def test_the_layout_does_not_overflow(open_page: Open, url: str, width: int, dark: bool):
     visit = open_page(url, width=width, dark=dark)
     draw(ready(visit))
     read(visit.page, "distance", r"^0\.\d{4}$")
@@ -112,7 +112,7 @@ def test_the_layout_holds(open_page: Open, url: str, width: int, dark: bool):
     assert visit.violations() == []
 
 
-def test_a_chosen_picture_is_taken_as_it_is(open_page: Open, url: str):
+def test_a_chosen_picture_is_not_changed(open_page: Open, url: str):
     page = ready(open_page(url))
     grey = np.zeros((28, 28), dtype=np.uint8)
     grey[4:24, 13:16] = 250
@@ -127,7 +127,7 @@ def test_a_chosen_picture_is_taken_as_it_is(open_page: Open, url: str):
     read(page, "class", "^1$")
 
 
-def test_what_is_no_picture_is_told(open_page: Open, url: str):
+def test_a_file_that_is_not_a_picture_is_reported(open_page: Open, url: str):
     page = ready(open_page(url))
     page.set_input_files("#file", {"name": "words.png", "mimeType": "image/png", "buffer": b"words"})
     assert read(page, "error", "picture") == "words.png is not a picture that the browser can read"

@@ -258,7 +258,7 @@ class TestOnTheGpu:
             return LinfNet((1, 32, 32), 10, hidden=(1024, 1024), mean=0.4, std=0.3).to("cuda")
 
         rows, weights = torch.empty(512, 1024, device="cuda"), torch.empty(1024, 1024, device="cuda")
-        assert tensor_core.serves(rows, weights, 8.0)
+        assert tensor_core.supports(rows, weights, 8.0)
         weights, losses = trained("cuda", [8.0] * 6, captures=False, net=wide(), size=512)
         again, same_losses = trained("cuda", [8.0] * 6, captures=True, net=wide(), size=512)
         assert len(captures) == 1

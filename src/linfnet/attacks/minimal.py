@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from linfnet.attacks.pgd import best_pgd
-from linfnet.errors import ArgumentError
+from linfnet.errors import at_least
 from linfnet.nn import Classifier
 from linfnet.nn.margin import margin
 
@@ -74,28 +74,34 @@ def closest_break(
     >>> 0.25 <= found.distance < 0.251 and found.complete
     True
     """
-    if points < 1 or rounds < 1:
-        raise ArgumentError(f"{points=}, {rounds=}; wanted at least 1 of each")
+    at_least("points", points, 1)
+    at_least("rounds", rounds, 1)
     trials: dict[float, Trial] = {}
-    best, distance, complete = None, math.inf, True
+    best, distance = None, math.inf
+
+    def result(complete: bool) -> Closest:
+        return Closest(tuple(trials[epsilon] for epsilon in sorted(trials)), best, distance, complete)
+
     for epsilons in _rounds(trials, max(0.0, radius), points, rounds):
         for part in torch.tensor(epsilons, dtype=torch.float64, device=image.device).split(BATCH):
+            images = image.expand(len(part), *image.shape).contiguous()
+            labels = torch.full((len(part),), label, device=image.device)
             for p in exponents:
                 if stop():
-                    complete = False
-                    break
-                found, reached = _attack(net, image, label, part, steps, p)
-                for trial in reached:
-                    known = trials.get(trial.epsilon, trial)
-                    worst = min(known.margin, trial.margin)
-                    trials[trial.epsilon] = Trial(trial.epsilon, worst, known.broken or trial.broken)
-                moved = (found.double() - image.double()).abs().flatten(1).amax(1).tolist()
-                for candidate, size, trial in zip(found, moved, reached, strict=True):
-                    if trial.broken and size < distance:
+                    return result(complete=False)
+                found = best_pgd(net, images, labels, part, steps=steps, p=p)
+                with torch.no_grad(), net.at_infinity():
+                    margins, broken = margin(net(found), labels), ~net.keeps_class(found, labels)
+                moved = (found.double() - images.double()).abs().flatten(1).amax(1)
+                columns = (column.tolist() for column in (part, margins, broken, moved))
+                for candidate, epsilon, gap, lost, size in zip(found, *columns, strict=True):
+                    known = trials.get(epsilon, Trial(epsilon, gap, lost))
+                    trials[epsilon] = Trial(epsilon, min(known.margin, gap), known.broken or lost)
+                    if lost and size < distance:
                         best, distance = candidate, size
-        if not complete or best is None:
+        if best is None:
             break
-    return Closest(tuple(trials[epsilon] for epsilon in sorted(trials)), best, distance, complete)
+    return result(complete=True)
 
 
 def _rounds(trials: dict[float, Trial], radius: float, points: int, rounds: int) -> Iterator[list[float]]:
@@ -105,16 +111,3 @@ def _rounds(trials: dict[float, Trial], radius: float, points: int, rounds: int)
     for _ in range(rounds - 1):
         failed, broken = next((a, b) for a, b in pairwise([0.0, *sorted(trials)]) if trials[b].broken)
         yield [failed + (broken - failed) * k / points for k in range(1, points)]
-
-
-def _attack(
-    net: Classifier, image: Tensor, label: int, epsilons: Tensor, steps: int, p: float
-) -> tuple[Tensor, list[Trial]]:
-    """The image of smallest margin found within each epsilon, and the trials."""
-    images = image.unsqueeze(0).expand(len(epsilons), *image.shape).contiguous()
-    labels = torch.full((len(epsilons),), label, device=image.device)
-    found = best_pgd(net, images, labels, epsilons, steps=steps, p=p)
-    with torch.no_grad(), net.at_infinity():
-        margins, correct = margin(net(found), labels), net.keeps_class(found, labels)
-    rows = zip(epsilons.tolist(), margins.tolist(), correct.tolist(), strict=True)
-    return found, [Trial(epsilon, gap, not right) for epsilon, gap, right in rows]

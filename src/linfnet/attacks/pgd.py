@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from linfnet.boxes import check_images, inner_box
 from linfnet.errors import ArgumentError
@@ -71,12 +71,8 @@ def cross_entropy(logits: Tensor, labels: Tensor, scale: float) -> Tensor:
     return F.cross_entropy(scale * logits, labels, reduction="none")
 
 
-def lost_margin(logits: Tensor, labels: Tensor, scale: float) -> Tensor:
-    """Minus the margin: [N].
-
-    >>> lost_margin(torch.tensor([[3.0, 1.0]]), torch.tensor([0]), 1.0)
-    tensor([-2.])
-    """
+def negative_margin(logits: Tensor, labels: Tensor, scale: float) -> Tensor:
+    """Minus the margin: [N]."""
     return -margin(logits, labels)
 
 
@@ -93,7 +89,7 @@ def dlr(logits: Tensor, labels: Tensor, scale: float) -> Tensor:
     return gap / (top[:, 0] - top[:, 2]).clamp(min=1e-12)
 
 
-OBJECTIVES: dict[str, Objective] = {"ce": cross_entropy, "margin": lost_margin, "dlr": dlr}
+OBJECTIVES: dict[str, Objective] = {"ce": cross_entropy, "margin": negative_margin, "dlr": dlr}
 
 
 class _SlopeOf(torch.autograd.Function):
@@ -119,16 +115,14 @@ def smoothed_logits(net: Classifier, images: Tensor, p: float) -> Tensor:
     if math.isinf(p):
         return net(images)
 
-    def replace_value(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-        assert isinstance(layer, DistanceModule)
+    def replace_value(layer: DistanceModule, inputs: tuple[Tensor], output: Tensor) -> Tensor:
         layer.p = math.inf
         with torch.no_grad():
             value = layer.forward(inputs[0])
         layer.p = p
         return _SlopeOf.apply(output, value)  # pyright: ignore[reportReturnType]
 
-    layers = [module for module in net.modules() if isinstance(module, DistanceModule)]
-    handles = [layer.register_forward_hook(replace_value) for layer in layers]
+    handles = [layer.register_forward_hook(replace_value) for layer in net.distance_layers()]
     net.p = p
     try:
         return net(images)
@@ -157,9 +151,7 @@ def best_pgd(
     cosine; misclassified samples stop. Every result is in [0, 1] and within epsilon in floating point.
 
     Args:
-        net: attacked at p = inf in eval mode, independent of its present p.
-        images: [N, C, H, W] in [0, 1].
-        labels: [N], the true classes.
+        net, images, labels: as in `pgd`.
         epsilon: exact, in pixel units; a float64 tensor [N] contains one epsilon per image.
         generator: source of the starts, on the device of the images.
         steps: steps of each start.
@@ -176,64 +168,37 @@ def best_pgd(
     lower, upper = inner_box(check_images(images), epsilon)
     sizes = epsilon if isinstance(epsilon, Tensor) else torch.full(labels.shape, float(epsilon), device=images.device)
     sizes = sizes.to(images).view(-1, 1, 1, 1)
-    best, gap = images.clone(), torch.full(labels.shape, math.inf, device=images.device, dtype=images.dtype)
+    best, least = images.clone(), torch.full(labels.shape, math.inf, device=images.device, dtype=images.dtype)
+    goal, scale, targets = OBJECTIVES[objective], net.scale.item(), None
     with net.at_infinity():
-        rivals = _runners_up(net, images, labels)[:, rival - 1] if rival else None
+        if rival:
+            with torch.no_grad():
+                others = net(images).scatter(1, labels.unsqueeze(1), -math.inf).argsort(1, descending=True)
+            targets = torch.stack([labels, others[:, rival - 1]], 1)
         for start in range(restarts):
-            left = gap > 0
-            if not bool(left.any()):
+            active = (least > 0).nonzero().flatten()
+            if not len(active):
                 break
-            low, high = lower[left], upper[left]
+            low, high = lower[active], upper[active]
             noise = torch.rand(low.shape, generator=generator, device=low.device, dtype=low.dtype)
-            first = images[left] if start == 0 else torch.clamp(low + noise * (high - low), low, high)
-            targets = None if rivals is None else torch.stack([labels[left], rivals[left]], 1)
-            found, least = _descend(net, first, labels[left], targets, low, high, sizes[left], steps, objective, p)
-            better = least < gap[left]
-            best[left] = torch.where(better.view(-1, 1, 1, 1), found, best[left])
-            gap[left] = torch.minimum(least, gap[left])
+            moved = images[active] if start == 0 else torch.clamp(low + noise * (high - low), low, high)
+            for step in range(steps + 1):
+                moved.requires_grad_(True)
+                logits = smoothed_logits(net, moved, p)
+                gap = margin(logits.detach(), labels[active])
+                better = gap < least[active]
+                best[active[better]], least[active[better]] = moved.detach()[better], gap[better]
+                # The logits are those of the program: without a margin, a sample is misclassified and needs no step.
+                going = gap > 0
+                if step == steps or not bool(going.any()):
+                    break
+                if targets is None:
+                    value = goal(logits, labels[active], scale)
+                else:  # of the label and its one rival only
+                    value = goal(logits.gather(1, targets[active]), torch.zeros_like(active), scale)
+                (slope,) = torch.autograd.grad(value.sum(), moved)
+                active = active[going]
+                pace = sizes[active] / 4 * (1 + math.cos(math.pi * step / steps))
+                ahead = moved.detach()[going] + pace * slope[going].sign()
+                moved = torch.clamp(ahead, lower[active], upper[active])
     return best
-
-
-@torch.no_grad()
-def _runners_up(net: Classifier, images: Tensor, labels: Tensor) -> Tensor:
-    """The other classes [N, K - 1] of each image, by decreasing logit."""
-    others = net(images).scatter(1, labels.unsqueeze(1), -math.inf)
-    return others.argsort(1, descending=True)[:, :-1]
-
-
-def _descend(
-    net: Classifier,
-    start: Tensor,
-    labels: Tensor,
-    targets: Tensor | None,
-    low: Tensor,
-    high: Tensor,
-    size: Tensor,
-    steps: int,
-    name: str,
-    p: float,
-) -> tuple[Tensor, Tensor]:
-    """The best iterate of one start and its margin for each sample; `targets` [n, 2]: its class and its one rival."""
-    objective, scale = OBJECTIVES[name], net.scale.item()
-    best, least = start.clone(), torch.full(labels.shape, math.inf, device=start.device, dtype=start.dtype)
-    active, moved = torch.arange(len(labels), device=start.device), start
-    for step in range(steps + 1):
-        moved.requires_grad_(True)
-        logits = smoothed_logits(net, moved, p)
-        gap = margin(logits.detach(), labels[active])
-        better = gap < least[active]
-        best[active[better]], least[active[better]] = moved.detach()[better], gap[better]
-        # The logits are those of the program, so a sample without a margin is misclassified and needs no more steps.
-        going = gap > 0
-        if step == steps or not bool(going.any()):
-            break
-        if targets is None:
-            raised = objective(logits, labels[active], scale)
-        else:  # with only these two classes
-            raised = objective(logits.gather(1, targets[active]), torch.zeros_like(active), scale)
-        (slope,) = torch.autograd.grad(raised.sum(), moved)
-        active = active[going]
-        pace = size[active] / 4 * (1 + math.cos(math.pi * step / steps))
-        ahead = moved.detach()[going] + pace * slope[going].sign()
-        moved = torch.clamp(ahead, low[active], high[active])
-    return best, least

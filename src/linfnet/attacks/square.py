@@ -10,17 +10,18 @@ from linfnet.boxes import check_images, inner_box
 from linfnet.nn import Classifier
 from linfnet.nn.margin import margin
 
-# Progress of the search at which the share of changed pixels halves.
+# The share of pixels that the first squares cover, and the progress of the search at which it halves.
+FIRST_SHARE = 0.8
 HALVINGS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
 
 
-def square_share(progress: float, first: float) -> float:
+def square_share(progress: float) -> float:
     """The share of pixels that a square covers, for a progress in [0, 1].
 
-    >>> square_share(0.0, 0.8), square_share(0.003, 0.8)
+    >>> square_share(0.0), square_share(0.003)
     (0.8, 0.4)
     """
-    return first / 2 ** sum(progress > mark for mark in HALVINGS)
+    return FIRST_SHARE / 2 ** sum(progress > mark for mark in HALVINGS)
 
 
 @torch.no_grad()
@@ -31,18 +32,13 @@ def square_attack(
     epsilon: Fraction | Tensor,
     *,
     queries: int = 1000,
-    share: float = 0.8,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Images within epsilon of the given ones, found by random search on the margin, without gradients.
 
     Args:
-        net: attacked at p = inf in eval mode, independent of its present p.
-        images: [N, C, H, W] in [0, 1].
-        labels: [N], the true classes.
-        epsilon: exact, in pixel units; a float64 tensor [N] contains one epsilon per image.
+        net, images, labels, epsilon: as in `best_pgd`.
         queries: forward passes per sample.
-        share: the share of pixels that the first squares cover.
         generator: source of the squares, on the CPU.
     """
     lower, upper = inner_box(check_images(images), epsilon)
@@ -58,8 +54,8 @@ def square_attack(
             active = (gap > 0).nonzero().flatten()
             if not len(active):
                 break
-            covered = square_share(query / queries, share)
-            side = min(max(1, round(math.sqrt(covered * rows * columns))), rows, columns)
+            covered = square_share(query / queries) * rows * columns
+            side = min(max(1, round(math.sqrt(covered))), rows, columns)
             inside = _squares(len(active), side, rows, columns, generator).to(images.device)
             signs = torch.rand((len(active), channels, 1, 1), generator=generator).to(images.device) < 0.5
             trial = torch.where(inside, torch.where(signs, lower[active], upper[active]), moved[active])

@@ -1,28 +1,27 @@
 """The registry of attacks, and a run of several attacks: each attacks the samples that those before it left."""
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from linfnet.attacks.autoattack import auto_attack
 from linfnet.attacks.pgd import best_pgd, pgd
 from linfnet.attacks.square import square_attack
 from linfnet.boxes import inner_box
 from linfnet.epsilon import format_epsilon
-from linfnet.errors import ArgumentError, LinfnetError, at_least
+from linfnet.errors import ArgumentError, LinfnetError, at_least, require
 from linfnet.nn import Classifier
 from linfnet.nn.margin import label_on_top
 from linfnet.ops import check_p
 from linfnet.registry import Registry
 
-BATCH = 500
+BATCH, TOOLBOX_BATCH = 500, 256
 # On the packaged net, slopes of p = 16 to 64 break most samples; those of p = 4 are too far from p = inf.
 EXPONENTS = (16.0, 64.0)
 # The number of runners-up that are also targeted one by one.
@@ -58,11 +57,9 @@ def _smoothed(
     moved, left = images.clone(), torch.ones_like(labels, dtype=torch.bool)
     rivals = range(1, min(RIVALS, net.classes - 1) + 1)
     tries = [("margin", p, 0) for p in exponents] + [("dlr", p, 0) for p in exponents]
+    search = partial(best_pgd, net, epsilon=epsilon, generator=generator, steps=steps, restarts=restarts)
     for objective, p, rival in tries + [("margin", p, k) for p in exponents for k in rivals]:
-        found = best_pgd(
-            net, images[left], labels[left], epsilon,
-            steps=steps, restarts=restarts, objective=objective, p=p, rival=rival, generator=generator,
-        )  # fmt: skip
+        found = search(images[left], labels[left], objective=objective, p=p, rival=rival)
         moved[left] = found
         with torch.no_grad():
             left[left.clone()] = label_on_top(net(found), labels[left])
@@ -82,6 +79,51 @@ def _square(
     """Random search without gradients; its random numbers are drawn on the CPU."""
     source = torch.Generator().manual_seed(generator.initial_seed())
     return square_attack(net, images, labels, epsilon, queries=queries, generator=source)
+
+
+def auto_attack(
+    net: Classifier,
+    images: Tensor,
+    labels: Tensor,
+    epsilon: Fraction,
+    generator: torch.Generator,
+    *,
+    steps: int = 100,
+    restarts: int = 5,
+    queries: int = 5000,
+) -> Tensor:
+    """AutoAttack (Croce and Hein, 2020) of the Adversarial Robustness Toolbox, clamped to the exact ball.
+
+    It combines APGD on cross-entropy and on DLR, DeepFool and Square; needs the extra `autoattack`.
+
+    Args:
+        net: attacked at its present p.
+        images, labels, epsilon: as in `pgd`.
+        generator: its seed is the seed of the toolbox, which uses the global generator of NumPy.
+        steps: steps of APGD and DeepFool.
+        restarts: starts of APGD and Square.
+        queries: forward passes of each start of Square.
+    """
+    evasion: Any = require("art.attacks.evasion", "autoattack")
+    classification: Any = require("art.estimators.classification", "autoattack")
+    np.random.seed(generator.initial_seed() % 2**32)
+    kind = "gpu" if images.device.type == "cuda" else "cpu"
+    classifier = classification.PyTorchClassifier(
+        net, torch.nn.CrossEntropyLoss(), net.image_shape, net.classes, clip_values=(0.0, 1.0), device_type=kind
+    )
+    ball: dict[str, Any] = {"norm": "inf", "eps": float(epsilon)}
+    quiet: dict[str, Any] = {"batch_size": TOOLBOX_BATCH, "verbose": False}
+    apgd = {"max_iter": steps, "nb_random_init": restarts, "eps_step": float(epsilon) / 4, **quiet}
+    losses = ("cross_entropy", "difference_logits_ratio")
+    four = [
+        *(evasion.AutoProjectedGradientDescent(classifier, **ball, **apgd, loss_type=loss) for loss in losses),
+        evasion.DeepFool(classifier, steps, epsilon=1e-3, nb_grads=net.classes, **quiet),
+        evasion.SquareAttack(classifier, **ball, max_iter=queries, p_init=0.8, nb_restarts=restarts, verbose=False),
+    ]
+    attack = evasion.AutoAttack(classifier, **ball, eps_step=float(epsilon) / 4, attacks=four, batch_size=TOOLBOX_BATCH)
+    found = attack.generate(images.cpu().numpy(), labels.cpu().numpy())
+    lower, upper = inner_box(images, epsilon)
+    return torch.clamp(torch.from_numpy(found).to(images), lower, upper)
 
 
 @ATTACKS.register("autoattack")
@@ -158,9 +200,7 @@ def attack_all(
     A sample that is broken at one epsilon counts as broken at all larger ones.
 
     Args:
-        net: attacked at p = inf in eval mode, independent of its present p.
-        images: [N, C, H, W] in [0, 1].
-        labels: [N], the true classes.
+        net, images, labels: as in `pgd`.
         epsilons: exact, in pixel units.
         attacks: by name, in the order in which they run, as `known_attacks` returns them.
         seed: each attack starts from a generator with this seed.
@@ -195,18 +235,13 @@ def check_inside(found: Tensor, images: Tensor, epsilon: Fraction, name: str) ->
         raise LinfnetError(f"attack {name!r} left the ball of eps = {format_epsilon(epsilon)}: its result is invalid")
 
 
-def check_sandwich(attacked: Attacked, certified: Tensor) -> None:
-    """Raise if a certified sample is broken, which is a bug in this library; the message names the samples.
-
-    Args:
-        attacked: the result at one epsilon.
-        certified: bool [N]: certified at that epsilon.
-    """
-    wrong = (certified & ~attacked.survived).nonzero().flatten().tolist()
+def check_sandwich(epsilon: Fraction, certified: Tensor, survived: Tensor) -> None:
+    """Raise if a sample is certified [N] at epsilon but did not survive [N] an attack: a bug in this library."""
+    wrong = (certified & ~survived).nonzero().flatten().tolist()
     if wrong:
         more = f" and {len(wrong) - 20} more" if len(wrong) > 20 else ""
         raise LinfnetError(
-            f"samples {wrong[:20]}{more} are certified at eps = {format_epsilon(attacked.epsilon)} and yet broken: "
+            f"samples {wrong[:20]}{more} are certified at eps = {format_epsilon(epsilon)}, but an attack broke them: "
             "this is a bug, please report it"
         )
 
@@ -218,6 +253,6 @@ def parse_exponents(text: str) -> tuple[float, ...]:
     (4.0, inf)
     """
     try:
-        return tuple(check_p(math.inf if part.strip() == "inf" else float(part), "--p") for part in text.split(","))
+        return tuple(check_p(float(part), "--p") for part in text.split(","))
     except ValueError:
         raise ArgumentError(f"--p is {text!r}; wanted numbers of at least 1, such as 16,64 or inf") from None

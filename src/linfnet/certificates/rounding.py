@@ -18,7 +18,7 @@ from linfnet.boxes import check_images
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import Classifier, LinfNet
 from linfnet.nn.distance import DistanceModule
-from linfnet.nn.mean_shift import MeanShift
+from linfnet.nn.normalization import MeanShift
 
 # torch gives each thread at least this many elements of an elementwise operation.
 _GRAIN = 32768

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -17,8 +16,12 @@ from linfnet.attacks import Attack as AttackFunction
 from linfnet.certificates import Certification, certify_images, plot_curve, write_curve, write_radii
 from linfnet.cli.console import add_columns, console, draw_figure, guarantee, percent, progress_bar
 from linfnet.cli.inputs import (
+    Device,
+    Epsilons,
+    Limit,
+    Model,
     NamedImages,
-    Texts,
+    Split,
     choose_device,
     find_inputs,
     load_images,
@@ -54,20 +57,15 @@ def format_radius(radius: float) -> str:
 class Certify:
     """Compute for each image how far every pixel may change without changing the predicted class."""
 
-    model: tyro.conf.Positional[Path]
-    """A finished run, any folder with model.safetensors and config.json, mnist-small, or hf://user/name."""
+    model: Model
     data: str | None = None
     """A data set, a folder of images or a .npy array; by default the run's data set."""
-    eps: Texts = ()
-    """Perturbations in pixel units, such as 8/255 or 0.1; by default those of the run's recipe."""
-    split: Literal["test", "train"] = "test"
-    """Which images of a data set."""
-    limit: int | None = None
-    """Only the first LIMIT images."""
+    eps: Epsilons = ()
+    split: Split = "test"
+    limit: Limit = None
     out: Path | None = None
     """A folder for radii.csv, curve.csv and curve.png (the latter with the extra `plots`)."""
-    device: str = "auto"
-    """cpu, cuda, …; auto takes a GPU if there is one."""
+    device: Device = "auto"
 
     def run(self) -> int:
         """Print certified accuracies at each epsilon; write radii and curve into `--out`."""
@@ -122,8 +120,7 @@ def _shares_table(found: Certification, images: NamedImages) -> Table:
 class Predict:
     """Classify image files, and compute the radius inside which the class is certified not to change."""
 
-    model: tyro.conf.Positional[Path]
-    """A finished run, any folder with model.safetensors and config.json, mnist-small, or hf://user/name."""
+    model: Model
     images: tyro.conf.Positional[tuple[Path, ...]]
     """Images of the net's size: PNG, JPEG, or .npy with floats in [0, 1] or bytes."""
 
@@ -148,12 +145,10 @@ class Predict:
 class Attack:
     """Try to break a net with every attack, and compare the result with the certificates."""
 
-    model: tyro.conf.Positional[Path]
-    """A finished run, any folder with model.safetensors and config.json, mnist-small, or hf://user/name."""
+    model: Model
     data: str | None = None
     """A data set, by default the run's; or a folder or .npy array of images (their predicted classes are attacked)."""
-    eps: Texts = ()
-    """Perturbations in pixel units, such as 8/255 or 0.1; by default those of the run's recipe."""
+    eps: Epsilons = ()
     attacks: tuple[str, ...] = ("pgd", "best-pgd", "smoothed", "square")
     """The attacks, in this order: pgd, best-pgd, smoothed, square, autoattack (with the extra `autoattack`)."""
     p: str = "16,64"
@@ -164,16 +159,13 @@ class Attack:
     """Starts of best-pgd and smoothed."""
     queries: int = 1000
     """Queries of the Square attack."""
-    split: Literal["test", "train"] = "test"
-    """Which images of a data set."""
-    limit: int | None = None
-    """Only the first LIMIT images."""
+    split: Split = "test"
+    limit: Limit = None
     seed: int = 0
     """Seed of all random choices."""
     out: Path | None = None
     """A folder for attacked.csv and, for each epsilon, the attacked images as .npy."""
-    device: str = "auto"
-    """cpu, cuda, …; auto takes a GPU if there is one."""
+    device: Device = "auto"
 
     def run(self) -> int:
         """Print the table; a certified sample that was broken is an error that names it."""
@@ -190,7 +182,7 @@ class Attack:
         if self.out is not None:
             _write_attacked(self.out, images.names, found.labels, results)
         for at, certified in zip(results, found.certified_by_any, strict=True):
-            check_sandwich(at, certified)
+            check_sandwich(at.epsilon, certified, at.survived)
         console.print("certified ≤ robust ≤ clean holds for every sample")
         return 0
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
 
 import tyro
 from rich.box import SIMPLE
@@ -18,7 +17,11 @@ from rich.table import Table
 from linfnet import evaluation
 from linfnet.cli.console import add_columns, console, only_first_prints, percent, progress_bar, results_table
 from linfnet.cli.inputs import (
-    Texts,
+    Device,
+    Epsilons,
+    Limit,
+    ModelFolder,
+    Split,
     check_counts,
     choose_device,
     find_inputs,
@@ -68,20 +71,15 @@ def store_evaluation(folder: Path, found: Evaluation, net: Classifier) -> None:
 class Evaluate:
     """Compute clean, attacked and certified accuracy at p = infinity; results are added to the folder."""
 
-    model: tyro.conf.Positional[Path]
-    """A finished run, or any folder with model.safetensors and config.json."""
-    eps: Texts = ()
-    """Perturbations in pixel units, such as 8/255 or 0.1; by default those of the run's recipe."""
-    split: Literal["test", "train"] = "test"
-    """Which images of the data set."""
-    limit: int | None = None
-    """Only the first LIMIT images."""
+    model: ModelFolder
+    eps: Epsilons = ()
+    split: Split = "test"
+    limit: Limit = None
     steps: int | None = None
     """Steps of the PGD attack; by default those of the run's recipe, or 100."""
     data: str | None = None
     """Another data set than the run's."""
-    device: str = "auto"
-    """cpu, cuda, …; auto takes a GPU if there is one."""
+    device: Device = "auto"
 
     def run(self) -> int:
         """Evaluate, print the table, and add to results.json and a CSV of all samples."""
@@ -160,7 +158,7 @@ def _comparison(rows: list[Compared]) -> Table:
 
 @dataclass(frozen=True)
 class Demo:
-    """Train a net on handwritten digits, attack it, certify it, and compare it with the net of Theorem 1."""
+    """Train a net on hand-written digits, attack it, certify it, and compare it with the net of Theorem 1."""
 
     out: Path | None = None
     """The run folder, new or empty; by default runs/demo-TIME."""
@@ -169,7 +167,7 @@ class Demo:
         """Print the table of both nets, the run folder, and the path of the report."""
         device = choose_device("auto")
         recipe = load_recipe("digits")
-        console.print("training a net on 1,437 handwritten digits …")
+        console.print("training a net on 1,437 hand-written digits …")
         folder = start_run(recipe, self.out or new_run_path("demo"), device, display=train_display).path
         images, test = (load(recipe.data.name, split, device=device) for split in ("train", "test"))
         net = load_model(folder, device=device)

@@ -11,7 +11,7 @@ import torch
 import tyro
 
 from linfnet.cli.console import console
-from linfnet.cli.inputs import NamedImages, Texts, find_inputs, finished_run, load_images, parse_epsilons
+from linfnet.cli.inputs import Model, NamedImages, find_inputs, finished_run, load_images, parse_epsilons
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, require
 from linfnet.export import push_to_hub, verify_onnx, write_card, write_onnx, write_vnnlib
@@ -28,15 +28,14 @@ CHECKED = 16
 class Export:
     """Write a model at p = infinity for other programs; the ONNX file is checked to give the same bits."""
 
-    model: tyro.conf.Positional[Path]
-    """A finished run, any folder with model.safetensors and config.json, mnist-small, or hf://user/name."""
+    model: Model
     onnx: Path | None = None
     """The ONNX file to write (weights of more than 64 MiB go to FILE.data); needs the extra `onnx`."""
     vnnlib: Path | None = None
     """A folder for VNN-LIB properties, one for each image and epsilon."""
     samples: tuple[int, ...] = (0,)
     """For --vnnlib: the indices of the images."""
-    eps: Texts = ()
+    eps: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
     """For --vnnlib: perturbations in pixel units; by default those of the run's recipe."""
     data: str | None = None
     """For --vnnlib: a data set, or a folder or .npy array of images (with their predicted classes)."""
@@ -98,8 +97,7 @@ class Export:
 class Serve:
     """Serve a page and a JSON API for one net on this machine."""
 
-    model: tyro.conf.Positional[Path] = Path("mnist-small")
-    """A finished run, any folder with model.safetensors and config.json, mnist-small, or hf://user/name."""
+    model: Model = Path("mnist-small")
     host: str = "127.0.0.1"
     """The address to listen on. Other machines can reach the server only if it is not a loopback address."""
     port: int = 8000

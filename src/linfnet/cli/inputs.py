@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import tyro
 from torch import Tensor
+from tyro.conf import arg
 
 from linfnet.data import ImageSet, known_sets, load
 from linfnet.epsilon import parse_epsilon
@@ -23,8 +24,22 @@ from linfnet.train import RunFolder, resume_hint
 # Images in one batch of a certificate or an attack.
 BATCH = 500
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".npy")
-# `--eps` may be repeated and takes several numbers each time.
-Texts = tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]]
+
+# Options that several commands have.
+Model = Annotated[
+    tyro.conf.Positional[Path],
+    arg(help="A finished run, any folder with model.safetensors and config.json, mnist-small, or hf://user/name."),
+]
+ModelFolder = Annotated[
+    tyro.conf.Positional[Path], arg(help="A finished run, or any folder with model.safetensors and config.json.")
+]
+Epsilons = Annotated[
+    tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]],
+    arg(help="Perturbations in pixel units, such as 8/255 or 0.1; by default those of the run's recipe."),
+]
+Split = Annotated[Literal["test", "train"], arg(help="Which images of the data set.")]
+Limit = Annotated[int | None, arg(help="Only the first LIMIT images.")]
+Device = Annotated[str, arg(help="cpu, cuda, …; auto takes a GPU if there is one.")]
 
 
 def choose_device(name: str) -> torch.device:
@@ -38,7 +53,7 @@ def choose_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ArgumentError(f"device is {name!r}; wanted auto, cpu or cuda")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ArgumentError(f"device is {name!r}, but this machine has no such GPU that torch can use")
+        raise ArgumentError(f"device is {name!r}, but torch cannot use such a GPU on this machine")
     return device
 
 

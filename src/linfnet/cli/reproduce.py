@@ -10,7 +10,7 @@ from rich.table import Table
 
 from linfnet.cli.console import console, draw_figure, percent
 from linfnet.cli.evaluate import evaluate_with_progress, store_evaluation
-from linfnet.cli.inputs import check_counts, choose_device
+from linfnet.cli.inputs import Device, check_counts, choose_device
 from linfnet.cli.train import train_display
 from linfnet.data import load
 from linfnet.distributed.group import launched
@@ -135,8 +135,7 @@ class Reproduce:
     """Steps of the PGD attack. Default: 100, or 10 with `--small`."""
     out: Path | None = None
     """Folder of the runs. Default: runs/reproduce/STUDY, or STUDY-small."""
-    device: str = "auto"
-    """cpu, cuda, …; auto uses a GPU if there is one."""
+    device: Device = "auto"
 
     def run(self) -> int:
         """Run the missing runs and print the table."""

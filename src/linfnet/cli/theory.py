@@ -16,7 +16,17 @@ from rich.table import Table
 from linfnet.certificates import certified_by_interval, certify_by_margin
 from linfnet.certificates.real import real_certified
 from linfnet.cli.console import add_columns, console, draw_figure, percent, progress_bar
-from linfnet.cli.inputs import BATCH, check_counts, choose_device, find_inputs, load_split
+from linfnet.cli.inputs import (
+    BATCH,
+    Device,
+    Limit,
+    ModelFolder,
+    Split,
+    check_counts,
+    choose_device,
+    find_inputs,
+    load_split,
+)
 from linfnet.data import ImageSet, load
 from linfnet.epsilon import format_epsilon, parse_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, at_least
@@ -51,8 +61,7 @@ class Separate:
 
     data: tyro.conf.Positional[str]
     """A data set by name (`linfnet data list`)."""
-    split: Literal["train", "test"] = "train"
-    """Which images of the data set."""
+    split: Split = "train"
     against: Literal["train", "test"] | None = None
     """Compare them with those of this split instead of among themselves."""
     limit: int | None = None
@@ -61,8 +70,7 @@ class Separate:
     """How many of the closest pairs to show."""
     out: Path | None = None
     """Write the result as JSON and the pairs as pictures into this folder."""
-    device: str = "auto"
-    """cpu, cuda, …; auto takes a GPU if there is one."""
+    device: Device = "auto"
 
     def run(self) -> int:
         """Print r and the closest pairs."""
@@ -141,8 +149,7 @@ class Construct:
     """Only the first LIMIT training images."""
     out: Path | None = None
     """Folder of the net, new or empty; by default runs/construct-DATA-TIME."""
-    device: str = "auto"
-    """cpu, cuda, …; auto takes a GPU if there is one."""
+    device: Device = "auto"
 
     def run(self) -> int:
         """Build, certify and save the net; print the certified shares."""
@@ -223,14 +230,11 @@ def _certified(net: LinfNet, images: ImageSet, epsilon: Fraction, advance: Calla
 class Lipschitz:
     """Bound the Lipschitz constant of a trained net relaxed to a finite p, from above and from below."""
 
-    model: tyro.conf.Positional[Path]
-    """A finished run, or any folder with model.safetensors and config.json."""
+    model: ModelFolder
     p: str = "8"
     """Exponent of all layers: a number >= 1, or inf."""
-    split: Literal["test", "train"] = "test"
-    """Which images of the data set."""
-    limit: int | None = None
-    """Only the first LIMIT images."""
+    split: Split = "test"
+    limit: Limit = None
     eps: str = "1/255"
     """Radius of the balls in which logits are compared, in pixel units."""
     steps: int = 20
@@ -243,8 +247,7 @@ class Lipschitz:
     """Seed of the starting points."""
     data: str | None = None
     """Another data set than the run's."""
-    device: str = "auto"
-    """cpu, cuda, …; auto takes a GPU if there is one."""
+    device: Device = "auto"
 
     def run(self) -> int:
         """Print both bounds; write them and the quantile plot into the folder."""

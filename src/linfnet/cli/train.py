@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from linfnet.cli.console import console, only_first_prints, percent
-from linfnet.cli.inputs import choose_device
+from linfnet.cli.inputs import Device, choose_device
 from linfnet.distributed.group import Group, joined, launched, own_device, restarted
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, require
@@ -38,8 +38,7 @@ class Train:
     """Change keys of the recipe: key=value, as in --set model.width=256 'schedule.epochs=[5, 40, 5]'."""
     resume: Path | None = None
     """Resume the run in this folder from its last checkpoint; without a recipe, --out and --set."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
+    device: Device = "auto"
     tensorboard: bool = False
     """Also write the curves for TensorBoard into RUN/tensorboard (needs the extra `tensorboard`)."""
 

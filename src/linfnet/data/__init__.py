@@ -1,7 +1,6 @@
 """Data sets as tensors of bytes: located in a cache, verified by content, sampled and augmented on any device."""
 
 from linfnet.data.cache import cache_folder as cache_folder
-from linfnet.data.cache import content_digest as content_digest
 from linfnet.data.cache import load as load
 from linfnet.data.cache import location as location
 from linfnet.data.cache import present as present
@@ -14,6 +13,5 @@ from linfnet.data.fetch import Source as Source
 from linfnet.data.fetch import fetch as fetch
 from linfnet.data.image_set import ImageSet as ImageSet
 from linfnet.data.image_set import to_pixels as to_pixels
-from linfnet.data.sampling import EpochPlan as EpochPlan
 from linfnet.data.sampling import augment as augment
 from linfnet.data.sampling import plan_epoch as plan_epoch

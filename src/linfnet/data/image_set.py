@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from linfnet.data.catalog import SetInfo
-from linfnet.errors import ArgumentError
+from linfnet.errors import ArgumentError, at_least
 
 
 def to_pixels(images: Tensor, white: int) -> Tensor:
@@ -45,10 +45,8 @@ class ImageSet:
 
     def first(self, limit: int | None) -> "ImageSet":
         """Return the first `limit` images; all of them if it is None or larger than the set."""
-        if limit is None:
-            return self
-        if limit < 1:
-            raise ArgumentError(f"limit is {limit}; expected a number >= 1 or None")
+        if limit is not None:
+            at_least("limit", limit, 1)
         return replace(self, images=self.images[:limit], labels=self.labels[:limit])
 
     def pixels(self, index: Tensor | slice | None = None) -> Tensor:

@@ -1,16 +1,15 @@
 """The order of the images in one epoch, and the random crops and flips that augment them."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from linfnet.errors import ArgumentError
+from linfnet.errors import ArgumentError, at_least
 
 
-@dataclass(frozen=True, eq=False)
-class EpochPlan:
+class EpochPlan(NamedTuple):
     """Position k of the epoch holds image `order[k]`, cropped at `top[k]`, `left[k]`, flipped if `flip[k]`."""
 
     order: Tensor
@@ -22,12 +21,9 @@ class EpochPlan:
     flip: Tensor
     """bool [N]"""
 
-    def __len__(self) -> int:
-        return self.order.shape[0]
-
     def to(self, device: torch.device | str) -> "EpochPlan":
         """Return the same plan on another device."""
-        return EpochPlan(*(t.to(device) for t in (self.order, self.top, self.left, self.flip)))
+        return EpochPlan(*(tensor.to(device) for tensor in self))
 
 
 def plan_epoch(size: int, seed: int, epoch: int, *, pad: int = 0, flip: bool = False) -> EpochPlan:
@@ -38,8 +34,8 @@ def plan_epoch(size: int, seed: int, epoch: int, *, pad: int = 0, flip: bool = F
 
     Args:
         size: the number of images N.
-        seed: the seed of the run, >= 0.
-        epoch: the number of the epoch, >= 0.
+        seed: the seed of the run.
+        epoch: the number of the epoch, from 0.
         pad: the padding before the crop, in pixels; 0 crops nothing.
         flip: flip half of the images.
 
@@ -47,24 +43,17 @@ def plan_epoch(size: int, seed: int, epoch: int, *, pad: int = 0, flip: bool = F
     tensor([0, 3, 1, 2])
     """
     for name, value in (("size", size), ("seed", seed), ("epoch", epoch), ("pad", pad)):
-        if value < 0:
-            raise ArgumentError(f"{name} is {value}; expected a number >= 0")
+        at_least(name, value, 0)
     raw = np.random.Philox(np.random.SeedSequence((seed, epoch))).random_raw(4 * size).reshape(4, size)
-    return EpochPlan(
-        order=torch.from_numpy(np.argsort(raw[0], kind="stable").astype(np.int64)),
-        top=_below(raw[1], 2 * pad + 1),
-        left=_below(raw[2], 2 * pad + 1),
-        flip=_below(raw[3], 2 if flip else 1).bool(),
-    )
-
-
-def _below(raw: np.ndarray, bound: int) -> Tensor:
+    order = torch.from_numpy(np.argsort(raw[0], kind="stable").astype(np.int64))
     # 64 random bits modulo the bound: probabilities differ by less than bound / 2^64.
-    return torch.from_numpy((raw % np.uint64(bound)).astype(np.int64))
+    bounds = np.array([[2 * pad + 1], [2 * pad + 1], [2 if flip else 1]], np.uint64)
+    top, left, flips = torch.from_numpy((raw[1:] % bounds).astype(np.int64))
+    return EpochPlan(order, top, left, flips.bool())
 
 
 def augment(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, pad: int) -> Tensor:
-    """Crop each image out of itself padded by its edge pixels, then flip it left to right if `flip` says so.
+    """Pad each image by its edge pixels, crop it to its old size, and flip it left to right where `flip` is true.
 
     This is one gather with clamped indices: it neither pads nor synchronises with the device. The offsets are therefore
     not checked; an offset outside 0..2·pad repeats the edge further.
@@ -75,9 +64,6 @@ def augment(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, pad: int) -
         left: int64 [B], the first column of the crop.
         flip: bool [B].
         pad: the width of the padding.
-
-    Returns:
-        [B, C, H, W].
 
     >>> row = torch.tensor([[[[1, 2, 3]]]])
     >>> augment(row, torch.tensor([0]), torch.tensor([2]), torch.tensor([False]), pad=1)

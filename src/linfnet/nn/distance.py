@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linfnet.errors import ArgumentError
-from linfnet.nn.mean_shift import MeanShift
+from linfnet.nn.normalization import MeanShift, along
 from linfnet.ops import check_p, linf_distance_bounds, lp_distance
 
 # The weight that makes an output copy one input (up to a constant) at initialisation.
@@ -15,13 +15,14 @@ IDENTITY_WEIGHT = -10.0
 
 
 class DistanceModule(nn.Module):
-    """Base class of distance layers: weights [out, in] drawn from N(0, 1), p, mean shift and bias."""
+    """Base class of distance layers: weights [features, fan_in] drawn from N(0, 1), p, mean shift and bias."""
 
-    def __init__(self, fan_in: int, features: int, feature_dim: int, p: float, bias: bool, mean_shift: bool) -> None:
+    def __init__(self, fan_in: int, features: int, dim: int, p: float, bias: bool, mean_shift: bool) -> None:
         super().__init__()
         self._p = check_p(p)
+        self.dim = dim  # of the features in the output
         self.weight = nn.Parameter(torch.randn(features, fan_in))
-        self.shift = MeanShift(features, dim=feature_dim) if mean_shift else None
+        self.shift = MeanShift(features, dim=dim) if mean_shift else None
         self.bias = nn.Parameter(torch.zeros(features)) if bias else None
 
     @property
@@ -33,22 +34,22 @@ class DistanceModule(nn.Module):
     def p(self, value: float) -> None:
         self._p = check_p(value)
 
+    def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Bounds on the output over the box lower <= input <= upper, at p = inf and in eval mode."""
+        if not math.isinf(self.p):
+            raise ArgumentError(f"bounds need p = inf; the layer has p = {self.p:g}")
+        if self.training and self.shift is not None:
+            raise ArgumentError("bounds need eval mode: in training the mean shift depends on the batch")
+        smallest, largest = self._distance_bounds(lower, upper)
+        return self._finish(smallest), self._finish(largest)
+
+    def _distance_bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
     def _finish(self, distance: Tensor) -> Tensor:
         if self.shift is not None:
             distance = self.shift(distance)
-        return distance if self.bias is None else distance + self._bias_like(self.bias)
-
-    def _bias_like(self, bias: Tensor) -> Tensor:
-        return bias
-
-    def _finish_bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        if self.training and self.shift is not None:
-            raise ArgumentError("bounds need eval mode: in training the mean shift depends on the batch")
-        return self._finish(lower), self._finish(upper)
-
-    def _check_infinite(self) -> None:
-        if not math.isinf(self.p):
-            raise ArgumentError(f"bounds need p = inf; the layer has p = {self.p:g}")
+        return distance if self.bias is None else distance + along(self.bias, self.dim, distance)
 
 
 class LpDistance(DistanceModule):
@@ -78,8 +79,7 @@ class LpDistance(DistanceModule):
         identity_init: bool = False,
     ) -> None:
         super().__init__(in_features, out_features, -1, p, bias, mean_shift)
-        self.in_features = in_features
-        self.out_features = out_features
+        self.in_features, self.out_features = in_features, out_features
         if identity_init and in_features <= out_features:
             outputs = torch.arange(out_features)
             with torch.no_grad():
@@ -89,10 +89,8 @@ class LpDistance(DistanceModule):
         """x: [..., in_features] -> [..., out_features]."""
         return self._finish(lp_distance(x, self.weight, self.p))
 
-    def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Bounds on the output over a box of inputs, at p = inf and in eval mode."""
-        self._check_infinite()
-        return self._finish_bounds(*linf_distance_bounds(lower, upper, self.weight))
+    def _distance_bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        return linf_distance_bounds(lower, upper, self.weight)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, p={self.p:g}, bias={self.bias is not None}"
@@ -145,33 +143,25 @@ class LpDistanceConv2d(DistanceModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [B, in_channels, H, W] -> [B, out_channels, H', W']."""
-        patches = self._patches(x)
-        weights = self.weight.chunk(self.groups)
-        distances = [lp_distance(patches[:, :, g], weights[g], self.p) for g in range(self.groups)]
-        return self._finish(self._image(distances, x))
+        groups = zip(self._patches(x), self.weight.chunk(self.groups), strict=True)
+        return self._finish(self._image([lp_distance(patches, weight, self.p) for patches, weight in groups], x))
 
-    def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Bounds on the output over a box of images, at p = inf and in eval mode."""
-        self._check_infinite()
-        low, high, weights = self._patches(lower), self._patches(upper), self.weight.chunk(self.groups)
-        pairs = [linf_distance_bounds(low[:, :, g], high[:, :, g], weights[g]) for g in range(self.groups)]
-        smallest, largest = (self._image([pair[end] for pair in pairs], lower) for end in (0, 1))
-        return self._finish_bounds(smallest, largest)
+    def _distance_bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        groups = zip(self._patches(lower), self._patches(upper), self.weight.chunk(self.groups), strict=True)
+        smallest, largest = zip(*(linf_distance_bounds(*group) for group in groups), strict=True)
+        return self._image(smallest, lower), self._image(largest, lower)
 
-    def _patches(self, x: Tensor) -> Tensor:
-        """[B, in_channels, H, W] -> [B, positions, groups, fan_in]."""
+    def _patches(self, x: Tensor) -> tuple[Tensor, ...]:
+        """[B, in_channels, H, W] -> for each group [B, positions, fan_in]."""
         if x.dim() != 4 or x.shape[1] != self.in_channels:
             raise ArgumentError(f"x has shape {tuple(x.shape)}; wanted [B, {self.in_channels}, H, W]")
         columns = F.unfold(x, self.kernel_size, padding=self.padding, stride=self.stride)
-        return columns.transpose(1, 2).unflatten(2, (self.groups, -1))
+        return columns.transpose(1, 2).unflatten(2, (self.groups, -1)).unbind(2)
 
-    def _image(self, distances: list[Tensor], x: Tensor) -> Tensor:
-        """Per group [B, positions, out_channels / groups] -> [B, out_channels, H', W']."""
+    def _image(self, distances: list[Tensor] | tuple[Tensor, ...], x: Tensor) -> Tensor:
+        """For each group [B, positions, out_channels / groups] -> [B, out_channels, H', W']."""
         rows, columns = ((s + 2 * self.padding - self.kernel_size) // self.stride + 1 for s in x.shape[2:])
         return torch.cat(distances, -1).transpose(1, 2).unflatten(2, (rows, columns))
-
-    def _bias_like(self, bias: Tensor) -> Tensor:
-        return bias.view(-1, 1, 1)
 
     def extra_repr(self) -> str:
         return (

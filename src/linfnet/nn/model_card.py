@@ -12,11 +12,11 @@ library_name: linfnet
 pipeline_tag: image-classification
 tags: [linfnet, certified-robustness, l-infinity]
 ---
-# {title}
+# A net with certificates
 
 {description}
 
-{shape} images in [0, 1] → {classes} classes, {parameters:,} parameters. Normalisation (mean {mean},
+{channels}×{rows}×{columns} images in [0, 1] → {classes} classes, {parameters:,} parameters. Normalisation (mean {mean},
 std {std:g}) is part of the model.
 
 ```python
@@ -40,28 +40,11 @@ def names_in(config: Mapping[str, Any]) -> list[str]:
     return [str(name) for name in cast(list[Any], given)] if isinstance(given, list) else []
 
 
-def model_card(
-    config: Mapping[str, Any],
-    description: str,
-    parameters: int,
-    results: Results | None = None,
-    title: str = "A net with certificates",
-) -> str:
-    """The text of README.md for a net of that config, with a table of its results.
-
-    Args:
-        config: as in config.json.
-        description: the kind of net and its certificates.
-        parameters: the number of learned parameters.
-        results: of training and of evaluations, as far as there are any.
-        title: the heading.
-    """
-    names = names_in(config)
+def model_card(config: Mapping[str, Any], description: str, parameters: int, results: Results | None = None) -> str:
+    """The text of README.md for a net of that config, with a table of its results."""
     channels, rows, columns = config["image_shape"]
     return CARD.format(
-        title=title,
         description=description,
-        shape=f"{channels}×{rows}×{columns}",
         channels=channels,
         rows=rows,
         columns=columns,
@@ -69,7 +52,7 @@ def model_card(
         parameters=parameters,
         mean=", ".join(f"{value:g}" for value in config["mean"]),
         std=config["std"],
-        names=", ".join(names) if names else f"numbered 0 to {config['classes'] - 1}",
+        names=", ".join(names_in(config)) or f"numbered 0 to {config['classes'] - 1}",
         results="\n\n".join(_results(results or Results())) or "None were given when the model was saved.",
     )
 
@@ -88,11 +71,11 @@ def _results(results: Results) -> Iterator[str]:
         header = ["images", "ε", "clean", "attacked", "attack", *(f"certified ({name})" for name in certificates)]
         rows = [header, ["---", "---", *["---:"] * 2, "---", *["---:"] * len(certificates)]]
         for result in results.evaluations:
-            shares = (result.certified.get(name) for name in certificates)
+            shares = (_percent(result.certified.get(name)) for name in certificates)
             named = (result.images, format_epsilon(result.eps), _percent(result.clean), _percent(result.attacked))
-            rows.append([*named, str(result.attack), *("" if share is None else _percent(share) for share in shares)])
+            rows.append([*named, str(result.attack), *shares])
         yield "Accuracy in %:\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f}"
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.2f}"

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from linfnet.errors import LinfnetError, require
-from linfnet.files import read_json
+from linfnet.files import read_table
 
 # One folder for each model of the package.
 PRETRAINED = Path(__file__).parent / "pretrained"
@@ -13,12 +13,8 @@ PREFIXES = ("hf://", "hf:/")
 
 
 def pretrained_names() -> tuple[str, ...]:
-    """The names of the models in the package.
-
-    >>> "mnist-small" in pretrained_names()
-    True
-    """
-    return tuple(sorted(folder.name for folder in PRETRAINED.iterdir())) if PRETRAINED.is_dir() else ()
+    """The names of the models in the package."""
+    return tuple(sorted(folder.name for folder in PRETRAINED.iterdir()))
 
 
 def find_model(name: Path | str) -> Path:
@@ -36,11 +32,7 @@ def find_model(name: Path | str) -> Path:
 
 
 def packaged_hint(path: Path) -> str:
-    """A hint for an error message if the path is the name of a model in the package; otherwise an empty string.
-
-    >>> packaged_hint(Path("mnist-big"))
-    ''
-    """
+    """A hint for an error message if the path is the name of a model in the package; otherwise an empty string."""
     if str(path) not in pretrained_names():
         return ""
     commands = "linfnet certify, attack, predict, export and serve"
@@ -49,7 +41,7 @@ def packaged_hint(path: Path) -> str:
 
 def class_names(model: Path, classes: int) -> list[str]:
     """The class names in the config.json of a model; class numbers if there are none."""
-    names: Any = read_json(model / "config.json").get("class_names") or [str(k) for k in range(classes)]
+    names: Any = read_table(model / "config.json").get("class_names") or [str(k) for k in range(classes)]
     if not isinstance(names, list) or len(cast(list[Any], names)) != classes:
         raise LinfnetError(f"{model / 'config.json'}: class_names is not a list of {classes} names")
     return [str(name) for name in cast(list[Any], names)]

@@ -1,7 +1,9 @@
 """The l-infinity distance net: a classifier with a known Lipschitz constant from pixels to logits."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, Self, cast
 
 from torch import Tensor, nn
@@ -10,6 +12,9 @@ from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn.classifier import Classifier
 from linfnet.nn.distance import LpDistance
 
+# Arguments of the constructor that are true or false and saved in config.json.
+SWITCHES = ("mean_shift", "hidden_bias", "negate_logits")
+
 
 class LinfNet(Classifier):
     """A stack of distance layers on normalised pixels.
@@ -17,11 +22,8 @@ class LinfNet(Classifier):
     At p = inf and in eval mode it is `lipschitz`-Lipschitz in the l_inf norm of the pixels, for all weights.
 
     Args:
-        image_shape: (C, H, W) of the images.
-        classes: number of logits.
+        image_shape, classes, mean, std: as in `Classifier`.
         hidden: width of each hidden layer; () for a single layer.
-        mean: mean of each channel in pixel units, or one number for all channels.
-        std: the standard deviation, one for all channels; mean 0 and std 1 leave the pixels unchanged.
         mean_shift: subtract the means of the hidden layers.
         hidden_bias: give hidden layers a bias (the last layer always has one).
         negate_logits: predict the class with the *nearest* prototype. The paper's text and its theorems use the
@@ -56,24 +58,12 @@ class LinfNet(Classifier):
         if any(width < 1 for width in hidden):
             raise ArgumentError(f"hidden is {tuple(hidden)}; wanted widths above 0")
         super().__init__(image_shape, classes, mean=mean, std=std, learn_scale=True)
-        self.hidden = tuple(hidden)
-        self.negate_logits = negate_logits
+        self.hidden, self.negate_logits = tuple(hidden), negate_logits
         self.mean_shift, self.hidden_bias = mean_shift, hidden_bias
-        sizes = [math.prod(image_shape), *hidden, classes]
-        last = len(sizes) - 2
-        self.layers = nn.Sequential(
-            *(
-                LpDistance(
-                    sizes[i],
-                    sizes[i + 1],
-                    p=p,
-                    bias=hidden_bias or i == last,
-                    mean_shift=mean_shift and i < last,
-                    identity_init=identity_init,
-                )
-                for i in range(last + 1)
-            )
-        )
+        layer = partial(LpDistance, p=p, identity_init=identity_init)
+        widths = [math.prod(image_shape), *hidden]
+        inner = [layer(a, b, bias=hidden_bias, mean_shift=mean_shift) for a, b in itertools.pairwise(widths)]
+        self.layers = nn.Sequential(*inner, layer(widths[-1], classes, bias=True))
 
     @property
     def lipschitz(self) -> float:
@@ -82,7 +72,7 @@ class LinfNet(Classifier):
 
     def forward(self, images: Tensor) -> Tensor:
         """images: [B, C, H, W] in [0, 1] -> logits [B, classes]."""
-        logits = self.layers(self._flatten(self.normalize(self.check_shape(images))))
+        logits = self.layers(self.normalize(self.check_shape(images)).flatten(1))
         return -logits if self.negate_logits else logits
 
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,28 +80,18 @@ class LinfNet(Classifier):
 
         They enclose the floating-point results of `forward`, including rounding.
         """
-        box = self.normalize.bounds(self.check_shape(lower), self.check_shape(upper))
-        low, high = self._flatten(box[0]), self._flatten(box[1])
+        low, high = (end.flatten(1) for end in self.normalize.bounds(self.check_shape(lower), self.check_shape(upper)))
         for layer in self.layers:
             low, high = cast(LpDistance, layer).bounds(low, high)
         return (-high, -low) if self.negate_logits else (low, high)
 
-    @staticmethod
-    def _flatten(x: Tensor) -> Tensor:
-        return x.flatten(1)
-
     def settings(self) -> dict[str, Any]:
-        return {
-            "hidden": list(self.hidden),
-            "mean_shift": self.mean_shift,
-            "hidden_bias": self.hidden_bias,
-            "negate_logits": self.negate_logits,
-        }
+        return {"hidden": list(self.hidden), **{key: getattr(self, key) for key in SWITCHES}}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """A net with new weights from the dictionary that `config` returns."""
-        for key in ("mean_shift", "hidden_bias", "negate_logits"):
+        for key in SWITCHES:
             if not isinstance(config.get(key, True), bool):
                 raise LinfnetError(f"the config's {key} is {config[key]!r}; wanted true or false")
         return super().from_config(config)

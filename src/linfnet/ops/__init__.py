@@ -1,21 +1,18 @@
-"""One operation, several implementations: the mathematics of l_p distances and the kernels that must agree with it."""
+"""One operation, several implementations: the definition of l_p distances and the kernels that must agree with it.
+
+Importing the modules of the implementations registers them in `KERNELS`, in order of increasing preference.
+"""
 
 from linfnet.ops import cpu as cpu
-from linfnet.ops.addition_chain import snapped_p as snapped_p
 from linfnet.ops.api import check_p as check_p
 from linfnet.ops.api import linf_distance_bounds as linf_distance_bounds
 from linfnet.ops.api import lp_distance as lp_distance
 from linfnet.ops.cpu import Cpu as Cpu
 from linfnet.ops.cuda import Cuda as Cuda
+from linfnet.ops.implementations import KERNELS as KERNELS
+from linfnet.ops.implementations import Implementation as Implementation
+from linfnet.ops.implementations import choose as choose
+from linfnet.ops.implementations import default_implementation as default_implementation
+from linfnet.ops.implementations import names as names
+from linfnet.ops.powers import snapped_p as snapped_p
 from linfnet.ops.reference import Reference as Reference
-from linfnet.ops.registry import Implementation as Implementation
-from linfnet.ops.registry import choose as choose
-from linfnet.ops.registry import default_implementation as default_implementation
-from linfnet.ops.registry import names as names
-from linfnet.ops.registry import register as register
-from linfnet.ops.registry import serves as serves
-
-register(Reference())
-if cpu.available():
-    register(Cpu())
-register(Cuda())

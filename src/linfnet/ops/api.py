@@ -1,12 +1,156 @@
-"""The operations as users call them: arguments are checked, shapes folded to matrices, the kernel chosen."""
+"""The operations: arguments are checked, shapes flattened to matrices, and a `torch.library` operator is called.
+
+`linfnet::lp_distance` is differentiable and saves what its backward pass needs; `linfnet::lp_distance_inference` saves
+nothing. The registration is low-level because `torch.library.custom_op` costs more time than a small layer.
+"""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from linfnet.errors import ArgumentError
-from linfnet.ops import registry, torch_ops
+from linfnet.ops.implementations import choose, get
+
+_library = torch.library.Library("linfnet", "DEF")
+
+
+def _define(schema: str, function: Any, fake: Any) -> None:
+    name = schema.split("(")[0]
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"linfnet::{name}", fake, lib=_library)
+
+
+def _inference(x: Tensor, w: Tensor, p: float, impl: str) -> Tensor:
+    return get(impl).forward(x, w, p)
+
+
+def _inference_fake(x: Tensor, w: Tensor, p: float, impl: str) -> Tensor:
+    return x.new_empty(x.shape[0], w.shape[0])
+
+
+def _forward(x: Tensor, w: Tensor, p: float, impl: str) -> tuple[Tensor, Tensor]:
+    return get(impl).forward_saving(x, w, p)
+
+
+def _forward_fake(x: Tensor, w: Tensor, p: float, impl: str) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[0], w.shape[0]), get(impl).saved_like(x, w, p)
+
+
+def _backward(
+    grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, impl: str, need_x: bool, need_w: bool
+) -> tuple[Tensor, Tensor]:
+    return get(impl).backward(grad, x, w, y, saved, p, need_x, need_w)
+
+
+def _backward_fake(
+    grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, impl: str, need_x: bool, need_w: bool
+) -> tuple[Tensor, Tensor]:
+    return (
+        torch.empty_like(x) if need_x else x.new_empty(0),
+        torch.empty_like(w) if need_w else w.new_empty(0),
+    )
+
+
+def _bounds_inference(lower: Tensor, upper: Tensor, w: Tensor, impl: str) -> tuple[Tensor, Tensor]:
+    return get(impl).bounds(lower, upper, w)
+
+
+def _bounds_inference_fake(lower: Tensor, upper: Tensor, w: Tensor, impl: str) -> tuple[Tensor, Tensor]:
+    shape = (lower.shape[0], w.shape[0])
+    return lower.new_empty(shape), lower.new_empty(shape)
+
+
+def _bounds(lower: Tensor, upper: Tensor, w: Tensor, impl: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return get(impl).bounds_saving(lower, upper, w)
+
+
+def _bounds_fake(lower: Tensor, upper: Tensor, w: Tensor, impl: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    shape = (lower.shape[0], w.shape[0])
+    near, far = (lower.new_empty(shape, dtype=torch.int32) for _ in range(2))
+    return lower.new_empty(shape), lower.new_empty(shape), near, far
+
+
+_define("lp_distance_inference(Tensor x, Tensor w, float p, str impl) -> Tensor", _inference, _inference_fake)
+_define("lp_distance(Tensor x, Tensor w, float p, str impl) -> (Tensor, Tensor)", _forward, _forward_fake)
+_define(
+    "lp_distance_backward(Tensor grad, Tensor x, Tensor w, Tensor y, Tensor saved, float p, str impl, "
+    "bool need_x, bool need_w) -> (Tensor, Tensor)",
+    _backward,
+    _backward_fake,
+)
+_define(
+    "linf_distance_bounds_inference(Tensor lower, Tensor upper, Tensor w, str impl) -> (Tensor, Tensor)",
+    _bounds_inference,
+    _bounds_inference_fake,
+)
+_define(
+    "linf_distance_bounds(Tensor lower, Tensor upper, Tensor w, str impl) -> (Tensor, Tensor, Tensor, Tensor)",
+    _bounds,
+    _bounds_fake,
+)
+
+lp_distance_inference = torch.ops.linfnet.lp_distance_inference.default
+lp_distance_saving = torch.ops.linfnet.lp_distance.default
+lp_distance_backward = torch.ops.linfnet.lp_distance_backward.default
+bounds_inference = torch.ops.linfnet.linf_distance_bounds_inference.default
+bounds_saving = torch.ops.linfnet.linf_distance_bounds.default
+
+
+def _save_distance(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, w, ctx.p, ctx.impl = inputs
+    ctx.save_for_backward(x, w, *output)
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _distance_gradients(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return None, None, None, None
+    need_x, need_w = ctx.needs_input_grad[:2]
+    grad_x, grad_w = lp_distance_backward(grad.contiguous(), *ctx.saved_tensors, ctx.p, ctx.impl, need_x, need_w)
+    return grad_x if need_x else None, grad_w if need_w else None, None, None
+
+
+def _save_bounds(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    lower, upper, w, _ = inputs
+    ctx.save_for_backward(lower, upper, w, output[2], output[3])
+    ctx.mark_non_differentiable(output[2], output[3])
+    ctx.set_materialize_grads(False)
+
+
+def _bounds_gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Each bound depends on one end point of one coordinate: sparse, so plain torch is used for all implementations."""
+    lower, upper, w, near, far = ctx.saved_tensors
+    grad_lower, grad_upper, grad_w = torch.zeros_like(lower), torch.zeros_like(upper), torch.zeros_like(w)
+    for grad, index, farthest in ((grads[0], near.long(), False), (grads[1], far.long(), True)):
+        if grad is None or lower.shape[1] == 0:
+            continue
+        anchor = w.t().gather(0, index)
+        below, above = lower.gather(1, index) - anchor, upper.gather(1, index) - anchor
+        if farthest:
+            at_lower = below.abs() > above.abs()
+            flow = grad * torch.where(at_lower, below, above).sign()
+        else:
+            at_lower = below > 0
+            flow = grad * (below > 0).to(grad.dtype) - grad * (above < 0).to(grad.dtype)
+        grad_lower.scatter_add_(1, index, torch.where(at_lower, flow, 0))
+        grad_upper.scatter_add_(1, index, torch.where(at_lower, 0, flow))
+        grad_w.scatter_add_(1, index.t(), flow.neg().t())
+    return grad_lower, grad_upper, grad_w, None
+
+
+def _no_second_gradients(ctx: Any, *grads: Tensor | None) -> None:
+    raise NotImplementedError("lp_distance can be differentiated once, not twice")
+
+
+torch.library.register_autograd("linfnet::lp_distance_backward", _no_second_gradients, lib=_library)
+torch.library.register_autograd("linfnet::lp_distance", _distance_gradients, setup_context=_save_distance, lib=_library)
+torch.library.register_autograd(
+    "linfnet::linf_distance_bounds", _bounds_gradients, setup_context=_save_bounds, lib=_library
+)
 
 
 def _check_pair(name: str, x: Tensor, w: Tensor) -> None:
@@ -21,7 +165,7 @@ def _check_pair(name: str, x: Tensor, w: Tensor) -> None:
 
 
 def check_p(p: float, name: str = "p") -> float:
-    """p as a float, or an error if it is not a number from 1 to infinity."""
+    """Return p as a float; raise an error if it is not a number from 1 to infinity."""
     if not isinstance(p, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArgumentError(f"{name} is {p!r}; wanted a number")
     if not p >= 1:
@@ -30,17 +174,17 @@ def check_p(p: float, name: str = "p") -> float:
 
 
 def lp_distance(x: Tensor, w: Tensor, p: float = math.inf, *, impl: str | None = None) -> Tensor:
-    """The l_p distance of every row of x to every row of w.
+    """Compute the l_p distance of every row of x to every row of w.
 
     Args:
         x: [..., in], float32 or float64.
         w: [out, in], of the same dtype and device.
         p: a number >= 1, or `math.inf`.
-        impl: an implementation by name ("reference"); by default the fastest that serves the tensors.
+        impl: an implementation by name ("reference"); by default the preferred one that supports the tensors.
 
     Returns:
-        [..., out]. Differentiable in x and w with the exact gradients: zero where x = w; at infinity the first largest
-        coordinate receives it.
+        [..., out]. Differentiable in x and w with the exact gradients: zero where x = w; at infinity the first
+        coordinate that attains the maximum receives the gradient.
 
     >>> x, w = torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0], [1.0, -1.0]])
     >>> lp_distance(x, w, 2.0)
@@ -50,30 +194,30 @@ def lp_distance(x: Tensor, w: Tensor, p: float = math.inf, *, impl: str | None =
     """
     p = check_p(p)
     _check_pair("x", x, w)
-    name = registry.choose(x.device.type, x.dtype, impl)
+    name = choose(x.device.type, x.dtype, impl)
     rows = x.contiguous() if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     w = w.contiguous()
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
-        y = torch_ops.lp_distance_saving(rows, w, p, name)[0]
+        y = lp_distance_saving(rows, w, p, name)[0]
     else:
-        y = torch_ops.lp_distance_inference(rows, w, p, name)
+        y = lp_distance_inference(rows, w, p, name)
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], w.shape[0])
 
 
 def linf_distance_bounds(lower: Tensor, upper: Tensor, w: Tensor, *, impl: str | None = None) -> tuple[Tensor, Tensor]:
-    """The smallest and largest infinity distance to each row of w over the box lower <= x <= upper.
+    """Compute the smallest and largest infinity distance to each row of w over the box lower <= x <= upper.
 
-    Subtraction, absolute value and maximum are monotone as floating-point operations too: the bounds enclose the result
-    of `lp_distance(x, w, math.inf)`, rounding included, for every x in the box.
+    Subtraction, absolute value and maximum are monotone also as floating-point operations: the bounds enclose the
+    result of `lp_distance(x, w, math.inf)`, including rounding, for every x in the box.
 
     Args:
         lower: [..., in].
-        upper: [..., in], nowhere below `lower`.
+        upper: [..., in], not below `lower` in any element.
         w: [out, in].
         impl: as in `lp_distance`.
 
     Returns:
-        two tensors [..., out], differentiable in all three arguments.
+        Two tensors [..., out], differentiable in all three arguments.
 
     >>> w = torch.tensor([[0.0, 1.0]])
     >>> linf_distance_bounds(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.5, 0.25]]), w)
@@ -83,12 +227,12 @@ def linf_distance_bounds(lower: Tensor, upper: Tensor, w: Tensor, *, impl: str |
     _check_pair("upper", upper, w)
     if lower.shape != upper.shape:
         raise ArgumentError(f"lower has shape {tuple(lower.shape)} and upper {tuple(upper.shape)}; wanted the same")
-    name = registry.choose(lower.device.type, lower.dtype, impl)
+    name = choose(lower.device.type, lower.dtype, impl)
     shape = (math.prod(lower.shape[:-1]), lower.shape[-1])
     box = lower.reshape(shape).contiguous(), upper.reshape(shape).contiguous()
     if torch.is_grad_enabled() and (lower.requires_grad or upper.requires_grad or w.requires_grad):
-        bounds = torch_ops.bounds_saving(*box, w.contiguous(), name)[:2]
+        bounds = bounds_saving(*box, w.contiguous(), name)[:2]
     else:
-        bounds = torch_ops.bounds_inference(*box, w.contiguous(), name)
+        bounds = bounds_inference(*box, w.contiguous(), name)
     smallest, largest = (b.reshape(*lower.shape[:-1], w.shape[0]) for b in bounds)
     return smallest, largest

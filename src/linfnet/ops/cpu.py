@@ -1,10 +1,11 @@
-"""The C++ kernels for float32 on the CPU; float64 stays with the reference.
+"""C++ kernels for float32 on the CPU; the reference computes float64.
 
-The extension takes addresses and sizes and is not built against torch. It holds the same source compiled for AVX-512,
-AVX2+FMA and plain machines and takes the best level when it is loaded; `use_level` forces one.
+The extension takes addresses and sizes and is not built against torch. It contains the same source compiled for
+AVX-512, AVX2+FMA and plain machines and selects the best level when it is loaded; `use_level` forces one.
 
-At p = infinity the result has the reference's bits. For finite p, integers up to 10 and some up to 32 are raised by
-multiplication, others by log2 and exp2; where few terms of a sum matter only these are raised. See `csrc`.
+At p = infinity the result has the same bits as the reference. For finite p, integers up to 10 and some up to 32 are
+computed by multiplication, other powers by log2 and exp2; if few terms of a sum matter, only these are computed. See
+`csrc`.
 """
 
 import contextlib
@@ -17,36 +18,34 @@ import torch
 from torch import Tensor
 
 from linfnet.errors import ArgumentError
+from linfnet.ops.implementations import KERNELS
 from linfnet.ops.reference import Reference
 
 _kernels: Any
 try:
-    _kernels, _absence = importlib.import_module("linfnet.ops._cpu"), ""
+    _kernels, _import_error = importlib.import_module("linfnet.ops._cpu"), ""
 except ImportError as error:
-    _kernels, _absence = None, str(error)
-
-# Fewer (row, output, feature) triples than this are done before a second thread has woken up.
-_SERIAL_TRIPLES = 1 << 18
+    _kernels, _import_error = None, str(error)
 
 
 def available() -> bool:
-    """Whether the extension is there."""
+    """Whether the extension is installed."""
     return _kernels is not None
 
 
 def status() -> str:
-    """One line: the instruction set in use, or why the kernels are absent.
+    """One line: the instruction set in use, or why the kernels are missing.
 
     >>> "CPU kernels" in status()
     True
     """
     if _kernels is None:
-        return f"CPU kernels absent, the reference serves ({_absence})"
+        return f"CPU kernels missing, using the reference ({_import_error})"
     return f"CPU kernels: {_kernels.level()} of {', '.join(_kernels.levels())}; threads: {_kernels.thread_runtime()}"
 
 
 def levels() -> tuple[str, ...]:
-    """The instruction-set levels that run on this machine, the best first; empty without the extension."""
+    """The instruction-set levels that run on this machine, best first; empty without the extension."""
     return () if _kernels is None else tuple(cast("list[str]", _kernels.levels()))
 
 
@@ -64,40 +63,40 @@ def use_level(level: str) -> Generator[None]:
 
 
 def elementary(which: int, a: Tensor, p: float = 1.0) -> Tensor:
-    """log2 (0), exp2 (1) or the p-th root (2) of a float32 vector as the kernels take them, to test their errors."""
+    """log2 (0), exp2 (1) or the p-th root (2) of a float32 vector as the kernels compute them, to test their errors."""
     a, result = a.contiguous(), torch.empty_like(a)
     _kernels.elementary(which, a.data_ptr(), result.data_ptr(), p, a.numel())
     return result
 
 
-def _exact(p: float) -> bool:
-    """Whether the kernels keep their error bound at p; near 1 and beyond 1e5 the reference serves."""
+def _accurate(p: float) -> bool:
+    """Whether the kernels meet their error bound at p; the reference computes p near 1 and above 1e5."""
     return p == 1 or 1.5 <= p <= 1e5 or p == math.inf
 
 
 def _threads(n: int, out: int, features: int) -> int:
-    return 1 if n * out * features < _SERIAL_TRIPLES else torch.get_num_threads()
+    # Small layers are finished before a second thread has started.
+    return 1 if n * out * features < _kernels.SERIAL_TRIPLES else torch.get_num_threads()
 
 
+@KERNELS.register("cpu")
 class Cpu:
-    """C++ kernels; implements `linfnet.ops.registry.Implementation`."""
-
-    name = "cpu"
+    """C++ kernels; implements `linfnet.ops.implementations.Implementation`."""
 
     def __init__(self) -> None:
         self._reference = Reference()
 
-    def serves(self, device_type: str, dtype: torch.dtype) -> bool:
+    def supports(self, device_type: str, dtype: torch.dtype) -> bool:
         return device_type == "cpu" and dtype is torch.float32 and _kernels is not None
 
     def forward(self, x: Tensor, w: Tensor, p: float) -> Tensor:
-        if not _exact(p):
+        if not _accurate(p):
             return self._reference.forward(x, w, p)
         (n, features), out = x.shape, w.shape[0]
         y = x.new_empty((n, out))
         if n * out * features == 0:
             return y.zero_()
-        # Kept in names: the copies of strided tensors must outlive the call.
+        # Named, so that copies of strided tensors outlive the call.
         x, w = x.contiguous(), w.contiguous()
         threads = _threads(n, out, features)
         _kernels.forward(x.data_ptr(), w.data_ptr(), y.data_ptr(), 0, p, n, out, features, threads)
@@ -117,14 +116,14 @@ class Cpu:
         return y, saved
 
     def saved_like(self, x: Tensor, w: Tensor, p: float) -> Tensor:
-        # For finite p, what matters is found again faster than it is stored and read.
+        # For finite p, searching the terms that matter again is faster than storing and reading them.
         shape = (x.shape[0], w.shape[0]) if p == math.inf else (0,)
         return x.new_empty(shape, dtype=torch.int32)
 
     def backward(
         self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, need_x: bool, need_w: bool
     ) -> tuple[Tensor, Tensor]:
-        if not _exact(p):
+        if not _accurate(p):
             return self._reference.backward(grad, x, w, y, saved, p, need_x, need_w)
         (n, features), out = x.shape, w.shape[0]
         grad_x = x.new_empty(x.shape if need_x else (0,))
@@ -132,7 +131,7 @@ class Cpu:
         if n * out * features == 0:
             return grad_x.zero_(), grad_w.zero_()
         grad, x, w, y, saved = (t.contiguous() for t in (grad, x, w, y, saved))
-        # An empty tensor has the address 0, which the kernel takes for "not wanted".
+        # An empty tensor has the address 0, which tells the kernel that the gradient is not needed.
         _kernels.backward(
             *(t.data_ptr() for t in (grad, x, w, y, saved, grad_x, grad_w)),
             *(p, n, out, features, _threads(n, out, features)),

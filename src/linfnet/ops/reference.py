@@ -1,4 +1,4 @@
-"""The oracle: l_p distances in plain torch, on any device, in memory bounded by blocks.
+"""The reference: l_p distances in plain torch, on any device, block by block so that memory stays bounded.
 
     y[b, o] = m * (sum_i (|x[b, i] - w[o, i]| / m)^p)^(1/p),   m = max_i |x[b, i] - w[o, i]|
 
@@ -12,12 +12,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from linfnet.ops.implementations import KERNELS
+
 # Elements of the largest intermediate tensor [rows, outs, in]: 16 MiB in float32.
 BLOCK_ELEMENTS = 1 << 22
 
 
 def _blocks(n: int, out: int, features: int) -> Iterator[tuple[slice, slice]]:
-    """Cut [n, out] into blocks with at most BLOCK_ELEMENTS (row, output, feature) triples (but one pair at least)."""
+    """Divide [n, out] into blocks of at most BLOCK_ELEMENTS (row, output, feature) triples, or of one pair."""
     pairs = max(1, BLOCK_ELEMENTS // max(1, features))
     outs = min(max(1, out), pairs)
     rows = max(1, pairs // outs)
@@ -37,12 +39,11 @@ def _finite_distance(x: Tensor, w: Tensor, p: float) -> Tensor:
     return scale * size.div_(scale.unsqueeze(-1)).pow_(p).sum(-1).pow_(1 / p)
 
 
+@KERNELS.register("reference")
 class Reference:
-    """Plain torch; implements `linfnet.ops.registry.Implementation`."""
+    """Plain torch; implements `linfnet.ops.implementations.Implementation`."""
 
-    name = "reference"
-
-    def serves(self, device_type: str, dtype: torch.dtype) -> bool:
+    def supports(self, device_type: str, dtype: torch.dtype) -> bool:
         return dtype in (torch.float32, torch.float64)
 
     def forward(self, x: Tensor, w: Tensor, p: float) -> Tensor:
@@ -107,7 +108,7 @@ class Reference:
         for rows, outs in _blocks(n, out, features):
             below, above = _difference(lower[rows], w[outs]), _difference(upper[rows], w[outs])
             gap = torch.maximum(below, above.neg()).clamp_(min=0)
-            reach = torch.maximum(below.abs_(), above.abs_())
+            farthest = torch.maximum(below.abs_(), above.abs_())
             smallest[rows, outs], near[rows, outs] = gap.max(-1)
-            largest[rows, outs], far[rows, outs] = reach.max(-1)
+            largest[rows, outs], far[rows, outs] = farthest.max(-1)
         return smallest, largest, near, far

@@ -3,6 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Annotated
+
+from linfnet.errors import ArgumentError
+
+Share = Annotated[float, "from 0 to 1"]
+"""An accuracy or a probability; checked where results are read."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +38,11 @@ class Result:
     """How many images were evaluated."""
     eps: Fraction
     """The perturbation, in pixel units."""
-    clean: float
+    clean: Share
     """Accuracy on unperturbed images."""
-    attacked: float
+    attacked: Share
     """Accuracy under the attack."""
-    certified: Mapping[str, float]
+    certified: Mapping[str, Share]
     """Certified accuracy by the name of each certificate: margin and interval, or the one of another system."""
     attack: AttackSettings = PGD_100
     limit: int | None = None
@@ -45,12 +51,16 @@ class Result:
     """Another net than the folder's own, such as the nearest-neighbour net of the demonstration."""
     arithmetic: str = "float32"
     """float32: the certificates hold for the floating-point program. real: rounding is ignored."""
-    confidence: float = 1.0
+    confidence: Share = 1.0
     """The probability with which each certificate holds."""
     certify_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds per image by the name of each certificate."""
     seconds: float = 0.0
     """Of the whole evaluation at this epsilon."""
+
+    def __post_init__(self) -> None:
+        if not self.certified:
+            raise ArgumentError("certified is empty; wanted the accuracy of at least one certificate")
 
     @property
     def images(self) -> str:
@@ -83,13 +93,13 @@ class Result:
 class Accuracies:
     """Clean and certified accuracy of one split as training computes them, in real arithmetic."""
 
-    clean: float
-    certified: Mapping[Fraction, float]
+    clean: Share
+    certified: Mapping[Fraction, Share]
     """By epsilon; empty where certification is expensive."""
-    above: float | None = None
+    above: Share | None = None
     """Share of samples with a margin above theta; the next two: in [0, theta], and below 0."""
-    between: float | None = None
-    below: float | None = None
+    between: Share | None = None
+    below: Share | None = None
 
 
 @dataclass(frozen=True)
@@ -136,5 +146,5 @@ class Results:
     def with_evaluations(self, new: tuple[Result, ...]) -> "Results":
         """With further evaluations; those of the same subject are replaced."""
         subjects = {result.subject for result in new}
-        kept = tuple(result for result in self.evaluations if result.subject not in subjects)
-        return Results(self.training, kept + new)
+        others = tuple(result for result in self.evaluations if result.subject not in subjects)
+        return Results(self.training, others + new)

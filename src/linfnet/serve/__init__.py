@@ -1,7 +1,7 @@
 """A local page on which to draw a digit and read its class, certified radius and attack, and the JSON API behind it."""
 
+from linfnet.serve.app import bind as bind
 from linfnet.serve.app import create_app as create_app
-from linfnet.serve.server import bind as bind
-from linfnet.serve.server import run_server as run_server
-from linfnet.serve.server import url_of as url_of
+from linfnet.serve.app import run_server as run_server
+from linfnet.serve.app import url_of as url_of
 from linfnet.serve.service import Service as Service

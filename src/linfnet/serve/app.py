@@ -1,19 +1,25 @@
-"""The FastAPI application: the page, and the JSON API that docs/howto/serve.md and /api/openapi.json describe."""
+"""The FastAPI application (the page and the JSON API of docs/howto/serve.md) and the server that runs it."""
 
 import asyncio
+import errno
+import logging
+import socket
 import threading
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import uvicorn
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
+from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.nn.classifier import count_parameters
 from linfnet.serve import schemas
 from linfnet.serve.decode import read_picture
 from linfnet.serve.limits import BodyDrain, Gate, OriginGuard, read_body
@@ -26,7 +32,51 @@ MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript
 JSON, PICTURES = "application/json", ("image/png", "image/jpeg")
 MAX_PICTURE_BYTES = 4_000_000
 NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
-ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": Error}, "5XX": {"model": Error}}
+# More connections get 503; each waiting one uses at most 64 kB.
+MAX_CONNECTIONS = 512
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket, so that a port in use fails before the net is loaded; port 0 takes any free port."""
+    if not 0 <= port < 65536:
+        raise ArgumentError(f"port is {port}; expected a number from 0 to 65535")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        dual = family == socket.AF_INET6
+        return socket.create_server(address, family=family, backlog=MAX_CONNECTIONS, dualstack_ipv6=dual)
+    except (socket.gaierror, ValueError):  # an unknown name, a name that cannot be encoded, no IPv6
+        raise LinfnetError(f"host is {host!r}: there is no such address") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise LinfnetError(f"port {port} of {host} is in use; choose another --port (0 for any free one)") from None
+        raise LinfnetError(f"cannot listen: {error.strerror}") from None
+
+
+def url_of(bound: socket.socket, host: str) -> str:
+    """Return the URL of the page for a browser on this machine."""
+    name = "localhost" if host in ("0.0.0.0", "::") else host
+    address = f"[{name}]" if ":" in name else name
+    return f"http://{address}:{bound.getsockname()[1]}/"
+
+
+def run_server(service: Service, bound: socket.socket, names: frozenset[str]) -> None:
+    """Serve until the process is interrupted; connections that came since `bind` are answered, too."""
+    if count_parameters(service.net) < 4_000_000:
+        torch.set_num_threads(1)  # starting threads would take longer than the work that they share
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    config = uvicorn.Config(
+        create_app(service, names),
+        http="h11",
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=3,
+    )
+    uvicorn.Server(config).run(sockets=[bound])
 
 
 def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"})) -> FastAPI:
@@ -44,15 +94,15 @@ def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"}
         docs_url=None,
         redoc_url=None,
         telemetry=NO_TELEMETRY,
-        responses=ERRORS,
+        responses={"4XX": {"model": Error}, "5XX": {"model": Error}},
         middleware=[Middleware(BodyDrain), Middleware(OriginGuard, names=names)],
+        exception_handlers=dict.fromkeys((HTTPException, RequestValidationError, Exception), _error_response),
     )
-    for error in (HTTPException, RequestValidationError, Exception):
-        app.add_exception_handler(error, _error_response)
     # The page's files are read once: requests open no file.
     for path in sorted(STATIC.iterdir()):
         url = "/" if path.name == "index.html" else f"/static/{path.name}"
-        app.add_route(url, partial(_send_file, path.read_bytes(), MEDIA_TYPES[path.suffix]))
+        response = Response(path.read_bytes(), media_type=MEDIA_TYPES[path.suffix])
+        app.routes.append(Route(url, response, methods=["GET"]))
 
     @app.get("/api/model")
     async def model() -> Model:
@@ -71,7 +121,7 @@ def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"}
                     return service.predict(torch.tensor(parse_request(image_request, body).pixels))
                 return service.predict(read_picture(body, shape, fit))
 
-            return await predictions.run(run)
+            return await asyncio.get_running_loop().run_in_executor(predictions.worker, run)
 
     @app.post("/api/attack", openapi_extra=_document_body(attack_request.model_json_schema()))
     async def attack(request: Request) -> Attack:
@@ -87,7 +137,7 @@ def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"}
             disconnected = threading.Event()
             watch = asyncio.create_task(_set_on_disconnect(request, disconnected))
             try:
-                return await attacks.run(run)
+                return await asyncio.get_running_loop().run_in_executor(attacks.worker, run)
             finally:
                 disconnected.set()
                 watch.cancel()
@@ -95,15 +145,10 @@ def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"}
     return app
 
 
-async def _send_file(content: bytes, media_type: str, request: Request) -> Response:
-    return Response(content, media_type=media_type)
-
-
 def _document_body(schema: dict[str, Any], pictures: tuple[str, ...] = ()) -> dict[str, Any]:
     """Describe a body for openapi.json: FastAPI does not know it, as it would read it without limits."""
-    content: dict[str, Any] = {JSON: {"schema": schema}}
-    content |= {kind: {"schema": {"type": "string", "contentMediaType": kind}} for kind in pictures}
-    return {"requestBody": {"required": True, "content": content}}
+    files = {kind: {"schema": {"type": "string", "contentMediaType": kind}} for kind in pictures}
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}, **files}}}
 
 
 def _content_type(request: Request, *allowed: str) -> str:

@@ -1,5 +1,6 @@
 """Posted PNG and JPEG pictures as pixels of the net's shape, optionally prepared like the images of MNIST."""
 
+import contextlib
 import io
 import warnings
 
@@ -9,22 +10,18 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
+from linfnet.data import to_pixels
 from linfnet.serve.schemas import Fit
 
 # Decoded, a picture of this many pixels takes at most 64 MB.
 MAX_PIXELS = 16_000_000
-# Fainter strokes are noise of the scanner.
-INK_THRESHOLD = 0.1
 
 
 def read_picture(body: bytes, shape: tuple[int, int, int], fit: Fit) -> Tensor:
-    """Return float32 [C, H, W] in [0, 1] from the bytes of a picture.
+    """Return float32 pixels in [0, 1] of the net's shape [C, H, W] from the bytes of a PNG or JPEG file.
 
-    Args:
-        body: a PNG or JPEG file; its size is checked before it is decoded.
-        shape: (C, H, W) of the net.
-        fit: "none" accepts only pictures of exactly the net's size and mode; "whole" crops the centre and scales it;
-            "digit" does what was done to MNIST: white ink on black, scaled into a box, centred by its mass.
+    The fit "none" accepts only pictures of exactly the net's size and mode; "whole" crops the centre and scales it;
+    "digit" does what was done to MNIST: white ink on black, scaled into a box, centred by its mass.
     """
     mode = {1: "L", 3: "RGB"}.get(shape[0])
     if mode is None:
@@ -37,46 +34,32 @@ def read_picture(body: bytes, shape: tuple[int, int, int], fit: Fit) -> Tensor:
             raise HTTPException(400, f"the picture is {size}; expected {expected}, or fit=whole or fit=digit")
         array = np.asarray(picture)
     else:
-        opaque = _on_black(picture).convert(mode)
+        if picture.mode not in ("L", "RGB"):
+            # Transparent pixels become black.
+            picture = Image.alpha_composite(Image.new("RGBA", picture.size, "black"), picture.convert("RGBA"))
+        opaque = picture.convert(mode)
         if fit == "digit":
             array = _fit_digit(np.asarray(opaque), shape)
         else:
             array = np.asarray(ImageOps.fit(opaque, (shape[2], shape[1]), Image.Resampling.LANCZOS))
-    # The same division as for data sets (`to_pixels`): correctly rounded.
-    pixels = torch.from_numpy(np.array(array, dtype=np.float32)) / torch.full((), 255.0)
+    pixels = to_pixels(torch.tensor(array), 255)
     return pixels.unsqueeze(0) if shape[0] == 1 else pixels.permute(2, 0, 1).contiguous()
 
 
 def _decode(body: bytes, rotate: bool) -> Image.Image:
     """Decode a picture; `rotate` turns a photograph upright, by the orientation that the camera stored."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), contextlib.suppress(Image.DecompressionBombError):
             picture = Image.open(io.BytesIO(body), formats=("PNG", "JPEG"))
-            if picture.width * picture.height > MAX_PIXELS:
-                size = f"{picture.width} x {picture.height}"
-                raise HTTPException(413, f"the picture is {size}; expected at most {MAX_PIXELS:,} pixels")
-            picture.load()
-            return ImageOps.exif_transpose(picture) if rotate else picture
-    except HTTPException:
-        raise
-    except Image.DecompressionBombError:
-        raise HTTPException(413, f"the picture is too large; expected at most {MAX_PIXELS:,} pixels") from None
-    except UnidentifiedImageError:
-        raise HTTPException(400, "the picture cannot be read: it is not a PNG or JPEG file") from None
+            if picture.width * picture.height <= MAX_PIXELS:
+                picture.load()
+                return ImageOps.exif_transpose(picture) if rotate else picture
     # For damaged files Pillow raises OSError, ValueError, struct.error, SyntaxError, MemoryError and more.
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        unknown = isinstance(error, UnidentifiedImageError)
+        reason = "it is not a PNG or JPEG file" if unknown else (str(error).splitlines() or [type(error).__name__])[0]
         raise HTTPException(400, f"the picture cannot be read: {reason[:100]}") from None
-
-
-def _on_black(picture: Image.Image) -> Image.Image:
-    """Return the picture without transparency, in mode RGB or L."""
-    if picture.mode in ("L", "RGB"):
-        return picture
-    black = Image.new("RGBA", picture.size, (0, 0, 0, 255))
-    black.alpha_composite(picture.convert("RGBA"))
-    return black.convert("RGB")
+    raise HTTPException(413, f"the picture is too large; expected at most {MAX_PIXELS:,} pixels")
 
 
 def _fit_digit(grey: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
@@ -84,17 +67,16 @@ def _fit_digit(grey: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
     edge = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
     # Ink on paper is dark on light; MNIST is light on dark.
     ink = 255 - grey if np.median(edge) > 127 else grey
-    rows, columns = np.nonzero(ink > 255 * INK_THRESHOLD)
-    if not len(rows):
+    bounds = Image.fromarray(ink > 25).getbbox()  # fainter strokes are noise of the scanner
+    if bounds is None:
         raise HTTPException(400, "the picture is empty: it contains no ink")
-    part = ink[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+    part = Image.fromarray(ink).crop(bounds)
     height, width = shape[1:]
     # MNIST has a border of four pixels; the 8 x 8 digits fill their height.
     box = 20 if (height, width) == (28, 28) else min(height, width)
-    scale = box / max(part.shape)
-    size = (max(1, round(part.shape[1] * scale)), max(1, round(part.shape[0] * scale)))
-    resampling = Image.Resampling.BOX if scale < 1 else Image.Resampling.BICUBIC
-    small = np.asarray(Image.fromarray(part).resize(size, resampling))
+    scale = box / max(part.size)
+    size = (max(1, round(part.width * scale)), max(1, round(part.height * scale)))
+    small = np.asarray(part.resize(size, Image.Resampling.BOX if scale < 1 else Image.Resampling.BICUBIC))
     image = np.zeros((height, width), dtype=np.uint8)
     top, left = _centred_start(small.sum(1), height), _centred_start(small.sum(0), width)
     image[top : top + small.shape[0], left : left + small.shape[1]] = small

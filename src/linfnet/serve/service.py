@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from linfnet.attacks import closest_break
-from linfnet.certificates import Certification, certify_images
+from linfnet.certificates import certify_images
 from linfnet.errors import LinfnetError
 from linfnet.nn.classifier import count_parameters
 from linfnet.nn.model_path import class_names, find_model
@@ -29,18 +29,18 @@ class Service:
         folder = find_model(model)
         self.name = folder.resolve().name
         self.net = load_model(folder)
-        self.class_names = class_names(folder, self.net.classes)
+        self.classes = [Class(index=k, name=name) for k, name in enumerate(class_names(folder, self.net.classes))]
         shared = {id(tensor): tensor for tensor in (*self.net.parameters(), *self.net.buffers())}
         self.attacked = copy.deepcopy(self.net, shared)
 
     def describe(self) -> Model:
         """Describe the net."""
-        digits = self.class_names == [str(k) for k in range(self.net.classes)]
+        digits = all(one.name == str(one.index) for one in self.classes)
         return Model(
             name=self.name,
             linfnet=__version__,
             image_shape=list(self.net.image_shape),
-            class_names=self.class_names,
+            class_names=[one.name for one in self.classes],
             system=self.net.system,
             parameters=count_parameters(self.net),
             lipschitz=self.net.lipschitz,
@@ -54,16 +54,18 @@ class Service:
         certification = certify_images(self.net, [(image.unsqueeze(0), None)])
         with torch.no_grad(), self.net.at_infinity():
             logits = self.net(image.unsqueeze(0))[0].double()
-        best, lipschitz = int(certification.predictions[0]), self.net.lipschitz
+        best, lipschitz = int(certification.predictions), self.net.lipschitz
         # No logit changes by more than eps * lipschitz: two of them need at least this eps to become equal.
         earliest = ((logits[best] - logits) / (2 * lipschitz)).tolist() if lipschitz else [None] * len(logits)
         return Prediction(
-            class_=self._class(best),
-            runner_up=self._class(int(certification.runners_up[0])),
-            **_radii(certification),
+            class_=self.classes[best],
+            runner_up=self.classes[int(certification.runners_up)],
+            radius=_radius(certification.best_radii),
+            margin_radius=_radius(certification.radii.get("margin")),
+            interval_radius=_radius(certification.radii[certification.names[-1]]),
             scores=[
-                Score(index=k, name=self.class_names[k], logit=logit, earliest_eps=eps)
-                for k, (logit, eps) in enumerate(zip(logits.tolist(), earliest, strict=True))
+                Score(index=one.index, name=one.name, logit=logit, earliest_eps=eps)
+                for one, logit, eps in zip(self.classes, logits.tolist(), earliest, strict=True)
             ],
             pixels=image.tolist(),
         )
@@ -73,30 +75,26 @@ class Service:
         started = time.monotonic()
         # Certified with the attack's copy of the net, which only the attack's thread uses.
         certification = certify_images(self.attacked, [(image.unsqueeze(0), None)])
-        label, radius = int(certification.predictions[0]), _radii(certification)["radius"]
-        found = closest_break(
-            self.attacked,
-            image,
-            label,
-            radius=radius or 0.0,
-            steps=steps,
-            stop=lambda: stop() or time.monotonic() - started > ATTACK_SECONDS,
-        )
+        label, radius = int(certification.predictions), _radius(certification.best_radii)
+
+        def out_of_time() -> bool:
+            return stop() or time.monotonic() - started > ATTACK_SECONDS
+
+        found = closest_break(self.attacked, image, label, radius=radius or 0.0, steps=steps, stop=out_of_time)
         if self.net.arithmetic == "float32" and found.distance < (radius or 0.0):
             raise LinfnetError(
-                f"a change of {found.distance!r} changes the class although {radius!r} is certified: report this bug"
+                f"a change of {found.distance!r} breaks the certified radius {radius!r}: report this bug"
             )
         broken = None
         if found.image is not None:
             with torch.no_grad(), self.attacked.at_infinity():
                 logits = self.attacked(found.image.unsqueeze(0))[0]
             # In a tie the label may still come first: report the best of the other classes.
-            others = logits.index_fill(0, torch.tensor([label]), -math.inf)
-            broken = Broken(
-                distance=found.distance, class_=self._class(int(others.argmax())), pixels=found.image.tolist()
-            )
+            logits[label] = -math.inf
+            other = self.classes[int(logits.argmax())]
+            broken = Broken(distance=found.distance, class_=other, pixels=found.image.tolist())
         return Attack(
-            class_=self._class(label),
+            class_=self.classes[label],
             radius=radius,
             broken=broken,
             trials=[Trial(eps=t.epsilon, margin=t.margin, broken=t.broken) for t in found.trials],
@@ -104,16 +102,7 @@ class Service:
             seconds=round(time.monotonic() - started, 3),
         )
 
-    def _class(self, index: int) -> Class:
-        return Class(index=index, name=self.class_names[index])
 
-
-def _radii(certification: Certification) -> dict[str, float | None]:
-    """The radii of the first image; None, as JSON has no infinity, where nothing is certified."""
-    nothing = torch.full_like(certification.best_radii, -math.inf)
-    columns = {
-        "radius": certification.best_radii,
-        "margin_radius": certification.radii.get("margin", nothing),
-        "interval_radius": certification.radii[certification.names[-1]],
-    }
-    return {name: column[0].item() if column[0].isfinite() else None for name, column in columns.items()}
+def _radius(radii: Tensor | None) -> float | None:
+    """Return the radius of the only image; None, as JSON has no infinity, where nothing is certified."""
+    return radii.item() if radii is not None and radii.isfinite() else None

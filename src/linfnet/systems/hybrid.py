@@ -62,9 +62,8 @@ class HybridNet(Classifier):
             raise ArgumentError(f"hidden is {tuple(hidden)}, mlp_hidden {mlp_hidden}; wanted widths above 0")
         self.hidden, self.mlp_hidden = tuple(hidden), mlp_hidden
         sizes = [math.prod(image_shape), *hidden]
-        self.layers = nn.Sequential(
-            *(LpDistance(a, b, p=p, mean_shift=True, identity_init=True) for a, b in itertools.pairwise(sizes))
-        )
+        pairs = itertools.pairwise(sizes)
+        self.layers = nn.Sequential(*(LpDistance(a, b, p=p, mean_shift=True, identity_init=True) for a, b in pairs))
         self.first = ScaledLinear(sizes[-1], mlp_hidden)
         self.last = ScaledLinear(mlp_hidden, classes)
 

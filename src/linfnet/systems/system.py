@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from linfnet.data import SetInfo
 from linfnet.errors import ArgumentError, check_numbers
-from linfnet.nn.classifier import Classifier, read_config
+from linfnet.files import read_table
+from linfnet.nn.classifier import Classifier
 from linfnet.nn.model_path import find_model
 from linfnet.recipes import Recipe, options_from_mapping
 from linfnet.registry import Registry
@@ -123,4 +124,4 @@ def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> Cla
     """
     path = find_model(folder)
     # Only registered names are accepted: nothing that a config.json names is imported.
-    return SYSTEMS[str(read_config(path).get("system", "linf"))].net_type.load(path, device=device)
+    return SYSTEMS[str(read_table(path / "config.json").get("system", "linf"))].net_type.load(path, device=device)

@@ -1,7 +1,8 @@
 // log2, exp2 and the p-th root on vectors, by polynomials fitted for the least relative error.
 //
-// Stated errors against exact arithmetic (tested): log2 of a normal number in (0, 1] within 2 units in the last place,
-// exp2 on [-126, 1] within 1.5 and the root within 2.5 (of the float32 result).
+// Errors relative to exact arithmetic (tested): log2 of a normal number in (0, 1] at most 2 units in the last place,
+// exp2 on
+// [-126, 1] at most 1.5, the root at most 2.5 (of the float32 result).
 #pragma once
 #include "tile.hpp"
 
@@ -11,120 +12,127 @@ namespace {
 constexpr float LOG2_E = 1.442695f;
 
 struct LogParts {
-    F exponent, fraction;  // log2 = exponent + fraction, |fraction| <= 1/2
+  F exponent, fraction;  // log2 = exponent + fraction, |fraction| <= 1/2
 };
 
-// log2(1 + f) / f on [sqrt(1/2) - 1, sqrt(2) - 1], relative error 2.7e-8.
+// log2(1 + f) / f on [sqrt(1/2) - 1, sqrt(2) - 1], relative error 2.7e-8; highest power first.
+#define LINFNET_LOG2_POLYNOMIAL \
+  { 0.12583533f, -0.20726892f, 0.21571586f, -0.23894496f, 0.28791624f, -0.36070368f, 0.48091063f, -0.72134733f, LOG2_E }
+// 2^f on [-1/2, 1/2], relative error 1.9e-9.
+#define LINFNET_EXP2_POLYNOMIAL \
+  { 0.00015345808f, 0.0013399931f, 0.009618489f, 0.055503286f, 0.24022646f, 0.6931472f, 1.0f }
+
 LINFNET_INLINE LogParts log2_parts(F a) {
-    const I exponent = shift_right<23>(subi(as_int(a), set1i(0x3f3504f3)));
-    const F f = sub(as_float(subi(as_int(a), shift_left<23>(exponent))), set1(1.0f));
-    F q = set1(0.12583533f);
-    q = fma(q, f, set1(-0.20726892f));
-    q = fma(q, f, set1(0.21571586f));
-    q = fma(q, f, set1(-0.23894496f));
-    q = fma(q, f, set1(0.28791624f));
-    q = fma(q, f, set1(-0.36070368f));
-    q = fma(q, f, set1(0.48091063f));
-    q = fma(q, f, set1(-0.72134733f));
-    q = fma(q, f, set1(LOG2_E));
-    return {to_float(exponent), mul(q, f)};
+  constexpr float LOG[] = LINFNET_LOG2_POLYNOMIAL;
+  const I exponent = shift_right<23>(subi(as_int(a), set1i(0x3f3504f3)));
+  const F f = sub(as_float(subi(as_int(a), shift_left<23>(exponent))), set1(1.0f));
+  F q = set1(LOG[0]);
+  q = fma(q, f, set1(LOG[1]));
+  q = fma(q, f, set1(LOG[2]));
+  q = fma(q, f, set1(LOG[3]));
+  q = fma(q, f, set1(LOG[4]));
+  q = fma(q, f, set1(LOG[5]));
+  q = fma(q, f, set1(LOG[6]));
+  q = fma(q, f, set1(LOG[7]));
+  q = fma(q, f, set1(LOG[8]));
+  return {to_float(exponent), mul(q, f)};
 }
 
-// About -127 at zero and below the normal numbers, which every power then turns into (nearly) nothing.
+// About -127 at zero and for subnormal numbers: every power of it is then (nearly) zero.
 LINFNET_INLINE F log2_of(F a) {
-    const LogParts parts = log2_parts(a);
-    return add(parts.exponent, parts.fraction);
+  const LogParts parts = log2_parts(a);
+  return add(parts.exponent, parts.fraction);
 }
 
-// (2^f - 1) / f on [-1/2, 1/2]; 1 + f times it has relative error 1.9e-9.
+// (2^f - 1) / f on [-1/2, 1/2].
 LINFNET_INLINE F exp2_slope(F f) {
-    F q = set1(0.00015345808f);
-    q = fma(q, f, set1(0.0013399931f));
-    q = fma(q, f, set1(0.009618489f));
-    q = fma(q, f, set1(0.055503286f));
-    q = fma(q, f, set1(0.24022646f));
-    return fma(q, f, set1(0.6931472f));
+  constexpr float EXP[] = LINFNET_EXP2_POLYNOMIAL;
+  F q = set1(EXP[0]);
+  q = fma(q, f, set1(EXP[1]));
+  q = fma(q, f, set1(EXP[2]));
+  q = fma(q, f, set1(EXP[3]));
+  q = fma(q, f, set1(EXP[4]));
+  return fma(q, f, set1(EXP[5]));
 }
 
 LINFNET_INLINE F power_of_two(F whole) { return as_float(shift_left<23>(addi(to_int(whole), set1i(127)))); }
 
 // Arguments below -126 give 2^-126, NaN gives NaN.
 LINFNET_INLINE F exp2_of(F t) {
-    t = max_or_second(set1(-126.0f), t);
-    const F whole = round(t), f = sub(t, whole);
-    const F q = fma(exp2_slope(f), f, set1(1.0f));
-    return as_float(addi(as_int(q), shift_left<23>(to_int(whole))));
+  t = max_or_second(set1(-126.0f), t);
+  const F whole = round(t), f = sub(t, whole);
+  const F q = fma(exp2_slope(f), f, set1(1.0f));
+  return as_float(addi(as_int(q), shift_left<23>(to_int(whole))));
 }
 
 struct Root {
-    F p, inverse;
-    explicit LINFNET_INLINE Root(double p) : p(set1(float(p))), inverse(set1(float(1.0 / p))) {}
+  F p, inverse;
+  explicit LINFNET_INLINE Root(double p) : p(set1(float(p))), inverse(set1(float(1.0 / p))) {}
 
-    // factor * a^(1/p) for a normal a > 0: the whole part of the exponent is split off before it is rounded, and the
-    // factor comes in before the last rounding.
-    LINFNET_INLINE F times(F factor, F a) const {
-        const LogParts parts = log2_parts(a);
-        const F whole = round(mul(add(parts.exponent, parts.fraction), inverse));
-        const F f = mul(add(fnma(whole, p, parts.exponent), parts.fraction), inverse);
-        const F scale = power_of_two(whole), one = set1(1.0f);
-        // A small factor is scaled first, lest it lose bits as a denormal; a large one last, lest it overflow.
-        const Mask large = not_less(factor, one);
-        factor = mul(factor, select(large, one, scale));
-        return mul(fma(factor, mul(f, exp2_slope(f)), factor), select(large, scale, one));
-    }
+  // factor * a^(1/p) for a normal a > 0: the whole part of the exponent is separated before rounding, and the factor is
+  // applied before the last rounding.
+  LINFNET_INLINE F times(F factor, F a) const {
+    const LogParts parts = log2_parts(a);
+    const F whole = round(mul(add(parts.exponent, parts.fraction), inverse));
+    const F f = mul(add(fnma(whole, p, parts.exponent), parts.fraction), inverse);
+    const F scale = power_of_two(whole), one = set1(1.0f);
+    // Scale a small factor first, so that it loses no bits as a subnormal number; a large one last, so that it does not
+    // overflow.
+    const Mask large = not_less(factor, one);
+    factor = mul(factor, select(large, one, scale));
+    return mul(fma(factor, mul(f, exp2_slope(f)), factor), select(large, scale, one));
+  }
 
-    LINFNET_INLINE F operator()(F a) const { return times(set1(1.0f), a); }
+  LINFNET_INLINE F operator()(F a) const { return times(set1(1.0f), a); }
 };
 
-// a[i] = a[i]^exponent * 2^offset in lockstep: one number's chain of dependent steps is too long to keep a core busy.
+// a[i] = a[i]^exponent * 2^offset in lockstep: the dependent steps of a single number would leave a core idle.
 template <int N> LINFNET_INLINE void powers(F* a, F exponent, F offset) {
-    constexpr float LOG[] = {0.12583533f,  -0.20726892f, 0.21571586f,  -0.23894496f, 0.28791624f,
-                             -0.36070368f, 0.48091063f,  -0.72134733f, LOG2_E};
-    constexpr float EXP[] = {0.00015345808f, 0.0013399931f, 0.009618489f, 0.055503286f, 0.24022646f, 0.6931472f, 1.0f};
-    F f[N], q[N];
-    I whole[N];
-    for (int i = 0; i < N; ++i) whole[i] = shift_right<23>(subi(as_int(a[i]), set1i(0x3f3504f3)));
-    for (int i = 0; i < N; ++i) f[i] = sub(as_float(subi(as_int(a[i]), shift_left<23>(whole[i]))), set1(1.0f));
-    for (int i = 0; i < N; ++i) q[i] = set1(LOG[0]);
-    for (int k = 1; k < 9; ++k)
-        for (int i = 0; i < N; ++i) q[i] = fma(q[i], f[i], set1(LOG[k]));
-    for (int i = 0; i < N; ++i) a[i] = fma(exponent, fma(q[i], f[i], to_float(whole[i])), offset);
-    for (int i = 0; i < N; ++i) a[i] = max_or_second(set1(-126.0f), a[i]);
-    for (int i = 0; i < N; ++i) q[i] = round(a[i]);
-    for (int i = 0; i < N; ++i) f[i] = sub(a[i], q[i]);
-    for (int i = 0; i < N; ++i) whole[i] = shift_left<23>(to_int(q[i]));
-    for (int i = 0; i < N; ++i) q[i] = set1(EXP[0]);
-    for (int k = 1; k < 7; ++k)
-        for (int i = 0; i < N; ++i) q[i] = fma(q[i], f[i], set1(EXP[k]));
-    for (int i = 0; i < N; ++i) a[i] = as_float(addi(as_int(q[i]), whole[i]));
+  constexpr float LOG[] = LINFNET_LOG2_POLYNOMIAL, EXP[] = LINFNET_EXP2_POLYNOMIAL;
+  F f[N], q[N];
+  I whole[N];
+  for (int i = 0; i < N; ++i) whole[i] = shift_right<23>(subi(as_int(a[i]), set1i(0x3f3504f3)));
+  for (int i = 0; i < N; ++i) f[i] = sub(as_float(subi(as_int(a[i]), shift_left<23>(whole[i]))), set1(1.0f));
+  for (int i = 0; i < N; ++i) q[i] = set1(LOG[0]);
+  for (int k = 1; k < 9; ++k)
+    for (int i = 0; i < N; ++i) q[i] = fma(q[i], f[i], set1(LOG[k]));
+  for (int i = 0; i < N; ++i) a[i] = fma(exponent, fma(q[i], f[i], to_float(whole[i])), offset);
+  for (int i = 0; i < N; ++i) a[i] = max_or_second(set1(-126.0f), a[i]);
+  for (int i = 0; i < N; ++i) q[i] = round(a[i]);
+  for (int i = 0; i < N; ++i) f[i] = sub(a[i], q[i]);
+  for (int i = 0; i < N; ++i) whole[i] = shift_left<23>(to_int(q[i]));
+  for (int i = 0; i < N; ++i) q[i] = set1(EXP[0]);
+  for (int k = 1; k < 7; ++k)
+    for (int i = 0; i < N; ++i) q[i] = fma(q[i], f[i], set1(EXP[k]));
+  for (int i = 0; i < N; ++i) a[i] = as_float(addi(as_int(q[i]), whole[i]));
 }
 
-// log2(a * b) for a * b in [0, 1]: near 1 also what rounding took from the product counts.
+// log2(a * b) for a * b in [0, 1], including the rounding error of the product, which matters near 1.
 LINFNET_INLINE F log2_of_product(F a, F b) {
-    const F product = mul(a, b);
-    return fma(product_error(a, b, product), set1(LOG2_E), log2_of(product));
+  const F product = mul(a, b);
+  return fma(product_error(a, b, product), set1(LOG2_E), log2_of(product));
 }
 
 constexpr float TINY = 0x1p-100f, HUGE_ = 0x1p120f;
 
 // A number as s * inverse: |d| * s * inverse = |d| / value without over- or underflow, value > 0 and finite.
 struct Reciprocal {
-    float shift, inverse, residue;  // 1 / (value * shift) = inverse * (1 + residue)
+  float shift, inverse, residue;  // 1 / (value * shift) = inverse * (1 + residue)
 
-    explicit LINFNET_INLINE Reciprocal(float value) {
-        shift = value < TINY ? 0x1p100f : value > HUGE_ ? 0x1p-100f : 1.0f;
-        const float scaled = value * shift;
-        inverse = 1.0f / scaled;
-        residue = float(1.0 - double(scaled) * double(inverse));
-    }
+  explicit LINFNET_INLINE Reciprocal(float value) {
+    shift = value < TINY ? 0x1p100f : value > HUGE_ ? 0x1p-100f : 1.0f;
+    const float scaled = value * shift;
+    inverse = 1.0f / scaled;
+    residue = float(1.0 - double(scaled) * double(inverse));
+  }
 };
 
 void elementary(int which, const float* a, float* out, double p, long count) {
-    const Root root(p);
-    by_vectors(count, [&](long i, int n) {
-        const F v = load_part(a + i, n);
-        store_part(out + i, which == 0 ? log2_of(v) : which == 1 ? exp2_of(v) : root(v), n);
-    });
+  const Root root(p);
+  by_vectors(count, [&](long i, int n) {
+    const F v = load_part(a + i, n);
+    store_part(out + i, which == 0 ? log2_of(v) : which == 1 ? exp2_of(v) : root(v), n);
+  });
 }
 
 }  // namespace

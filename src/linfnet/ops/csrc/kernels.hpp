@@ -1,41 +1,41 @@
-// What every instruction-set level offers; one table per level, chosen when the module is loaded.
+// The functions of every instruction-set level; one table per level, selected when the module is loaded.
 #pragma once
 
 namespace linfnet {
 
 // x: [rows, features], w: [outs, features], y: [rows, outs], all contiguous.
 struct Shape {
-    long rows, outs, features;
-    int threads;
+  long rows, outs, features;
+  int threads;
 };
 
 struct Kernels {
-    const char* name;
-    // y = max |x - w|; index (may be null) receives the first feature that attains it.
-    void (*infinity)(const float* x, const float* w, float* y, int* index, Shape shape);
-    // y = (sum |x - w|^p)^(1/p) for finite p >= 1.
-    void (*power)(const float* x, const float* w, float* y, double p, Shape shape);
-    // Gradients of `power`; grad_x or grad_w may be null.
-    void (*gradients)(const float* grad, const float* x, const float* w, const float* y, float* grad_x, float* grad_w,
-                      double p, Shape shape);
-    // The smallest and largest infinity distance over a box, and the first features that attain them (may be null).
-    void (*bounds)(const float* lower, const float* upper, const float* w, float* smallest, float* largest, int* near,
-                   int* far, Shape shape);
-    // log2, exp2 and the p-th root of `count` numbers as the kernels take them: for tests of their stated errors.
-    void (*elementary)(int which, const float* a, float* out, double p, long count);
+  const char* name;
+  // y = max |x - w|; index (may be null) receives the first feature that attains it.
+  void (*infinity)(const float* x, const float* w, float* y, int* index, Shape shape);
+  // y = (sum |x - w|^p)^(1/p) for finite p >= 1.
+  void (*power)(const float* x, const float* w, float* y, double p, Shape shape);
+  // Gradients of `power`; grad_x or grad_w may be null.
+  void (*gradients)(const float* grad, const float* x, const float* w, const float* y, float* grad_x, float* grad_w,
+                    double p, Shape shape);
+  // The smallest and largest infinity distance over a box, and the first features that attain them (may be null).
+  void (*bounds)(const float* lower, const float* upper, const float* w, float* smallest, float* largest, int* near,
+                 int* far, Shape shape);
+  // log2, exp2 and the p-th root of `count` numbers as the kernels compute them, to test their errors.
+  void (*elementary)(int which, const float* a, float* out, double p, long count);
 };
 
 const Kernels* avx512_kernels();
 const Kernels* avx2_kernels();
 const Kernels* plain_kernels();
 
-// The gradients at infinity: each flows to the one feature named by index.
+// Gradients at infinity: that of each pair goes to the feature given by index.
 void scatter_gradients(const float* grad, const float* x, const float* w, const int* index, float* grad_x,
                        float* grad_w, Shape shape);
 
-// Calls piece(data, i) once for each i < count, on at most `threads` threads; pieces must not share outputs.
+// Call piece(data, i) once for each i < count, on at most `threads` threads; pieces must not share outputs.
 void parallel(long count, int threads, void (*piece)(void* data, long i), void* data);
-// The thread runtime in use, in words.
+// Description of the thread runtime in use.
 const char* thread_runtime();
 
 // Memory that the calling thread keeps between calls: at least `bytes`, aligned to 64.
@@ -46,7 +46,8 @@ void release(void* memory);
 
 namespace {
 template <class Piece> void parallel_for(long count, int threads, Piece piece) {
-    parallel(count, threads, [](void* data, long i) { (*static_cast<Piece*>(data))(i); }, &piece);
+  parallel(
+      count, threads, [](void* data, long i) { (*static_cast<Piece*>(data))(i); }, &piece);
 }
 inline long min_of(long a, long b) { return a < b ? a : b; }
 inline long blocks_of(long count, long size) { return (count + size - 1) / size; }

@@ -1,10 +1,10 @@
 #include "simd_avx2.hpp"
-// The vector type comes first.
+// Needs the vector type.
 #include "level.hpp"
 
 namespace linfnet {
 const Kernels* avx2_kernels() {
-    static constexpr Kernels kernels = table("AVX2+FMA");
-    return &kernels;
+  static constexpr Kernels kernels = table("AVX2+FMA");
+  return &kernels;
 }
 }  // namespace linfnet

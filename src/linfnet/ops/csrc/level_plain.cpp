@@ -1,10 +1,10 @@
 #include "simd_plain.hpp"
-// The vector type comes first.
+// Needs the vector type.
 #include "level.hpp"
 
 namespace linfnet {
 const Kernels* plain_kernels() {
-    static constexpr Kernels kernels = table("plain");
-    return &kernels;
+  static constexpr Kernels kernels = table("plain");
+  return &kernels;
 }
 }  // namespace linfnet

@@ -1,4 +1,4 @@
-// The Python face: addresses and sizes in, nothing out. Knows nothing of torch.
+// The Python module: functions take addresses and sizes and return nothing. It does not depend on torch.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -20,89 +20,92 @@ int* ints(Address a) { return reinterpret_cast<int*>(a); }
 
 const Kernels* find(const std::string& name) {
 #ifdef LINFNET_X86
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                      __builtin_cpu_supports("bmi") && __builtin_cpu_supports("popcnt");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-    if (avx512 && (name.empty() || name == avx512_kernels()->name)) return avx512_kernels();
-    if (avx2 && (name.empty() || name == avx2_kernels()->name)) return avx2_kernels();
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+                    __builtin_cpu_supports("popcnt");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+  if (avx512 && (name.empty() || name == avx512_kernels()->name)) return avx512_kernels();
+  if (avx2 && (name.empty() || name == avx2_kernels()->name)) return avx2_kernels();
 #endif
-    if (name.empty() || name == plain_kernels()->name) return plain_kernels();
-    return nullptr;
+  if (name.empty() || name == plain_kernels()->name) return plain_kernels();
+  return nullptr;
 }
 
 const Kernels* current = find("");
 
 nb::list levels() {
-    nb::list names;
-    for (const char* name : {"AVX-512", "AVX2+FMA", "plain"})
-        if (find(name)) names.append(name);
-    return names;
+  nb::list names;
+  for (const char* name : {"AVX-512", "AVX2+FMA", "plain"})
+    if (find(name)) names.append(name);
+  return names;
 }
 
 void use(const std::string& name) {
-    const Kernels* found = find(name);
-    if (!found) throw std::invalid_argument("no level of that name runs on this machine");
-    current = found;
+  const Kernels* found = find(name);
+  if (!found) throw std::invalid_argument("no level of that name runs on this machine");
+  current = found;
 }
 
-// Below this many triples the interpreter lock is kept: handing it over costs more than the work.
-constexpr long SMALL = 1 << 18;
+// Below this many (row, output, feature) triples, one thread computes and the interpreter lock is not released: both
+// would cost more time than the work.
+constexpr long SERIAL_TRIPLES = 1 << 18;
 
 template <class Work> void run(Shape shape, Work work) {
-    if (shape.rows * shape.outs * shape.features < SMALL) {
-        work();
-        return;
-    }
-    nb::gil_scoped_release release;
+  if (shape.rows * shape.outs * shape.features < SERIAL_TRIPLES) {
     work();
+    return;
+  }
+  nb::gil_scoped_release release;
+  work();
 }
 
 void forward(Address x, Address w, Address y, Address index, double p, long rows, long outs, long features,
              int threads) {
-    const Shape shape{rows, outs, features, threads};
-    run(shape, [&] {
-        if (p == __builtin_inf())
-            current->infinity(floats(x), floats(w), floats(y), ints(index), shape);
-        else
-            current->power(floats(x), floats(w), floats(y), p, shape);
-    });
+  const Shape shape{rows, outs, features, threads};
+  run(shape, [&] {
+    if (p == __builtin_inf())
+      current->infinity(floats(x), floats(w), floats(y), ints(index), shape);
+    else
+      current->power(floats(x), floats(w), floats(y), p, shape);
+  });
 }
 
 void backward(Address grad, Address x, Address w, Address y, Address index, Address grad_x, Address grad_w, double p,
               long rows, long outs, long features, int threads) {
-    const Shape shape{rows, outs, features, threads};
-    run(shape, [&] {
-        if (p == __builtin_inf())
-            scatter_gradients(floats(grad), floats(x), floats(w), ints(index), floats(grad_x), floats(grad_w), shape);
-        else
-            current->gradients(floats(grad), floats(x), floats(w), floats(y), floats(grad_x), floats(grad_w), p, shape);
-    });
+  const Shape shape{rows, outs, features, threads};
+  run(shape, [&] {
+    if (p == __builtin_inf())
+      scatter_gradients(floats(grad), floats(x), floats(w), ints(index), floats(grad_x), floats(grad_w), shape);
+    else
+      current->gradients(floats(grad), floats(x), floats(w), floats(y), floats(grad_x), floats(grad_w), p, shape);
+  });
 }
 
 void bounds(Address lower, Address upper, Address w, Address smallest, Address largest, Address near, Address far,
             long rows, long outs, long features, int threads) {
-    const Shape shape{rows, outs, features, threads};
-    run(shape, [&] {
-        current->bounds(floats(lower), floats(upper), floats(w), floats(smallest), floats(largest), ints(near),
-                        ints(far), shape);
-    });
+  const Shape shape{rows, outs, features, threads};
+  run(shape, [&] {
+    current->bounds(floats(lower), floats(upper), floats(w), floats(smallest), floats(largest), ints(near), ints(far),
+                    shape);
+  });
 }
 
 void elementary(int which, Address a, Address out, double p, long count) {
-    current->elementary(which, floats(a), floats(out), p, count);
+  current->elementary(which, floats(a), floats(out), p, count);
 }
 
 }  // namespace
 
 NB_MODULE(_cpu, m) {
-    m.def("forward", &forward);
-    m.def("backward", &backward);
-    m.def("bounds", &bounds);
-    m.def("elementary", &elementary);
-    m.def("levels", &levels, "The instruction-set levels that run on this machine, the best first.");
-    m.def("level", [] { return current->name; }, "The level in use.");
-    m.def("use", &use, nb::arg("level"), "Use this level from now on; an empty name chooses the best.");
-    m.def("thread_runtime", &thread_runtime);
+  m.def("forward", &forward);
+  m.def("backward", &backward);
+  m.def("bounds", &bounds);
+  m.def("elementary", &elementary);
+  m.def("levels", &levels, "The instruction-set levels that run on this machine, best first.");
+  m.def(
+      "level", [] { return current->name; }, "The level in use.");
+  m.def("use", &use, nb::arg("level"), "Use this level from now on; an empty name chooses the best.");
+  m.def("thread_runtime", &thread_runtime);
+  m.attr("SERIAL_TRIPLES") = SERIAL_TRIPLES;
 }

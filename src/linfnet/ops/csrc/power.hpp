@@ -1,7 +1,7 @@
 // Integer p with a short chain of multiplications: the plain sum of |d|^p, without a pass for the maximum.
 //
-// A power of two taken from a few sampled pairs keeps the sums in the middle of the float range. A pair whose sum
-// leaves the range where nothing can have been lost (or is NaN) is computed again by itself with its maximum.
+// A power of two from a few sampled pairs keeps the sums in the middle of the float range. A pair whose sum is out of
+// the range in which no digits can be lost (or is NaN) is computed again with its maximum.
 #pragma once
 
 #include "general.hpp"
@@ -9,126 +9,126 @@
 namespace linfnet {
 namespace {
 
-// Features summed plainly: the root of a large P leaves little of their rounding, that of a small one much.
+// Features per plain sum: the root of a large P reduces rounding errors more than that of a small P.
 template <int P> constexpr long SUM_STRETCH = (P < 4 ? 4 : 16) * LANES;
 constexpr float SAFE_LOW = 0x1p-85f, SAFE_HIGH = 0x1p120f;
 
 template <int P> LINFNET_INLINE F chain(F a) {
-    if constexpr (P == 1) {
-        return a;
-    } else if constexpr (P % 2 == 0) {
-        const F half = chain<P / 2>(a);
-        return mul(half, half);
-    } else {
-        return mul(chain<P - 1>(a), a);
-    }
+  if constexpr (P == 1) {
+    return a;
+  } else if constexpr (P % 2 == 0) {
+    const F half = chain<P / 2>(a);
+    return mul(half, half);
+  } else {
+    return mul(chain<P - 1>(a), a);
+  }
 }
 
 template <int P> struct StepPower {
-    static constexpr int PLANES = 1, INPUTS = 1, ROWS = TILE_ROWS;
-    typedef FoldSum Fold;
-    static LINFNET_INLINE F apply(F acc, F d) {
-        if constexpr (P == 1) {
-            return add(acc, abs(d));
-        } else if constexpr (P % 2 == 0) {
-            const F half = chain<P / 2>(d);
-            return fma(half, half, acc);
-        } else {
-            const F size = abs(d);
-            return fma(chain<P - 1>(size), size, acc);
-        }
+  static constexpr int PLANES = 1, INPUTS = 1, ROWS = TILE_ROWS;
+  typedef FoldSum Fold;
+  static LINFNET_INLINE F apply(F acc, F d) {
+    if constexpr (P == 1) {
+      return add(acc, abs(d));
+    } else if constexpr (P % 2 == 0) {
+      const F half = chain<P / 2>(d);
+      return fma(half, half, acc);
+    } else {
+      const F size = abs(d);
+      return fma(chain<P - 1>(size), size, acc);
     }
+  }
 };
 
 template <int P> LINFNET_INLINE F chain_root(F sum) {
-    if constexpr (P == 1)
-        return sum;
-    else if constexpr (P % 2 == 0)
-        return chain_root<P / 2>(sqrt(sum));
-    else
-        return Root(P)(sum);
+  if constexpr (P == 1)
+    return sum;
+  else if constexpr (P % 2 == 0)
+    return chain_root<P / 2>(sqrt(sum));
+  else
+    return Root(P)(sum);
 }
 
-// The exponent of two by which to multiply x and w: 0 if the distances of some pairs are fine as they are.
+// The exponent of the power of two to multiply x and w by: 0 if the sampled distances are in range.
 inline int sampled_shift(const float* x, const float* w, int p, const Shape& shape) {
-    constexpr long SAMPLES = 8;
-    int lowest = 1000, highest = -1000;
-    for (long s = 0; s < SAMPLES; ++s) {
-        const long row = s * (shape.rows - 1) / (SAMPLES - 1);
-        const long out = (SAMPLES - 1 - s) * (shape.outs - 1) / (SAMPLES - 1);
-        const float largest = max_of(x + row * shape.features, w + out * shape.features, shape.features);
-        if (!(largest > 0 && largest < __builtin_inff())) continue;
-        const int exponent = __builtin_ilogbf(largest);
-        if (exponent < lowest) lowest = exponent;
-        if (exponent > highest) highest = exponent;
-    }
-    // Room for the sum of many terms and for pairs that differ from the samples.
-    if (lowest > highest || (lowest * p >= -50 && highest * p <= 70)) return 0;
-    const int shift = -(lowest + highest) / 2;
-    return shift < -120 ? -120 : shift > 120 ? 120 : shift;
+  constexpr long SAMPLES = 8;
+  int lowest = 1000, highest = -1000;
+  for (long s = 0; s < SAMPLES; ++s) {
+    const long row = s * (shape.rows - 1) / (SAMPLES - 1);
+    const long out = (SAMPLES - 1 - s) * (shape.outs - 1) / (SAMPLES - 1);
+    const float largest = max_of(x + row * shape.features, w + out * shape.features, shape.features);
+    if (!(largest > 0 && largest < __builtin_inff())) continue;
+    const int exponent = __builtin_ilogbf(largest);
+    if (exponent < lowest) lowest = exponent;
+    if (exponent > highest) highest = exponent;
+  }
+  // Leave room for sums of many terms and for pairs that differ from the samples.
+  if (lowest > highest || (lowest * p >= -50 && highest * p <= 70)) return 0;
+  const int shift = -(lowest + highest) / 2;
+  return shift < -120 ? -120 : shift > 120 ? 120 : shift;
 }
 
 struct Scaled {
-    float* memory = nullptr;
-    Scaled() = default;
-    Scaled(const Scaled&) = delete;
-    ~Scaled() { release(memory); }
+  float* memory = nullptr;
+  Scaled() = default;
+  Scaled(const Scaled&) = delete;
+  ~Scaled() { release(memory); }
 
-    const float* operator()(const float* a, long rows, long features, float scale, int threads) {
-        memory = static_cast<float*>(allocate(rows * features * sizeof(float)));
-        parallel_for(rows, threads, [&](long r) {
-            by_vectors(features, [&](long k, int n) {
-                store_part(memory + r * features + k, mul(load_part(a + r * features + k, n), set1(scale)), n);
-            });
-        });
-        return memory;
-    }
+  const float* operator()(const float* a, long rows, long features, float scale, int threads) {
+    memory = static_cast<float*>(allocate(rows * features * sizeof(float)));
+    parallel_for(rows, threads, [&](long r) {
+      by_vectors(features, [&](long k, int n) {
+        store_part(memory + r * features + k, mul(load_part(a + r * features + k, n), set1(scale)), n);
+      });
+    });
+    return memory;
+  }
 };
 
 template <int P> void chain_power(const float* x, const float* w, float* y, Shape shape) {
-    const long in = shape.features;
-    const int shift = sampled_shift(x, w, P, shape);
-    Scaled x_memory, w_memory;
-    const float *xs = x, *ws = w;
-    if (shift != 0) {
-        xs = x_memory(x, shape.rows, in, __builtin_ldexpf(1.0f, shift), shape.threads);
-        ws = w_memory(w, shape.outs, in, __builtin_ldexpf(1.0f, shift), shape.threads);
-    }
-    const float back = __builtin_ldexpf(1.0f, -shift);
-    for_blocks(shape, [&](long row, long rows, long out, long outs) {
-        const float* top = xs + row * in;
-        // Equal terms round the same way every time: short stretches, and sums that keep what rounding took.
-        alignas(64) float total[BLOCK_PAIRS] = {}, rest[BLOCK_PAIRS] = {};
-        run_block<StepPower<P>, SUM_STRETCH<P>>(&top, ws + out * in, rows, outs, in, [&](long, const float* partial) {
-            for (long i = 0; i < BLOCK_PAIRS; i += LANES) {
-                const F a = load(total + i), b = load(partial + i), sum = add(a, b), taken = sub(sum, a);
-                const F error = add(sub(a, sub(sum, taken)), sub(b, taken));
-                store(total + i, sum);
-                store(rest + i, add(load(rest + i), error));
-            }
-        });
-        for (long r = 0; r < rows; ++r) {
-            float* target = y + (row + r) * shape.outs + out;
-            by_vectors(outs, [&](long o, int n) {
-                const F sum = add(load(total + r * BLOCK_OUTS + o), load(rest + r * BLOCK_OUTS + o));
-                const Mask safe = within(sum, set1(SAFE_LOW), set1(SAFE_HIGH));
-                const F root = chain_root<P>(select(safe, sum, set1(1.0f)));
-                store_part(target + o, mul(root, set1(back)), n);
-                for (unsigned lost = ~bits(safe) & ((1u << n) - 1); lost; lost &= lost - 1) {
-                    const long j = o + __builtin_ctz(lost);
-                    target[j] = pair_distance(x + (row + r) * in, w + (out + j) * in, P, in);
-                }
-            });
-        }
+  const long in = shape.features;
+  const int shift = sampled_shift(x, w, P, shape);
+  Scaled x_memory, w_memory;
+  const float *xs = x, *ws = w;
+  if (shift != 0) {
+    xs = x_memory(x, shape.rows, in, __builtin_ldexpf(1.0f, shift), shape.threads);
+    ws = w_memory(w, shape.outs, in, __builtin_ldexpf(1.0f, shift), shape.threads);
+  }
+  const float back = __builtin_ldexpf(1.0f, -shift);
+  for_blocks(shape, [&](long row, long rows, long out, long outs) {
+    const float* top = xs + row * in;
+    // Equal terms are always rounded in the same direction: hence short stretches, and sums with their rounding errors.
+    alignas(64) float total[BLOCK_PAIRS] = {}, errors[BLOCK_PAIRS] = {};
+    run_block<StepPower<P>, SUM_STRETCH<P>>(&top, ws + out * in, rows, outs, in, [&](long, const float* partial) {
+      for (long i = 0; i < BLOCK_PAIRS; i += LANES) {
+        const F a = load(total + i), b = load(partial + i), sum = add(a, b), added = sub(sum, a);
+        const F error = add(sub(a, sub(sum, added)), sub(b, added));
+        store(total + i, sum);
+        store(errors + i, add(load(errors + i), error));
+      }
     });
+    for (long r = 0; r < rows; ++r) {
+      float* target = y + (row + r) * shape.outs + out;
+      by_vectors(outs, [&](long o, int n) {
+        const F sum = add(load(total + r * BLOCK_OUTS + o), load(errors + r * BLOCK_OUTS + o));
+        const Mask safe = within(sum, set1(SAFE_LOW), set1(SAFE_HIGH));
+        const F root = chain_root<P>(select(safe, sum, set1(1.0f)));
+        store_part(target + o, mul(root, set1(back)), n);
+        for (unsigned lost = ~bits(safe) & ((1u << n) - 1); lost; lost &= lost - 1) {
+          const long j = o + __builtin_ctz(lost);
+          target[j] = pair_distance(x + (row + r) * in, w + (out + j) * in, P, in);
+        }
+      });
+    }
+  });
 }
 
 void power(const float* x, const float* w, float* y, double p, Shape shape) {
 #define LINFNET_CHAIN(P) \
-    if (p == P) return chain_power<P>(x, w, y, shape);
-    LINFNET_CHAINS(LINFNET_CHAIN)
+  if (p == P) return chain_power<P>(x, w, y, shape);
+  LINFNET_CHAINS(LINFNET_CHAIN)
 #undef LINFNET_CHAIN
-    general_power(x, w, y, p, shape);
+  general_power(x, w, y, p, shape);
 }
 
 }  // namespace

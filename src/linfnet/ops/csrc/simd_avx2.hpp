@@ -9,8 +9,8 @@ typedef __m256i I;
 typedef __m256 Mask;
 constexpr int LANES = 8;
 constexpr int TILE_ROWS = 2, TILE_OUTS = 4;  // 8 accumulators, 2 rows of x, temporaries: 16 registers
-constexpr int LOCKSTEP = 2;  // vectors raised to a power at a time
-// Terms are collected while at most one in so many is large: in the forward, and in the backward.
+constexpr int LOCKSTEP = 2;                  // vectors raised to a power at a time
+// Terms are collected if at most one in so many is large: in the forward and in the backward pass.
 constexpr long PACK_SHARE = 6, SCATTER_SHARE = 10;
 constexpr int GRAD_ROWS = 2, GRAD_VECTORS = 2;
 
@@ -31,12 +31,12 @@ inline F mul(F a, F b) { return _mm256_mul_ps(a, b); }
 inline F div(F a, F b) { return _mm256_div_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
 inline F fnma(F a, F b, F c) { return _mm256_fnmadd_ps(a, b, c); }
-// What rounding took from a * b.
+// The rounding error of a * b.
 inline F product_error(F a, F b, F product) { return _mm256_fmsub_ps(a, b, product); }
 inline F sqrt(F a) { return _mm256_sqrt_ps(a); }
 inline F round(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline F abs(F a) { return _mm256_and_ps(a, as_float(set1i(0x7fffffff))); }
-// b where either is NaN, as x86 has it.
+// b if either is NaN, as x86 defines it.
 inline F max_or_second(F a, F b) { return _mm256_max_ps(a, b); }
 inline F min_or_second(F a, F b) { return _mm256_min_ps(a, b); }
 
@@ -55,40 +55,40 @@ inline Mask greater(I a, I b) { return as_float(_mm256_cmpgt_epi32(a, b)); }
 inline Mask equal(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
 inline Mask not_less(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_NLT_UQ); }
 inline Mask within(F a, F low, F high) {
-    return _mm256_and_ps(_mm256_cmp_ps(a, low, _CMP_GE_OQ), _mm256_cmp_ps(a, high, _CMP_LE_OQ));
+  return _mm256_and_ps(_mm256_cmp_ps(a, low, _CMP_GE_OQ), _mm256_cmp_ps(a, high, _CMP_LE_OQ));
 }
 inline unsigned bits(Mask m) { return unsigned(_mm256_movemask_ps(m)); }
 inline F select(Mask m, F yes, F no) { return _mm256_blendv_ps(no, yes, m); }
 inline I select(Mask m, I yes, I no) { return _mm256_blendv_epi8(no, yes, as_int(m)); }
 
-// The chosen lanes of a, moved together and stored; up to LANES floats are written. Returns how many were chosen.
+// Store the selected lanes of a next to each other; up to LANES floats are written. Returns how many were selected.
 inline int pack(float* out, F a, Mask m) {
-    alignas(32) float lanes[LANES];
-    store(lanes, a);
-    int count = 0;
-    for (unsigned left = bits(m); left; left &= left - 1) out[count++] = lanes[__builtin_ctz(left)];
-    return count;
+  alignas(32) float lanes[LANES];
+  store(lanes, a);
+  int count = 0;
+  for (unsigned left = bits(m); left; left &= left - 1) out[count++] = lanes[__builtin_ctz(left)];
+  return count;
 }
 inline int pack(int* out, I a, Mask m) { return pack(reinterpret_cast<float*>(out), as_float(a), m); }
 
-// The lanes of each of four vectors folded into one number each.
+// Reduce each of four vectors to one number.
 template <class Fold> void fold4(const F* a, float* out) {
-    F s = Fold::of(_mm256_unpacklo_ps(a[0], a[1]), _mm256_unpackhi_ps(a[0], a[1]));
-    F t = Fold::of(_mm256_unpacklo_ps(a[2], a[3]), _mm256_unpackhi_ps(a[2], a[3]));
-    F u = Fold::of(_mm256_shuffle_ps(s, t, 0x44), _mm256_shuffle_ps(s, t, 0xee));
-    _mm_storeu_ps(out, Fold::of(_mm256_castps256_ps128(u), _mm256_extractf128_ps(u, 1)));
+  F s = Fold::of(_mm256_unpacklo_ps(a[0], a[1]), _mm256_unpackhi_ps(a[0], a[1]));
+  F t = Fold::of(_mm256_unpacklo_ps(a[2], a[3]), _mm256_unpackhi_ps(a[2], a[3]));
+  F u = Fold::of(_mm256_shuffle_ps(s, t, 0x44), _mm256_shuffle_ps(s, t, 0xee));
+  _mm_storeu_ps(out, Fold::of(_mm256_castps256_ps128(u), _mm256_extractf128_ps(u, 1)));
 }
 
 struct FoldSum {
-    static F of(F a, F b) { return add(a, b); }
-    static __m128 of(__m128 a, __m128 b) { return _mm_add_ps(a, b); }
+  static F of(F a, F b) { return add(a, b); }
+  static __m128 of(__m128 a, __m128 b) { return _mm_add_ps(a, b); }
 };
-// Maximum by bit pattern: right for numbers >= 0, and NaN wins.
+// Maximum by bit pattern: correct for non-negative numbers; NaN is the largest.
 struct FoldMax {
-    static F of(F a, F b) { return as_float(maxi(as_int(a), as_int(b))); }
-    static __m128 of(__m128 a, __m128 b) {
-        return _mm_castsi128_ps(_mm_max_epi32(_mm_castps_si128(a), _mm_castps_si128(b)));
-    }
+  static F of(F a, F b) { return as_float(maxi(as_int(a), as_int(b))); }
+  static __m128 of(__m128 a, __m128 b) {
+    return _mm_castsi128_ps(_mm_max_epi32(_mm_castps_si128(a), _mm_castps_si128(b)));
+  }
 };
 
 }  // namespace

@@ -9,8 +9,8 @@ typedef __m512i I;
 typedef __mmask16 Mask;
 constexpr int LANES = 16;
 constexpr int TILE_ROWS = 4, TILE_OUTS = 4;  // 16 accumulators and 4 rows of x fit in 32 registers
-constexpr int LOCKSTEP = 4;  // vectors raised to a power at a time
-// Terms are collected while at most one in so many is large: in the forward, and in the backward.
+constexpr int LOCKSTEP = 4;                  // vectors raised to a power at a time
+// Terms are collected if at most one in so many is large: in the forward and in the backward pass.
 constexpr long PACK_SHARE = 2, SCATTER_SHARE = 6;
 constexpr int GRAD_ROWS = 4, GRAD_VECTORS = 2;
 
@@ -31,12 +31,12 @@ inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
 inline F div(F a, F b) { return _mm512_div_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 inline F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
-// What rounding took from a * b.
+// The rounding error of a * b.
 inline F product_error(F a, F b, F product) { return _mm512_fmsub_ps(a, b, product); }
 inline F sqrt(F a) { return _mm512_sqrt_ps(a); }
 inline F round(F a) { return _mm512_roundscale_ps(a, 8); }
 inline F abs(F a) { return _mm512_abs_ps(a); }
-// b where either is NaN, as x86 has it.
+// b if either is NaN, as x86 defines it.
 inline F max_or_second(F a, F b) { return _mm512_max_ps(a, b); }
 inline F min_or_second(F a, F b) { return _mm512_min_ps(a, b); }
 
@@ -55,44 +55,44 @@ inline Mask greater(I a, I b) { return _mm512_cmpgt_epi32_mask(a, b); }
 inline Mask equal(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 inline Mask not_less(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ); }
 inline Mask within(F a, F low, F high) {
-    return _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(a, low, _CMP_GE_OQ), a, high, _CMP_LE_OQ);
+  return _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(a, low, _CMP_GE_OQ), a, high, _CMP_LE_OQ);
 }
 inline unsigned bits(Mask m) { return m; }
 inline F select(Mask m, F yes, F no) { return _mm512_mask_blend_ps(m, no, yes); }
 inline I select(Mask m, I yes, I no) { return _mm512_mask_blend_epi32(m, no, yes); }
 
-// The chosen lanes of a, moved together and stored; up to LANES floats are written. Returns how many were chosen.
+// Store the selected lanes of a next to each other; up to LANES floats are written. Returns how many were selected.
 inline int pack(float* out, F a, Mask m) {
-    store(out, _mm512_maskz_compress_ps(m, a));  // a compressing store is slow on some machines
-    return __builtin_popcount(m);
+  store(out, _mm512_maskz_compress_ps(m, a));  // a compressing store is slow on some machines
+  return __builtin_popcount(m);
 }
 inline int pack(int* out, I a, Mask m) {
-    store(out, _mm512_maskz_compress_epi32(m, a));
-    return __builtin_popcount(m);
+  store(out, _mm512_maskz_compress_epi32(m, a));
+  return __builtin_popcount(m);
 }
 
-// The lanes of each of four vectors folded into one number each.
+// Reduce each of four vectors to one number.
 template <class Fold> void fold4(const F* a, float* out) {
-    __m256 h[4];
-    for (int k = 0; k < 4; ++k) h[k] = Fold::of(_mm512_castps512_ps256(a[k]), _mm512_extractf32x8_ps(a[k], 1));
-    __m256 s = Fold::of(_mm256_unpacklo_ps(h[0], h[1]), _mm256_unpackhi_ps(h[0], h[1]));
-    __m256 t = Fold::of(_mm256_unpacklo_ps(h[2], h[3]), _mm256_unpackhi_ps(h[2], h[3]));
-    __m256 u = Fold::of(_mm256_shuffle_ps(s, t, 0x44), _mm256_shuffle_ps(s, t, 0xee));
-    _mm_storeu_ps(out, Fold::of(_mm256_castps256_ps128(u), _mm256_extractf128_ps(u, 1)));
+  __m256 h[4];
+  for (int k = 0; k < 4; ++k) h[k] = Fold::of(_mm512_castps512_ps256(a[k]), _mm512_extractf32x8_ps(a[k], 1));
+  __m256 s = Fold::of(_mm256_unpacklo_ps(h[0], h[1]), _mm256_unpackhi_ps(h[0], h[1]));
+  __m256 t = Fold::of(_mm256_unpacklo_ps(h[2], h[3]), _mm256_unpackhi_ps(h[2], h[3]));
+  __m256 u = Fold::of(_mm256_shuffle_ps(s, t, 0x44), _mm256_shuffle_ps(s, t, 0xee));
+  _mm_storeu_ps(out, Fold::of(_mm256_castps256_ps128(u), _mm256_extractf128_ps(u, 1)));
 }
 
 struct FoldSum {
-    static __m256 of(__m256 a, __m256 b) { return _mm256_add_ps(a, b); }
-    static __m128 of(__m128 a, __m128 b) { return _mm_add_ps(a, b); }
+  static __m256 of(__m256 a, __m256 b) { return _mm256_add_ps(a, b); }
+  static __m128 of(__m128 a, __m128 b) { return _mm_add_ps(a, b); }
 };
-// Maximum by bit pattern: right for numbers >= 0, and NaN wins.
+// Maximum by bit pattern: correct for non-negative numbers; NaN is the largest.
 struct FoldMax {
-    static __m256 of(__m256 a, __m256 b) {
-        return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
-    }
-    static __m128 of(__m128 a, __m128 b) {
-        return _mm_castsi128_ps(_mm_max_epi32(_mm_castps_si128(a), _mm_castps_si128(b)));
-    }
+  static __m256 of(__m256 a, __m256 b) {
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+  }
+  static __m128 of(__m128 a, __m128 b) {
+    return _mm_castsi128_ps(_mm_max_epi32(_mm_castps_si128(a), _mm_castps_si128(b)));
+  }
 };
 
 }  // namespace

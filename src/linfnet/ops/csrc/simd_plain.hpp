@@ -12,16 +12,16 @@ typedef I Mask;
 constexpr int LANES = 4;
 constexpr int TILE_ROWS = 2, TILE_OUTS = 4;
 constexpr int LOCKSTEP = 2;  // vectors raised to a power at a time
-// Terms are collected while at most one in so many is large: in the forward, and in the backward.
+// Terms are collected if at most one in so many is large: in the forward and in the backward pass.
 constexpr long PACK_SHARE = 6, SCATTER_SHARE = 12;
 constexpr int GRAD_ROWS = 2, GRAD_VECTORS = 2;
 
 inline F set1(float a) { return F{a, a, a, a}; }
 inline I set1i(int a) { return I{a, a, a, a}; }
 inline F load_part(const float* p, int n) {
-    F a = set1(0.0f);
-    std::memcpy(&a, p, sizeof(float) * n);
-    return a;
+  F a = set1(0.0f);
+  std::memcpy(&a, p, sizeof(float) * n);
+  return a;
 }
 inline F load(const float* p) { return load_part(p, LANES); }
 inline void store_part(float* p, F a, int n) { std::memcpy(p, &a, sizeof(float) * n); }
@@ -36,20 +36,20 @@ inline F mul(F a, F b) { return a * b; }
 inline F div(F a, F b) { return a / b; }
 inline F fma(F a, F b, F c) { return a * b + c; }
 inline F fnma(F a, F b, F c) { return c - a * b; }
-// What rounding took from a * b, by splitting both in halves (Dekker).
+// The rounding error of a * b, by splitting both into halves (Dekker).
 inline F product_error(F a, F b, F product) {
-    const I half = set1i(int(0xfffff000u));
-    const F a1 = reinterpret_cast<F>(reinterpret_cast<I>(a) & half), a2 = a - a1;
-    const F b1 = reinterpret_cast<F>(reinterpret_cast<I>(b) & half), b2 = b - b1;
-    return ((a1 * b1 - product) + (a1 * b2 + a2 * b1)) + a2 * b2;
+  const I half = set1i(int(0xfffff000u));
+  const F a1 = reinterpret_cast<F>(reinterpret_cast<I>(a) & half), a2 = a - a1;
+  const F b1 = reinterpret_cast<F>(reinterpret_cast<I>(b) & half), b2 = b - b1;
+  return ((a1 * b1 - product) + (a1 * b2 + a2 * b1)) + a2 * b2;
 }
 inline F sqrt(F a) { return F{std::sqrt(a[0]), std::sqrt(a[1]), std::sqrt(a[2]), std::sqrt(a[3])}; }
 inline F select(Mask m, F yes, F no) { return as_float((m & as_int(yes)) | (~m & as_int(no))); }
 inline I select(Mask m, I yes, I no) { return (m & yes) | (~m & no); }
-// To the nearest integer, for |a| < 2^22, which is all that is asked of it.
+// To the nearest integer, for |a| < 2^22, which is sufficient here.
 inline F round(F a) { return (a + set1(12582912.0f)) - set1(12582912.0f); }
 inline F abs(F a) { return as_float(as_int(a) & set1i(0x7fffffff)); }
-// b where either is NaN, as x86 has it.
+// b if either is NaN, as x86 defines it.
 inline F max_or_second(F a, F b) { return select(a > b, a, b); }
 inline F min_or_second(F a, F b) { return select(a < b, a, b); }
 
@@ -70,29 +70,29 @@ inline Mask not_less(F a, F b) { return ~(a < b); }
 inline Mask within(F a, F low, F high) { return (a >= low) & (a <= high); }
 inline unsigned bits(Mask m) { return (m[0] & 1) | (m[1] & 2) | (m[2] & 4) | (m[3] & 8); }
 
-// The chosen lanes of a, moved together and stored; up to LANES floats are written. Returns how many were chosen.
+// Store the selected lanes of a next to each other; up to LANES floats are written. Returns how many were selected.
 inline int pack(float* out, F a, Mask m) {
-    float lanes[LANES];
-    store(lanes, a);
-    int count = 0;
-    for (unsigned left = bits(m); left; left &= left - 1) out[count++] = lanes[__builtin_ctz(left)];
-    return count;
+  float lanes[LANES];
+  store(lanes, a);
+  int count = 0;
+  for (unsigned left = bits(m); left; left &= left - 1) out[count++] = lanes[__builtin_ctz(left)];
+  return count;
 }
 inline int pack(int* out, I a, Mask m) { return pack(reinterpret_cast<float*>(out), as_float(a), m); }
 
-// The lanes of each of four vectors folded into one number each.
+// Reduce each of four vectors to one number.
 template <class Fold> void fold4(const F* a, float* out) {
-    F b[4];
-    for (int k = 0; k < 4; ++k) b[k] = F{a[0][k], a[1][k], a[2][k], a[3][k]};
-    store(out, Fold::of(Fold::of(b[0], b[1]), Fold::of(b[2], b[3])));
+  F b[4];
+  for (int k = 0; k < 4; ++k) b[k] = F{a[0][k], a[1][k], a[2][k], a[3][k]};
+  store(out, Fold::of(Fold::of(b[0], b[1]), Fold::of(b[2], b[3])));
 }
 
 struct FoldSum {
-    static F of(F a, F b) { return a + b; }
+  static F of(F a, F b) { return a + b; }
 };
-// Maximum by bit pattern: right for numbers >= 0, and NaN wins.
+// Maximum by bit pattern: correct for non-negative numbers; NaN is the largest.
 struct FoldMax {
-    static F of(F a, F b) { return as_float(maxi(as_int(a), as_int(b))); }
+  static F of(F a, F b) { return as_float(maxi(as_int(a), as_int(b))); }
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
-// Threads: the OpenMP runtime that torch has already loaded, found by name, so that one process never holds two.
+// Threads: the OpenMP runtime that torch has loaded, found by name, so that a process never has two.
 //
-// Two runtimes would keep two pools whose idle threads spin against each other. GOMP_parallel is the stable entry of
-// GNU's runtime, and Intel's and LLVM's offer it too. Where none is loaded, threads are started for each call.
+// With two runtimes, idle threads of one pool would slow down the other. GOMP_parallel is the stable entry point of
+// GNU's runtime, which Intel's and LLVM's also provide. If none is loaded, threads are started for each call.
 #include <atomic>
 #include <cstdlib>
 #include <new>
@@ -20,77 +20,77 @@ typedef void (*Fork)(void (*body)(void*), void* data, unsigned threads, unsigned
 
 Fork find_runtime() {
 #if defined(__unix__) || defined(__APPLE__)
-    return reinterpret_cast<Fork>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+  return reinterpret_cast<Fork>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
 #else
-    return nullptr;
+  return nullptr;
 #endif
 }
 
 Fork fork_join() {
-    static const Fork found = find_runtime();
-    return found;
+  static const Fork found = find_runtime();
+  return found;
 }
 
 struct Job {
-    std::atomic<long> next{0};
-    long count;
-    void (*piece)(void*, long);
-    void* data;
+  std::atomic<long> next{0};
+  long count;
+  void (*piece)(void*, long);
+  void* data;
 };
 
 void work(void* pointer) {
-    Job& job = *static_cast<Job*>(pointer);
-    for (long i; (i = job.next.fetch_add(1, std::memory_order_relaxed)) < job.count;) job.piece(job.data, i);
+  Job& job = *static_cast<Job*>(pointer);
+  for (long i; (i = job.next.fetch_add(1, std::memory_order_relaxed)) < job.count;) job.piece(job.data, i);
 }
 
 struct Buffer {
-    void* memory = nullptr;
-    unsigned long size = 0;
-    ~Buffer() { std::free(memory); }
+  void* memory = nullptr;
+  unsigned long size = 0;
+  ~Buffer() { std::free(memory); }
 };
 
 }  // namespace
 
 void parallel(long count, int threads, void (*piece)(void*, long), void* data) {
-    if (threads > count) threads = int(count);
-    if (threads <= 1) {
-        for (long i = 0; i < count; ++i) piece(data, i);
-        return;
-    }
-    Job job;
-    job.count = count;
-    job.piece = piece;
-    job.data = data;
-    if (fork_join()) {
-        fork_join()(work, &job, unsigned(threads), 0);
-        return;
-    }
-    std::vector<std::thread> others;
-    for (int i = 1; i < threads; ++i) others.emplace_back(work, &job);
-    work(&job);
-    for (std::thread& other : others) other.join();
+  if (threads > count) threads = int(count);
+  if (threads <= 1) {
+    for (long i = 0; i < count; ++i) piece(data, i);
+    return;
+  }
+  Job job;
+  job.count = count;
+  job.piece = piece;
+  job.data = data;
+  if (fork_join()) {
+    fork_join()(work, &job, unsigned(threads), 0);
+    return;
+  }
+  std::vector<std::thread> others;
+  for (int i = 1; i < threads; ++i) others.emplace_back(work, &job);
+  work(&job);
+  for (std::thread& other : others) other.join();
 }
 
 const char* thread_runtime() { return fork_join() ? "the OpenMP runtime of torch" : "its own threads"; }
 
 void* allocate(unsigned long bytes) {
-    void* memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
-    if (!memory) throw std::bad_alloc();
-    return memory;
+  void* memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  if (!memory) throw std::bad_alloc();
+  return memory;
 }
 
 void release(void* memory) { std::free(memory); }
 
 void* scratch(unsigned long bytes) {
-    thread_local Buffer buffer;
-    if (buffer.size < bytes) {
-        release(buffer.memory);
-        buffer.memory = nullptr;
-        buffer.size = 0;
-        buffer.memory = allocate(bytes);
-        buffer.size = bytes;
-    }
-    return buffer.memory;
+  thread_local Buffer buffer;
+  if (buffer.size < bytes) {
+    release(buffer.memory);
+    buffer.memory = nullptr;
+    buffer.size = 0;
+    buffer.memory = allocate(bytes);
+    buffer.size = bytes;
+  }
+  return buffer.memory;
 }
 
 }  // namespace linfnet

@@ -1,77 +1,87 @@
-"""Distances at infinity: the maximum, the coordinate that attains it, bounds over boxes, and the sparse backward."""
+"""Distances at p = infinity from all features: maximum, index, bounds over boxes, and the sparse backward pass."""
 
+from enum import IntEnum
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from linfnet.ops.cuda.nvrtc import Kernel, Launcher, Long
-from linfnet.ops.cuda.tiling import forward_plan, line, vector
+from linfnet.ops.cuda.layout import RUN, TILE_DEFINITIONS, aligned, forward_plan, line
+from linfnet.ops.cuda.nvrtc import Kernel, Launcher
 
-_FINISH_MAX = Kernel("finish.cu", "finish_max")
-_FINISH_INDEX = Kernel("finish.cu", "finish_index")
+
+class Measure(IntEnum):
+    """The number of one feature whose maximum `finish_index` searches."""
+
+    DISTANCE = 0
+    GAP = 1
+    FARTHEST = 2
+
+
+FINISH_DEFINITIONS = (("RUN", RUN), *((measure.name, measure.value) for measure in Measure))
+_FINISH_MAX = Kernel("finish.cu", "finish_max", FINISH_DEFINITIONS)
+_FINISH_INDEX = Kernel("finish.cu", "finish_index", FINISH_DEFINITIONS)
 _SCATTER = Kernel("sparse.cu", "scatter")
-# Shared memory that one block of `scatter` takes at most: rows of 5,120 features for 8 warps.
+# Limit for the shared memory of one block of `scatter`: rows of 5,120 features for 8 warps.
 _MOST_SHARED = 160 * 1024
 
 
 @cache
-def maximum_kernel(runs: bool) -> Kernel:
-    """The largest |x - w| of a pair, with or without the run of 32 features that holds it."""
-    return Kernel("maximum.cu", "distance", (("RUNS", int(runs)),))
+def maximum_kernel(find_run: bool) -> Kernel:
+    """The largest |x - w| of each pair, optionally with the run of features that contains it."""
+    return Kernel("maximum.cu", "dense_maximum", (*TILE_DEFINITIONS, ("FIND_RUN", int(find_run))))
 
 
 @cache
-def bounds_kernel(index: bool) -> Kernel:
-    """Interval bounds, with or without the runs that attain them."""
-    return Kernel("bounds.cu", "bounds", (("INDEX", int(index)),))
+def bounds_kernel(find_run: bool) -> Kernel:
+    """Interval bounds, optionally with the runs that attain them."""
+    return Kernel("bounds.cu", "bounds", (*TILE_DEFINITIONS, ("FIND_RUN", int(find_run))))
 
 
 def decoded_index(saved: Tensor) -> Tensor:
-    """The winning coordinate from what the forward at infinity saved: its lower 31 bits."""
+    """The index of the maximum from what the forward pass at infinity saved: the lower 31 bits."""
     return saved & 0x7FFFFFFF
 
 
-class Infinite:
-    """The kernels for p = inf that look at every feature."""
+class Linf:
+    """The kernels for p = inf that read all features."""
 
-    def __init__(self, launcher: Launcher, gate: Tensor | None = None) -> None:
-        """`gate`: int32 [1] on the device; if it is zero when they run, the kernels return at once."""
-        self._launcher, self._gate = launcher, gate
+    def __init__(self, launcher: Launcher, use_dense: Tensor | None = None) -> None:
+        """`use_dense`: int32 [1] on the device; if it is 0 when the kernels run, they return at once."""
+        self._launcher, self._use_dense = launcher, use_dense
 
     def maximum(self, x: Tensor, w: Tensor, into: Tensor | None = None) -> Tensor:
         """The largest |x - w| of every pair."""
-        part, _, parts = self._pass(x, w, runs=False, into=into)
-        return part[0] if parts == 1 else self._finish_max(part, into)
+        maxima, _ = self._maxima(x, w, find_run=False, into=into)
+        return maxima[0] if len(maxima) == 1 else self._finish_max(maxima, into)
 
     def maximum_and_index(
         self, x: Tensor, w: Tensor, y: Tensor | None = None, index: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The largest |x - w| and the first coordinate that attains it; bit 31 says that x < w there."""
-        n, out, features = x.shape[0], *w.shape
-        part, run, parts = self._pass(x, w, runs=True)
+        """The largest |x - w| and the first feature that attains it; bit 31 says that x < w there."""
+        n, out = x.shape[0], w.shape[0]
+        maxima, run = self._maxima(x, w, find_run=True)
         y = x.new_empty(n, out) if y is None else y
         index = x.new_empty(n, out, dtype=torch.int32) if index is None else index
-        sizes = (n, out, features, 0, 1, vector(features, x, w), self._gate)
-        self._launcher.launch(
-            _FINISH_INDEX, x.device, line(n * out), 256, part, run, parts, x, None, w, y, index, *sizes
-        )
+        self._finish_index(maxima, run, x, None, w, y, index, Measure.DISTANCE)
         return y, index
 
     def scatter(self, grad: Tensor, y: Tensor, saved: Tensor, like: Tensor, *, transposed: bool) -> Tensor:
-        """The gradient of x, or of w (transposed), at infinity: each pair's flow to its winning coordinate."""
+        """The gradient of x, or of w (transposed), at infinity: each pair contributes to one feature."""
         result = torch.empty_like(like)
         (rows, features), items = like.shape, grad.shape[0 if transposed else 1]
-        # Rows of x are few and long: four warps share one. Eight neighbouring columns of `saved` lie in one sector.
+        # Rows of x are few and long: four warps share one. Eight neighbouring columns of `saved` are in one sector.
         most = min(_MOST_SHARED, self._launcher.shared_memory(like.device)) // (4 * features)
         share = 1 if transposed or most < 4 else 4
         warps = min(8, most) if transposed else min(share, most)
-        strides = (Long(1), Long(grad.shape[1])) if transposed else (Long(grad.shape[1]), Long(1))
-        sizes = (rows, items, features, *strides, -1.0 if transposed else 1.0, share, int(warps > 0))
-        grid, threads = line(rows, max(1, warps) // share), 32 * max(1, warps)
+        stride = grad.shape[1]
         self._launcher.launch(
-            _SCATTER, grad.device, grid, threads, grad, y, saved, result, *sizes, shared=4 * features * warps
-        )
+            _SCATTER, grad.device, line(rows, max(1, warps) // share),
+            threads=32 * max(1, warps), shared=4 * features * warps,
+            grad=grad, y=y, saved=saved, result=result, rows=rows, items=items, features=features,
+            stride_row=1 if transposed else stride, stride_item=stride if transposed else 1,
+            sign=-1.0 if transposed else 1.0, share=share, shared_rows=warps > 0,
+        )  # fmt: skip
         return result
 
     def bounds(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,53 +89,76 @@ class Infinite:
         n, out = lower.shape[0], w.shape[0]
         if 0 in (n, *w.shape):
             return lower.new_zeros(n, out), lower.new_zeros(n, out)
-        smallest, largest, _, _, parts = self._bounds_pass(lower, upper, w, index=False)
-        if parts == 1:
+        smallest, largest, _, _ = self._bounds(lower, upper, w, find_run=False)
+        if len(smallest) == 1:
             return smallest[0], largest[0]
         return self._finish_max(smallest), self._finish_max(largest)
 
     def bounds_saving(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The same, and the first coordinates that attain them."""
-        n, out, features = lower.shape[0], *w.shape
+        """The same, and the first features that attain them."""
+        n, out = lower.shape[0], w.shape[0]
         results = [lower.new_zeros(n, out) for _ in range(2)]
         indices = [lower.new_zeros(n, out, dtype=torch.int32) for _ in range(2)]
-        if 0 not in (n, out, features):
-            smallest, largest, near, far, parts = self._bounds_pass(lower, upper, w, index=True)
-            for place, (part, run) in enumerate(((smallest, near), (largest, far))):
-                sizes = (n, out, features, place + 1, 0, vector(features, lower, upper, w), None)
-                made = (results[place], indices[place], *sizes)
-                self._launcher.launch(
-                    _FINISH_INDEX, lower.device, line(n * out), 256, part, run, parts, lower, upper, w, *made
-                )
+        if 0 not in (n, *w.shape):
+            smallest, largest, near, far = self._bounds(lower, upper, w, find_run=True)
+            self._finish_index(smallest, near, lower, upper, w, results[0], indices[0], Measure.GAP)
+            self._finish_index(largest, far, lower, upper, w, results[1], indices[1], Measure.FARTHEST)
         return results[0], results[1], indices[0], indices[1]
 
-    def _pass(
-        self, x: Tensor, w: Tensor, *, runs: bool, into: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None, int]:
-        """One pass over the features: partial results [parts, n, out], the runs of 32 that won, and parts."""
+    def _maxima(
+        self, x: Tensor, w: Tensor, *, find_run: bool, into: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """One pass over the features: partial maxima [parts, n, out] and the runs that attain them."""
         n, out, features = x.shape[0], *w.shape
         plan = forward_plan(n, out, features, self._launcher.multiprocessors(x.device))
-        part = into[None] if into is not None and plan.parts == 1 else x.new_empty(plan.parts, n, out)
-        run = x.new_empty(plan.parts, n, out, dtype=torch.int32) if runs else None
-        sizes = (n, out, features, plan.span, vector(features, x, w))
-        self._launcher.launch(maximum_kernel(runs), x.device, plan.grid, 128, x, w, part, run, *sizes, self._gate)
-        return part, run, plan.parts
-
-    def _finish_max(self, part: Tensor, into: Tensor | None = None) -> Tensor:
-        y = torch.empty_like(part[0]) if into is None else into
+        maxima = into[None] if into is not None and plan.parts == 1 else x.new_empty(plan.parts, n, out)
+        run = x.new_empty(plan.parts, n, out, dtype=torch.int32) if find_run else None
         self._launcher.launch(
-            _FINISH_MAX, y.device, line(y.numel()), 256, part, part.shape[0], y, Long(y.numel()), self._gate
-        )
-        return y
+            maximum_kernel(find_run), x.device, plan.grid,
+            x=x, w=w, maxima=maxima, run=run, n=n, out=out, features=features, span=plan.span,
+            aligned=aligned(features, x, w), use_dense=self._use_dense,
+        )  # fmt: skip
+        return maxima, run
 
-    def _bounds_pass(
-        self, lower: Tensor, upper: Tensor, w: Tensor, *, index: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, int]:
+    def _bounds(
+        self, lower: Tensor, upper: Tensor, w: Tensor, *, find_run: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         n, out, features = lower.shape[0], *w.shape
         plan = forward_plan(n, out, features, self._launcher.multiprocessors(lower.device))
         smallest, largest = (lower.new_empty(plan.parts, n, out) for _ in range(2))
-        near, far = (torch.empty_like(smallest, dtype=torch.int32) if index else None for _ in range(2))
-        sizes = (n, out, features, plan.span, vector(features, lower, upper, w))
-        made = (smallest, largest, near, far)
-        self._launcher.launch(bounds_kernel(index), lower.device, plan.grid, 128, lower, upper, w, *made, *sizes)
-        return smallest, largest, near, far, plan.parts
+        near, far = (torch.empty_like(smallest, dtype=torch.int32) if find_run else None for _ in range(2))
+        self._launcher.launch(
+            bounds_kernel(find_run), lower.device, plan.grid,
+            lower=lower, upper=upper, w=w, smallest=smallest, largest=largest, near_run=near, far_run=far,
+            n=n, out=out, features=features, span=plan.span, aligned=aligned(features, lower, upper, w),
+        )  # fmt: skip
+        return smallest, largest, near, far
+
+    def _finish_max(self, part: Tensor, into: Tensor | None = None) -> Tensor:
+        y = torch.empty_like(part[0]) if into is None else into
+        grid = line(y.numel(), _FINISH_MAX.threads)
+        self._launcher.launch(
+            _FINISH_MAX, y.device, grid, part=part, parts=len(part), y=y, pairs=y.numel(), use_dense=self._use_dense
+        )
+        return y
+
+    def _finish_index(
+        self,
+        part: Tensor,
+        run: Tensor | None,
+        lower: Tensor,
+        upper: Tensor | None,
+        w: Tensor,
+        y: Tensor,
+        index: Tensor,
+        measure: Measure,
+    ) -> None:
+        """Reduce partial maxima to y, and search the winning runs for the first feature that attains y."""
+        n, out, features = lower.shape[0], *w.shape
+        boxes = (lower,) if upper is None else (lower, upper)
+        self._launcher.launch(
+            _FINISH_INDEX, w.device, line(n * out, _FINISH_INDEX.threads),
+            part=part, run=run, parts=len(part), lower=lower, upper=upper, w=w, y=y, index=index,
+            n=n, out=out, features=features, measure=measure.value, sign=measure is Measure.DISTANCE,
+            aligned=aligned(features, *boxes, w), use_dense=self._use_dense,
+        )  # fmt: skip

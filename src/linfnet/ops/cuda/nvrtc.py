@@ -1,7 +1,7 @@
-"""From CUDA source to running kernels: NVRTC compiles, the driver launches. The only file that knows how.
+"""Compile CUDA sources with NVRTC and launch kernels through the driver. No other module does either.
 
-Both libraries are called through ctypes: NVRTC comes with every CUDA build of torch, the driver library with the
-driver, and no further package is needed. Compiled kernels are kept in $XDG_CACHE_HOME/linfnet/kernels.
+Both libraries are called through ctypes: NVRTC is installed with every CUDA build of torch and the driver library with
+the driver, so no further package is needed. Compiled kernels are cached in $XDG_CACHE_HOME/linfnet/kernels.
 """
 
 import contextlib
@@ -9,12 +9,14 @@ import ctypes
 import hashlib
 import importlib.util
 import os
+import re
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,21 +26,57 @@ from linfnet.files import replacing
 
 KERNELS = Path(__file__).parent / "kernels"
 
-# int: 32 bits, Long: 64 bits, float: 32 bits, None: a null pointer.
+# Numbers are passed with the width that the kernel declares; None is a null pointer.
 Argument = Tensor | int | float | None
-
-
-class Long(int):
-    """An integer that a kernel takes with 64 bits."""
+_NUMBERS: dict[str, Any] = {"int": ctypes.c_int, "i64": ctypes.c_longlong, "float": ctypes.c_float}
 
 
 class NoKernelsError(LinfnetError):
-    """NVRTC or the driver cannot serve this machine."""
+    """NVRTC or the driver does not work on this machine."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a kernel; `kind` is the declared type without qualifiers, such as `float*`."""
+
+    name: str
+    kind: str
+    written: bool
+
+
+def _pointer(tensor: Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+class Signature:
+    """The parameters of a kernel and the threads of a block (0 if not declared), parsed from the kernel's source."""
+
+    def __init__(self, source: str, function: str) -> None:
+        bounds = r"__global__ void\s+(?:__launch_bounds__\((\d+)[^)]*\)\s+)?"
+        found = re.search(rf"{bounds}{function}\(([^)]*)\)", source)
+        if found is None:
+            raise NoKernelsError(f"the source has no kernel {function}")
+        self.function, self.threads = function, int(found[1] or 0)
+        self.parameters: list[Parameter] = []
+        for text in found[2].split(","):
+            *kind, name = re.sub(r"\bconst\b|__restrict__", "", text).split()
+            self.parameters.append(Parameter(name, "".join(kind), "*" in text and "const" not in text))
+        self._layout = [(one.name, _NUMBERS.get(one.kind, _pointer)) for one in self.parameters]
+        self._names = {one.name for one in self.parameters}
+        self._addresses = ctypes.c_void_p * len(self._layout)
+
+    def pack(self, arguments: dict[str, Argument]) -> tuple[ctypes.Array[ctypes.c_void_p], list[Any]]:
+        """The argument array for cuLaunchKernel, and the values it points to, which must outlive it."""
+        if arguments.keys() != self._names:
+            wrong = sorted(arguments.keys() ^ self._names)
+            raise TypeError(f"{self.function}: arguments {', '.join(wrong)} are missing or not declared by the kernel")
+        values = [convert(arguments[name]) for name, convert in self._layout]
+        return self._addresses(*map(ctypes.addressof, values)), values
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One function of one source file, compiled with the given definitions; `power` stands for `#include "power"`."""
+    """One function of a source file, compiled with the given definitions; `power` replaces `#include "power"`."""
 
     file: str
     function: str
@@ -46,32 +84,40 @@ class Kernel:
     power: str = ""
 
     def source(self) -> str:
-        """The whole source as one text: definitions, and the file with its includes in place."""
+        """The whole source as one text: definitions, then the file with its includes expanded."""
         defined = "".join(f"#define {name} {value}\n" for name, value in self.definitions)
         return defined + _expanded(self.file).replace('#include "power"', self.power)
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Parsed once: a launch only looks up arguments by name."""
+        return Signature(self.source(), self.function)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block as declared by `__launch_bounds__`."""
+        return self.signature.threads
 
 
 @cache
 def _expanded(file: str) -> str:
-    lines = (KERNELS / file).read_text(encoding="utf-8").splitlines()
-    include = '#include "'
-    files = (line[len(include) : -1] if line.startswith(include) and line.endswith('.cuh"') else None for line in lines)
-    return "\n".join(_expanded(name) if name else line for name, line in zip(files, lines, strict=True)) + "\n"
+    text = (KERNELS / file).read_text(encoding="utf-8")
+    return re.sub(r'^#include "(\w+\.cuh)"$', lambda found: _expanded(found[1]), text, flags=re.MULTILINE)
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept."""
+    """The folder of compiled kernels."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "linfnet" / "kernels"
 
 
 def _library_paths() -> Iterator[str]:
-    """Where NVRTC may lie, of the version torch was built with: torch's own packages first, then the system."""
+    """Candidate paths of NVRTC in the version of torch's CUDA: torch's own packages first, then the system."""
     major = (torch.version.cuda or "13").split(".")[0]
     package = importlib.util.find_spec("nvidia")
     for root in (package.submodule_search_locations or []) if package else []:
         yield from sorted(str(path) for path in Path(root).glob(f"*/lib/libnvrtc.so.{major}*"))
-    yield from (f"libnvrtc.so.{major}", f"nvrtc64_{major}0_0.dll", "libnvrtc.so")
+    yield from (f"libnvrtc.so.{major}", "libnvrtc.so")
 
 
 @cache
@@ -79,15 +125,15 @@ def _nvrtc() -> ctypes.CDLL:
     for path in _library_paths():
         with contextlib.suppress(OSError):
             return ctypes.CDLL(path)
-    raise NoKernelsError("NVRTC was not found beside torch or on the library path")
+    raise NoKernelsError("NVRTC was not found in torch's packages or on the library path")
 
 
 @cache
 def _driver() -> ctypes.CDLL:
-    for path in ("libcuda.so.1", "nvcuda.dll"):
-        with contextlib.suppress(OSError):
-            return ctypes.CDLL(path)
-    raise NoKernelsError("the CUDA driver library was not found")
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise NoKernelsError("the CUDA driver library was not found") from error
 
 
 def _check(code: int, what: str) -> None:
@@ -125,32 +171,32 @@ def _compile(source: str, name: str, architecture: str) -> bytes:
 
 
 def binary(source: str, name: str, architecture: str) -> bytes:
-    """The machine code of a source, from the cache or compiled now."""
+    """The machine code of a source, from the cache or compiled."""
     key = hashlib.sha256(f"{source}\0{architecture}\0{nvrtc_version()}".encode()).hexdigest()[:32]
     path = cache_folder() / f"{Path(name).stem}-{architecture}-{key}.cubin"
     with contextlib.suppress(OSError):
-        kept = path.read_bytes()
-        if kept.startswith(b"\x7fELF"):  # a machine that crashed may have left an empty file
-            return kept
+        cached = path.read_bytes()
+        if cached.startswith(b"\x7fELF"):  # a crash may have left an empty file
+            return cached
     code = _compile(source, name, architecture)
-    # A cache that cannot be written costs time at the next start, nothing else.
+    # If the cache cannot be written, the next process compiles again.
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as place:
-            place.write_bytes(code)
+        with replacing(path) as temporary:
+            temporary.write_bytes(code)
     return code
 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
     pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1), thread_name_prefix="linfnet-nvrtc")
-    # A program that ends waits for threads before it calls what `atexit` knows: too late to drop what is queued.
+    # An interpreter that exits joins threads before it calls `atexit` handlers, too late to cancel queued work.
     at_end: Callable[..., None] = getattr(threading, "_register_atexit", lambda *_, **__: None)
     at_end(pool.shutdown, wait=False, cancel_futures=True)
     return pool
 
 
-# Machine code that was asked for ahead of its use, by source and architecture.
+# Compilations started before they are needed, by source and architecture.
 _ahead: dict[tuple[str, str], Future[bytes]] = {}
 _prepared: set[tuple[int, Hashable]] = set()
 
@@ -162,7 +208,7 @@ def _architecture(device: int) -> str:
 
 @contextlib.contextmanager
 def _context(device: int) -> Generator[None]:
-    """Make torch's context of a device the current one: threads that only run kernels may not have one yet."""
+    """Make torch's context of a device current: a thread that only launches kernels may have none."""
     _check(_driver().cuCtxPushCurrent_v2(_primary_context(device)), "making the context current")
     try:
         yield
@@ -187,67 +233,58 @@ def _function(kernel: Kernel, device: int) -> ctypes.c_void_p:
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     with _context(device):
         _check(_driver().cuModuleLoadData(ctypes.byref(module), code), f"loading {kernel.file}")
-        _check(
-            _driver().cuModuleGetFunction(ctypes.byref(function), module, kernel.function.encode()),
-            f"finding {kernel.function}",
-        )
-        held = ctypes.c_int()
-        _check(_driver().cuFuncGetAttribute(ctypes.byref(held), 1, function), "reading the static shared memory")
-        # The most shared memory a block may ask for, less what the function itself holds.
-        most = _shared_memory(device) - held.value
+        code = _driver().cuModuleGetFunction(ctypes.byref(function), module, kernel.function.encode())
+        _check(code, f"finding {kernel.function}")
+        static = ctypes.c_int()
+        _check(_driver().cuFuncGetAttribute(ctypes.byref(static), 1, function), "reading the static shared memory")
+        # Allow as much dynamic shared memory as the static shared memory of the function leaves.
+        most = _shared_memory(device) - static.value
         _check(_driver().cuFuncSetAttribute(function, 8, most), "raising the shared memory limit")
     return function
 
 
-def as_c(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_longlong | ctypes.c_float:
-    """The value as cuLaunchKernel takes it."""
-    if argument is None:
-        return ctypes.c_void_p(None)
-    if isinstance(argument, Tensor):
-        return ctypes.c_void_p(argument.data_ptr())
-    if isinstance(argument, Long):
-        return ctypes.c_longlong(argument)
-    return ctypes.c_int(argument) if isinstance(argument, int) else ctypes.c_float(argument)
-
-
 class Launcher:
-    """Launches kernels on the current stream of a device; compiles and loads each at its first use."""
+    """Launches kernels on the current stream of a device; compiles and loads each kernel at its first launch."""
 
     def multiprocessors(self, device: torch.device) -> int:
-        """How many blocks of threads the device runs side by side, at one per multiprocessor."""
+        """Number of multiprocessors of the device."""
         return _multiprocessors(device.index)
 
     def shared_memory(self, device: torch.device) -> int:
-        """How many bytes of shared memory a block of threads may take."""
+        """Bytes of shared memory that a block of threads may use."""
         return _shared_memory(device.index)
 
     def prepare(self, device: torch.device, key: Hashable, kernels: Callable[[], Iterable[Kernel]]) -> None:
-        """Have kernels compiled by other threads while the device works; once for each key."""
+        """Compile kernels in other threads while the device works; once for each key."""
         if (device.index, key) in _prepared:
             return
         _prepared.add((device.index, key))
         architecture = _architecture(device.index)
         for kernel in kernels():
-            place = (kernel.source(), architecture)
-            if place not in _ahead:
-                _ahead[place] = _pool().submit(binary, kernel.source(), kernel.file, architecture)
+            key_ahead = (kernel.source(), architecture)
+            if key_ahead not in _ahead:
+                _ahead[key_ahead] = _pool().submit(binary, kernel.source(), kernel.file, architecture)
 
     def launch(
         self,
         kernel: Kernel,
         device: torch.device,
         grid: tuple[int, int, int],
-        threads: int,
-        *arguments: Argument,
+        *,
+        threads: int | None = None,
         shared: int = 0,
+        **arguments: Argument,
     ) -> None:
-        """Run a kernel on `grid` blocks of `threads`, with `shared` bytes of dynamic shared memory."""
+        """Run a kernel on `grid` blocks, with the arguments that its source declares, by name.
+
+        `threads` is needed if the kernel has no `__launch_bounds__`; `shared`: bytes of dynamic shared memory.
+        """
         function = _function(kernel, device.index)
-        values = [as_c(argument) for argument in arguments]
-        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        addresses, _values = kernel.signature.pack(arguments)
         stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
+        size = threads or kernel.threads
         with _context(device.index):
-            code = _driver().cuLaunchKernel(function, *grid, threads, 1, 1, shared, stream, pointers, None)
+            code = _driver().cuLaunchKernel(function, *grid, size, 1, 1, shared, stream, addresses, None)
         _check(code, f"launching {kernel.function}")
 
 

@@ -1,12 +1,12 @@
-// Single instructions that C++ has no word for, and memory whose size the launch says. All of the kernels' assembly is
-// here: to run the kernels on a CPU, tests put tests/ops/simt.h in place of this file.
+// Instructions without a C++ equivalent, and dynamic shared memory. This file holds all assembly of the kernels: to run
+// the kernels on a CPU, tests replace it by tests/ops/simt.h.
 typedef unsigned int u32;
 typedef unsigned short u16;
 
 #define DYNAMIC_SHARED(type, name) extern __shared__ __align__(16) type name[]
 
-// fmaxf drops NaN; this keeps it, and the absolute value costs nothing.
-static __device__ __forceinline__ float larger(float a, float b) {
+// Maximum that propagates NaN, unlike fmaxf. The hardware takes the absolute value of an operand at no cost.
+static __device__ __forceinline__ float max_nan(float a, float b) {
   float r;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
   return r;
@@ -24,7 +24,7 @@ static __device__ __forceinline__ float exp2_fast(float a) {
   return r;
 }
 
-// A float16, as its bits.
+// The bits of a float16.
 static __device__ __forceinline__ u16 to_half(float a) {
   u16 h;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(a));
@@ -37,19 +37,20 @@ static __device__ __forceinline__ float from_half(u16 h) {
   return a;
 }
 
-// Copies from global to shared memory that run beside the computation; zeros are written where nothing is to be read.
-static __device__ __forceinline__ void copy16(float* to, const float* from, bool here) {
+// Asynchronous copies of 16 and 4 bytes from global to shared memory; if `inside` is false, zeros are written and
+// nothing is read.
+static __device__ __forceinline__ void copy16(float* to, const float* from, bool inside) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from),
-               "r"(here ? 16 : 0));
+               "r"(inside ? 16 : 0));
 }
 
-static __device__ __forceinline__ void copy4(float* to, const float* from, bool here) {
+static __device__ __forceinline__ void copy4(float* to, const float* from, bool inside) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from),
-               "r"(here ? 4 : 0));
+               "r"(inside ? 4 : 0));
 }
 
-// Until every copy this thread began has arrived; a barrier must follow before others read.
+// Wait for all copies that this thread started; a barrier must follow before other threads read them.
 static __device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// The value is computed here, not once more in front of each use.
-static __device__ __forceinline__ void settle(u16& value) { asm volatile("" : "+h"(value)); }
+// Compute the value here, once, instead of again before each use.
+static __device__ __forceinline__ void materialize(u16& value) { asm volatile("" : "+h"(value)); }

@@ -1,60 +1,63 @@
-// max |x - w| of 64 rows of x and 64 rows of w per block, 8 x 4 pairs per thread, one pass over a part of the features.
-// With RUNS, also in which run of 32 features each maximum was first attained.
+// Largest |x - w| of one tile of pairs per block (8 x 4 pairs per thread), over one part of the features.
+//   TILE     rows of x and of w per block
+//   RUN      features per run
+//   FIND_RUN 1: also store the first run in which each maximum is attained
 #include "stage.cuh"
 
-#define RUN 32
-#define ACROSS 4
-#define PAIRS (8 * ACROSS)
+static_assert(TILE == 64, "the threads of a block are mapped to 64 x 64 pairs");
+#define COLUMNS 4
+#define PAIRS (8 * COLUMNS)
 #define LOADS (TILE / 32)
 
 // One feature of one pair.
-#define TERM(c) part[i * ACROSS + j] = larger(part[i * ACROSS + j], fabsf(a.c - e[j].c))
+#define TERM(c) part[i * COLUMNS + j] = max_nan(part[i * COLUMNS + j], fabsf(a.c - e[j].c))
 
 extern "C" __global__ void __launch_bounds__(128, 5)
-distance(const float* __restrict__ x, const float* __restrict__ w, float* __restrict__ result, int* __restrict__ run, int n,
-         int out, int features, int span, int vector, const int* __restrict__ gate) {
-  if (closed(gate)) return;
-  __shared__ __align__(16) float xs[2][TILE][STRIDE], ws[2][TILE][STRIDE];
+    dense_maximum(const float* __restrict__ x, const float* __restrict__ w, float* __restrict__ maxima,
+                  int* __restrict__ run, int n, int out, int features, int span, int aligned,
+                  const int* __restrict__ use_dense) {
+  if (dense_disabled(use_dense)) return;
+  __shared__ __align__(16) float xs[2][TILE][STAGE_STRIDE], ws[2][TILE][STAGE_STRIDE];
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   i64 top = (i64)blockIdx.x * TILE, left = (i64)blockIdx.y * TILE;
   int first = blockIdx.z * span, stop = min(features, first + span);
 
-  // A thread brings one quad of rows 32 apart, of x and of w.
-  int load_row = threadIdx.x >> 2, quad = (threadIdx.x & 3) * 4;
+  // A thread copies four features of rows that are 32 apart, of x and of w.
+  int load_row = threadIdx.x >> 2, load_column = (threadIdx.x & 3) * 4;
   const float *x_from[LOADS], *w_from[LOADS];
 #pragma unroll
-  for (int h = 0; h < LOADS; ++h) x_from[h] = x + min(top + load_row + 32 * h, (i64)n - 1) * features + first + quad;
+  for (int h = 0; h < LOADS; ++h)
+    x_from[h] = x + min(top + load_row + 32 * h, (i64)n - 1) * features + first + load_column;
 #pragma unroll
-  for (int h = 0; h < LOADS; ++h) w_from[h] = w + min(left + load_row + 32 * h, (i64)out - 1) * features + first + quad;
+  for (int h = 0; h < LOADS; ++h)
+    w_from[h] = w + min(left + load_row + 32 * h, (i64)out - 1) * features + first + load_column;
 
-  // It computes rows 4 apart and columns 8 apart.
+  // It processes rows that are 4 apart and columns that are 8 apart.
   int row = (warp >> 1) * 32 + (lane >> 3), column = (warp & 1) * (TILE / 2) + (lane & 7);
 
-  // The maxima as the run before left them wait in shared memory: registers are short. Runs are counted from the first
-  // of this part, which has at most 2^16.
-#if RUNS
-  __shared__ unsigned short where[PAIRS][128];
-  __shared__ float4 earlier[PAIRS / 4][128];
-#endif
+  // The maxima before the current run are stored in shared memory: registers are scarce. Runs are counted from the
+  // first one of this part; a part has at most 2^16.
+  __shared__ u16 where[FIND_RUN ? PAIRS : 1][128];
+  __shared__ float4 earlier[FIND_RUN ? PAIRS / 4 : 1][128];
   float part[PAIRS];
 #pragma unroll
   for (int q = 0; q < PAIRS; ++q) {
     part[q] = 0.0f;
-#if RUNS
-    where[q][threadIdx.x] = 0;
-    if (q % 4 == 0) earlier[q / 4][threadIdx.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#endif
+    if constexpr (FIND_RUN) {
+      where[q][threadIdx.x] = 0;
+      if (q % 4 == 0) earlier[q / 4][threadIdx.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
   }
 
-  auto bring_stage = [&](int k, int buffer) {
+  auto copy_stage = [&](int k, int buffer) {
 #pragma unroll
     for (int h = 0; h < LOADS; ++h) {
-      bring(&xs[buffer][load_row + 32 * h][quad], x_from[h], stop - k - quad, vector);
+      copy4_async(&xs[buffer][load_row + 32 * h][load_column], x_from[h], stop - k - load_column, aligned);
       x_from[h] += DEPTH;
     }
 #pragma unroll
     for (int h = 0; h < LOADS; ++h) {
-      bring(&ws[buffer][load_row + 32 * h][quad], w_from[h], stop - k - quad, vector);
+      copy4_async(&ws[buffer][load_row + 32 * h][load_column], w_from[h], stop - k - load_column, aligned);
       w_from[h] += DEPTH;
     }
   };
@@ -63,36 +66,35 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
     __syncthreads();
   };
 
-  bring_stage(first, 0);
+  copy_stage(first, 0);
   finish_stage();
   int buffer = 0;
   for (int k = first; k < stop; k += DEPTH) {
     int next = k + DEPTH;
-    if (next < stop) bring_stage(next, buffer ^ 1);
+    if (next < stop) copy_stage(next, buffer ^ 1);
     const float *x_at = xs[buffer][row], *w_at = ws[buffer][column];
 #pragma unroll
     for (int c = 0; c < DEPTH; c += 4) {
-      float4 e[ACROSS];
+      float4 e[COLUMNS];
 #pragma unroll
-      for (int j = 0; j < ACROSS; ++j) e[j] = *reinterpret_cast<const float4*>(w_at + 8 * j * STRIDE + c);
+      for (int j = 0; j < COLUMNS; ++j) e[j] = *reinterpret_cast<const float4*>(w_at + 8 * j * STAGE_STRIDE + c);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        float4 a = *reinterpret_cast<const float4*>(x_at + 4 * i * STRIDE + c);
+        float4 a = *reinterpret_cast<const float4*>(x_at + 4 * i * STAGE_STRIDE + c);
 #pragma unroll
-        for (int j = 0; j < ACROSS; ++j) TERM(x);
+        for (int j = 0; j < COLUMNS; ++j) TERM(x);
 #pragma unroll
-        for (int j = 0; j < ACROSS; ++j) TERM(y);
+        for (int j = 0; j < COLUMNS; ++j) TERM(y);
 #pragma unroll
-        for (int j = 0; j < ACROSS; ++j) TERM(z);
+        for (int j = 0; j < COLUMNS; ++j) TERM(z);
 #pragma unroll
-        for (int j = 0; j < ACROSS; ++j) TERM(w);
+        for (int j = 0; j < COLUMNS; ++j) TERM(w);
       }
     }
-#if RUNS
-    // A run ends: it is noted where it raised the maximum.
-    if ((next - first) % RUN == 0 || next >= stop) {
+    // At the end of a run, store its index for the pairs whose maximum it raised.
+    if (FIND_RUN && ((next - first) % RUN == 0 || next >= stop)) {
       u16 now = (k - first) / RUN;
-      settle(now);
+      materialize(now);
 #pragma unroll
       for (int q = 0; q < PAIRS; q += 4) {
         float4 before = earlier[q / 4][threadIdx.x];
@@ -103,7 +105,6 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
         earlier[q / 4][threadIdx.x] = make_float4(part[q], part[q + 1], part[q + 2], part[q + 3]);
       }
     }
-#endif
     if (next < stop) finish_stage();
     buffer ^= 1;
   }
@@ -111,13 +112,11 @@ distance(const float* __restrict__ x, const float* __restrict__ w, float* __rest
 #pragma unroll
   for (int i = 0; i < 8; ++i)
 #pragma unroll
-    for (int j = 0; j < ACROSS; ++j) {
+    for (int j = 0; j < COLUMNS; ++j) {
       i64 b = top + row + 4 * i, o = left + column + 8 * j;
       if (b >= n || o >= out) continue;
       i64 at = ((i64)blockIdx.z * n + b) * out + o;
-      result[at] = part[i * ACROSS + j];
-#if RUNS
-      run[at] = first / RUN + where[i * ACROSS + j][threadIdx.x];
-#endif
+      maxima[at] = part[i * COLUMNS + j];
+      if constexpr (FIND_RUN) run[at] = first / RUN + where[i * COLUMNS + j][threadIdx.x];
     }
 }

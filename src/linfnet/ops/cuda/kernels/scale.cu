@@ -1,22 +1,23 @@
-// The largest absolute value of one or two matrices, as the bits of a float (which order like integers), NaN above all.
+// Largest absolute value of one or two matrices, as bits of a float. Bits order like integers; NaN is above all
+// numbers.
 #include "common.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
-absolute_max(const float* __restrict__ first_matrix, i64 first_size, const float* __restrict__ second_matrix, i64 second_size,
-             u32* __restrict__ tops, const int* __restrict__ gate) {
-  if (closed(gate)) return;
+    absolute_max(const float* __restrict__ first_matrix, i64 first_size, const float* __restrict__ second_matrix,
+                 i64 second_size, u32* __restrict__ max_bits, const int* __restrict__ use_dense) {
+  if (dense_disabled(use_dense)) return;
   const float* __restrict__ a = blockIdx.y ? second_matrix : first_matrix;
   i64 size = blockIdx.y ? second_size : first_size;
   u32 best = 0;
   i64 step = (i64)gridDim.x * blockDim.x, first = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-  i64 quads = ((size_t)a & 15) == 0 ? size / 4 : 0;
+  i64 vectors = ((size_t)a & 15) == 0 ? size / 4 : 0;
   const uint4* a4 = reinterpret_cast<const uint4*>(a);
 #pragma unroll 4
-  for (i64 i = first; i < quads; i += step) {
+  for (i64 i = first; i < vectors; i += step) {
     uint4 v = a4[i];
     best = max(best, max(max(v.x & 0x7fffffffu, v.y & 0x7fffffffu), max(v.z & 0x7fffffffu, v.w & 0x7fffffffu)));
   }
-  for (i64 i = quads * 4 + first; i < size; i += step) best = max(best, __float_as_uint(a[i]) & 0x7fffffffu);
-  best = __reduce_max_sync(FULL, best);
-  if ((threadIdx.x & 31) == 0 && best > 0) atomicMax(tops + blockIdx.y, best);
+  for (i64 i = vectors * 4 + first; i < size; i += step) best = max(best, __float_as_uint(a[i]) & 0x7fffffffu);
+  best = __reduce_max_sync(FULL_MASK, best);
+  if ((threadIdx.x & 31) == 0 && best > 0) atomicMax(max_bits + blockIdx.y, best);
 }

@@ -1,14 +1,13 @@
-// How 64 rows of 16 features come to shared memory while the stage before is computed: row by row, 16 bytes at a time,
-// without passing through registers. Rows lie 20 floats apart: 8 neighbouring rows are read without bank conflicts.
+// Copy stages of TILE rows and 16 features to shared memory while the previous stage is processed: row by row, 16 bytes
+// at a time, without using registers. Rows are 20 floats apart: 8 neighbouring rows are read without bank conflicts.
 #include "common.cuh"
 
-#define TILE 64
 #define DEPTH 16
-#define STRIDE (DEPTH + 4)
+#define STAGE_STRIDE (DEPTH + 4)
 
-// One quad of a row; zero beyond the end, where zero changes neither maximum nor sum.
-static __device__ __forceinline__ void bring(float* to, const float* __restrict__ from, int left, bool vector) {
-  if (vector) {
+// Four features of a row, of which `left` exist; zero beyond the end, where zero changes neither maximum nor sum.
+static __device__ __forceinline__ void copy4_async(float* to, const float* __restrict__ from, int left, bool aligned) {
+  if (aligned) {
     copy16(to, from, left > 0);
   } else {
 #pragma unroll

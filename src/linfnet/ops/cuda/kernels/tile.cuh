@@ -1,20 +1,21 @@
-// How a 64-row, 16-feature tile comes to shared memory, transposed: feature by feature, so that a thread reads the
-// values of neighbouring rows in one access. 16 rows x 2 quads per warp: full sectors, no bank conflicts.
+// Load tiles of TILE rows and 16 features into shared memory, transposed (feature by feature), so that a thread reads
+// the values of neighbouring rows in one access. A warp loads 16 rows x 2 float4: full sectors, no bank conflicts.
 #include "common.cuh"
 
-#define TILE 64
 #define DEPTH 16
-#define STRIDE (TILE + 4)
+#define TILE_STRIDE (TILE + 4)
 
-struct Staged { float4 v[2]; };
+struct Staged {
+  float4 v[2];
+};
 
-// Two quads of one row, 8 features apart; zero beyond the end, where zero changes neither maximum nor sum.
-static __device__ __forceinline__ Staged fetch(const float* __restrict__ row, int k, int stop, bool vector) {
+// Two float4 of one row, 8 features apart; zero beyond the end, where zero changes neither maximum nor sum.
+static __device__ __forceinline__ Staged fetch(const float* __restrict__ row, int k, int stop, bool aligned) {
   Staged s;
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
     int at = k + 8 * j;
-    if (vector && at + 3 < stop) {
+    if (aligned && at + 3 < stop) {
       s.v[j] = *reinterpret_cast<const float4*>(row + at);
     } else {
       s.v[j].x = at + 0 < stop ? row[at + 0] : 0.0f;
@@ -26,10 +27,12 @@ static __device__ __forceinline__ Staged fetch(const float* __restrict__ row, in
   return s;
 }
 
-static __device__ __forceinline__ void place(float (*tile)[STRIDE], int row, int quad, const Staged& s, float scale) {
+// Write what `fetch` read from feature 4 * vector of the tile on.
+static __device__ __forceinline__ void store_tile(float (*tile)[TILE_STRIDE], int row, int vector, const Staged& s,
+                                                  float scale) {
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    int k = (quad + 2 * j) * 4;
+    int k = (vector + 2 * j) * 4;
     tile[k + 0][row] = s.v[j].x * scale;
     tile[k + 1][row] = s.v[j].y * scale;
     tile[k + 2][row] = s.v[j].z * scale;

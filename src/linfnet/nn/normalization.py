@@ -1,11 +1,8 @@
-"""Mean shift: normalisation without a scale, which keeps a distance layer 1-Lipschitz; its means at p = inf.
-
-Running means of a small p are wrong at p = inf, so they are estimated again there.
-"""
+"""Normalisation that keeps a net Lipschitz: of the pixels with one std, and of features by their mean only."""
 
 import contextlib
 import math
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +13,43 @@ from linfnet.errors import ArgumentError
 
 if TYPE_CHECKING:  # classifier imports this module
     from linfnet.nn.classifier import Classifier
+
+
+class Normalize(nn.Module):
+    """(x - mean) / std for images [B, C, H, W]: one mean per channel, one std for all, so a ball becomes a ball.
+
+    Both are tensors on the device of the images: on a GPU, torch divides by a Python number by multiplying with its
+    reciprocal, which rounds differently from the CPU.
+
+    >>> Normalize((0.5,), 0.25)(torch.ones(1, 1, 1, 1)).item()
+    2.0
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: float) -> None:
+        super().__init__()
+        values = torch.tensor([float(std), *mean], dtype=torch.float32, device="cpu")
+        if not (bool(values.isfinite().all()) and values[0].item() > 0):
+            raise ArgumentError(f"std is {std}, mean {tuple(mean)}; wanted finite numbers, std above 0 in float32")
+        self.register_buffer("mean", torch.tensor(list(mean), dtype=torch.float32), persistent=False)
+        self.register_buffer("std", torch.tensor(float(std), dtype=torch.float32), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean.view(-1, 1, 1)) / self.std
+
+    def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """The image of a box: both steps are monotone, including rounding."""
+        return self(lower), self(upper)
+
+    def extra_repr(self) -> str:
+        return f"mean={[round(m, 6) for m in self.mean.tolist()]}, std={self.std.item():.6g}"
+
+
+def along(vector: Tensor, dim: int, x: Tensor) -> Tensor:
+    """A view of a vector that broadcasts along one dimension of x."""
+    return vector.reshape([-1 if d == dim % x.dim() else 1 for d in range(x.dim())])
 
 
 class MeanShift(nn.Module):
@@ -38,9 +72,7 @@ class MeanShift(nn.Module):
 
     def __init__(self, features: int, *, dim: int = -1, momentum: float | None = 0.1) -> None:
         super().__init__()
-        self.features = features
-        self.dim = dim
-        self.momentum = momentum
+        self.features, self.dim, self.momentum = features, dim, momentum
         self.batches = 0
         self.group = ALONE  # processes that share each batch: the mean is over the samples of all
         self.register_buffer("running_mean", torch.zeros(features))
@@ -53,29 +85,20 @@ class MeanShift(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: any shape with `features` at `dim`; returns the same shape."""
         if not self.training:
-            return x - self._spread(self.running_mean, x)
+            return x - along(self.running_mean, self.dim, x)
         others = [d for d in range(x.dim()) if d != self.dim % x.dim()]
         mean = x.mean(others) if self.group.size == 1 else self._shared_mean(x, others)
         with torch.no_grad():
             if self.momentum is None:
                 self.batches += 1
             self.running_mean.lerp_(mean, 1 / self.batches if self.momentum is None else self.momentum)
-        return x - self._spread(mean, x)
+        return x - along(mean, self.dim, x)
 
     def _shared_mean(self, x: Tensor, others: list[int]) -> Tensor:
         """The mean over the samples of all processes, which may have different numbers of samples."""
         count = x.new_full((1,), x.numel() / self.features)
         total = self.group.sum(torch.cat([x.sum(others), count]))
         return total[:-1] / total[-1]
-
-    def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """The image of a box; only in eval mode, where the shift does not depend on the batch."""
-        if self.training:
-            raise ArgumentError("bounds through a mean shift need eval mode: in training it depends on the batch")
-        return self(lower), self(upper)
-
-    def _spread(self, mean: Tensor, x: Tensor) -> Tensor:
-        return mean.reshape([-1 if d == self.dim % x.dim() else 1 for d in range(x.dim())])
 
     def extra_repr(self) -> str:
         return f"{self.features}, dim={self.dim}, momentum={self.momentum}"
@@ -93,7 +116,12 @@ def share_means(net: nn.Module, group: Group) -> None:
 
 @torch.no_grad()
 def reestimate_means(net: "Classifier", batches: Iterable[Tensor]) -> None:
-    """Replace the running means by the average over batches of training images [B, C, H, W] at p = inf."""
+    """Replace the running means, which are those of a small p, by the average over training images at p = inf.
+
+    Args:
+        net: its p and its mode do not change.
+        batches: images [B, C, H, W] in [0, 1]; every batch counts the same.
+    """
     p, training, shifts = net.p, net.training, _shifts(net)
     momenta = [shift.momentum for shift in shifts]
     net.p = math.inf

@@ -1,36 +1,35 @@
-"""What a kernel must offer to stand behind `lp_distance`, and the table of those that do."""
+"""The interface of a kernel behind `lp_distance`, and the table of implementations.
+
+A module outside the package adds its own with the decorator `@KERNELS.register("name")` on a class.
+"""
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from linfnet.errors import ArgumentError
+from linfnet.registry import Registry
 
 
 class Implementation(Protocol):
-    """One way to compute the distances. All tensors are contiguous 2-D matrices of one dtype on one device.
+    """Computes the distances. All tensors are contiguous 2-D matrices of one dtype on one device.
 
     x: [n, in], w: [out, in], y and grad: [n, out]; p is a finite float >= 1 or `math.inf`.
     """
 
-    @property
-    def name(self) -> str:
-        """How users ask for it (`impl="reference"`)."""
-        ...
-
-    def serves(self, device_type: str, dtype: torch.dtype) -> bool:
-        """Whether it runs on this kind of device with this dtype, on this machine, now."""
+    def supports(self, device_type: str, dtype: torch.dtype) -> bool:
+        """Whether it runs on this kind of device with this dtype, on this machine."""
         ...
 
     def forward(self, x: Tensor, w: Tensor, p: float) -> Tensor:
-        """Distances alone: y."""
+        """The distances y."""
         ...
 
     def forward_saving(self, x: Tensor, w: Tensor, p: float) -> tuple[Tensor, Tensor]:
-        """(y, saved): what `saved` holds is the implementation's own business (at infinity: which coordinate won)."""
+        """(y, saved): `saved` holds what `backward` of the same implementation needs."""
         ...
 
     def saved_like(self, x: Tensor, w: Tensor, p: float) -> Tensor:
@@ -52,50 +51,41 @@ class Implementation(Protocol):
         ...
 
 
-_table: dict[str, Implementation] = {}
+# Classes, which are instantiated once; of those that support a tensor, the one registered last is preferred.
+KERNELS: Registry[Callable[[], Implementation]] = Registry("impl")
+_instances: dict[str, Implementation] = {}
 _default: str | None = None
 
 
-def register(implementation: Implementation) -> None:
-    """Add an implementation; those registered later are preferred where they serve."""
-    _table[implementation.name] = implementation
-
-
 def names() -> tuple[str, ...]:
-    """All registered implementations, the preferred first."""
-    return tuple(reversed(_table))
+    """All registered implementations in order of preference."""
+    return tuple(reversed(tuple(KERNELS)))
 
 
 def get(name: str) -> Implementation:
     """The implementation of that name, or an error that lists the names."""
-    try:
-        return _table[name]
-    except KeyError:
-        raise ArgumentError(f"impl is {name!r}; known are {', '.join(names())}") from None
-
-
-def serves(name: str, device_type: str, dtype: torch.dtype) -> bool:
-    """Whether the implementation of that name runs on this kind of device with this dtype."""
-    return get(name).serves(device_type, dtype)
+    if name not in _instances:  # not functools.cache, which torch.compile does not trace
+        _instances[name] = KERNELS[name]()
+    return _instances[name]
 
 
 def choose(device_type: str, dtype: torch.dtype, name: str | None = None) -> str:
-    """The name of the implementation that serves tensors of this kind: the one asked for, or the preferred one."""
-    wanted = name if name is not None else _default
-    if wanted is not None:
-        if get(wanted).serves(device_type, dtype):
-            return wanted
+    """The implementation to use for tensors of this kind: the requested one, or the first that supports them."""
+    requested = name if name is not None else _default
+    if requested is not None:
+        if get(requested).supports(device_type, dtype):
+            return requested
         if name is not None:
-            raise ArgumentError(f"impl={name!r} does not serve {dtype} on {device_type} on this machine")
-    for candidate in reversed(_table.values()):
-        if candidate.serves(device_type, dtype):
-            return candidate.name
+            raise ArgumentError(f"impl={name!r} does not support {dtype} on {device_type} on this machine")
+    for candidate in names():
+        if get(candidate).supports(device_type, dtype):
+            return candidate
     raise ArgumentError(f"x has dtype {dtype} on {device_type}; wanted float32 or float64")
 
 
 @contextlib.contextmanager
 def default_implementation(name: str | None) -> Generator[None]:
-    """Prefer an implementation wherever it serves, for the length of a `with` block.
+    """Prefer an implementation wherever it is supported, for the length of a `with` block.
 
     >>> with default_implementation("reference"):
     ...     choose("cpu", torch.float32)

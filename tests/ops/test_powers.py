@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linfnet.ops import snapped_p
-from linfnet.ops.addition_chain import addition_chain, power_source, snapped_after
+from linfnet.ops.powers import addition_chain, power_source, snapped_after
 
 # Lengths of shortest addition chains (OEIS A003313) for n = 1, 2, ...
 SHORTEST = [0, 1, 2, 2, 3, 3, 4, 3, 4, 4, 5, 4, 5, 5, 5, 4, 5, 5, 6, 5, 6, 6, 6, 5, 6, 6, 6, 6, 7, 6, 7, 5]
@@ -26,8 +26,8 @@ def test_chain_adds_up(n: int) -> None:
     chain = addition_chain(n)
     assert chain[0] == 1
     assert chain[-1] == n
-    for place, value in enumerate(chain[1:], 1):
-        assert any(value - a in chain[:place] for a in chain[:place])
+    for index, value in enumerate(chain[1:], 1):
+        assert any(value - a in chain[:index] for a in chain[:index])
 
 
 def test_chains_are_shortest() -> None:
@@ -67,7 +67,7 @@ def test_power_source_computes_the_power(n: float, signed: bool) -> None:
     lines = power_source("f", n, signed=signed).splitlines()[1:-1]
     assert any("exp2" in line for line in lines) == (n != int(n))
     for d in (-1.25, 0.0, 0.75):
-        scope = {"d": d, "fraction": n - math.floor(n), "fabsf": abs, "copysignf": math.copysign, **SPECIAL}
+        scope = {"d": d, "special": n - math.floor(n), "fabsf": abs, "copysignf": math.copysign, **SPECIAL}
         for line in lines[:-1]:
             name, value = line.replace("float", "").rstrip(";").split("=")
             scope[name.strip()] = eval(value, scope)

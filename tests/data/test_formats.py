@@ -1,5 +1,6 @@
-"""CIFAR-10 is read in all its file formats; a pickle runs no code."""
+"""Every file format is read, wrong files are reported in one line, and a pickle runs no code."""
 
+import gzip
 import io
 import os
 import pickle
@@ -10,10 +11,59 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from samples import Bytes, Sample, new_pickle, old_pickle, write_files
+from samples import Bytes, Sample, idx_bytes, new_pickle, old_pickle, write_files
 
-from linfnet.data import cifar
+from linfnet.data import formats
+from linfnet.data.catalog import Format
 from linfnet.errors import LinfnetError
+
+ARRAY = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+
+
+@pytest.mark.parametrize("array", [ARRAY, ARRAY[0, 0], ARRAY[:0]], ids=["3d", "1d", "empty"])
+@pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gz"])
+def test_idx_files_are_read(tmp_path: Path, array: np.ndarray, zipped: bool) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(gzip.compress(idx_bytes(array)) if zipped else idx_bytes(array))
+    read = formats.read_idx(path)
+    assert read.dtype == np.uint8
+    assert read.shape == array.shape
+    assert np.array_equal(read, array)
+
+
+WHOLE = idx_bytes(ARRAY)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "x is not an IDX file: it begins with nothing"),
+        (b"\0\0", "not an IDX file"),
+        (b"PK\3\4 a zip file", "not an IDX file: it begins with 50 4b 03 04"),
+        (idx_bytes(ARRAY, kind=0x0D), "IDX type 0x0d; expected unsigned bytes"),
+        (WHOLE[:9], "x is truncated: it ends within its header"),
+        (WHOLE[:-1], "x is truncated: it holds 23 of 24 bytes"),
+        (WHOLE + b"\0", "x is longer than the 24 bytes"),
+        (b"\0\0\x08\x03" + b"\xff" * 12, "declares 79228162458924105385300197375 bytes"),
+        (gzip.compress(WHOLE)[:-9], "x is a damaged gzip file"),
+        (gzip.compress(WHOLE)[:-8] + b"\0" * 8, "x is a damaged gzip file"),
+        (gzip.compress(WHOLE)[:10] + b"\xff" * 20, "x is a damaged gzip file"),
+        (gzip.compress(WHOLE[:-1]), "x is truncated: it holds 23 of 24 bytes"),
+    ],
+    ids=range(12),
+)
+def test_a_wrong_idx_file_is_reported_in_one_line(tmp_path: Path, content: bytes, complaint: str) -> None:
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(LinfnetError) as caught:
+        formats.read_idx(tmp_path / "x")
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_idx_file(tmp_path: Path) -> None:
+    with pytest.raises(LinfnetError, match="x cannot be read: No such file"):
+        formats.read_idx(tmp_path / "x")
+
 
 BATCHES = [f"data_batch_{number}" for number in range(1, 6)]
 
@@ -29,23 +79,23 @@ def sample(small_sets: dict[str, Sample]) -> Sample:
     return small_sets["cifar10"]
 
 
-def test_all_forms_hold_the_same(tmp_path: Path, sample: Sample) -> None:
+def test_all_formats_have_the_same_content(tmp_path: Path, sample: Sample) -> None:
     images, labels = sample.arrays["train"]
     write_files(tmp_path, sample.python_files() | sample.binary_files() | sample.png_files())
     read = {
-        "python": cifar.read_python([tmp_path / batch for batch in BATCHES]),
-        "binary": cifar.read_binary([tmp_path / f"{batch}.bin" for batch in BATCHES]),
-        "png": cifar.read_png([*(tmp_path / f"{batch}.png" for batch in BATCHES), tmp_path / "train_lables.json"]),
+        "python": formats.read_python([tmp_path / batch for batch in BATCHES]),
+        "binary": formats.read_binary([tmp_path / f"{batch}.bin" for batch in BATCHES]),
+        "png": formats.read_png([*(tmp_path / f"{batch}.png" for batch in BATCHES), tmp_path / "train_lables.json"]),
     }
     write_files(tmp_path, sample.python_files(new_pickle))
-    read["new python"] = cifar.read_python([tmp_path / batch for batch in BATCHES])
+    read["new python"] = formats.read_python([tmp_path / batch for batch in BATCHES])
     for form, (some_images, some_labels) in read.items():
         assert np.array_equal(some_images, images), form
         assert np.array_equal(some_labels, labels), form
 
 
 def test_write_binary(tmp_path: Path, sample: Sample) -> None:
-    cifar.write_binary(tmp_path / "x.bin", *sample.arrays["test"])
+    formats.write_binary(tmp_path / "x.bin", *sample.arrays["test"])
     assert (tmp_path / "x.bin").read_bytes() == sample.binary_files()["test_batch.bin"]
 
 
@@ -53,12 +103,12 @@ def test_write_binary(tmp_path: Path, sample: Sample) -> None:
 def test_a_binary_batch_of_a_wrong_length(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.bin").write_bytes(content)
     with pytest.raises(LinfnetError, match=rf"x.bin is truncated .* {len(content)} bytes are not a multiple of 3073"):
-        cifar.read_binary([tmp_path / "x.bin"])
+        formats.read_binary([tmp_path / "x.bin"])
 
 
 def test_a_missing_binary_batch(tmp_path: Path) -> None:
     with pytest.raises(LinfnetError, match=r"x.bin cannot be read: No such file"):
-        cifar.read_binary([tmp_path / "x.bin"])
+        formats.read_binary([tmp_path / "x.bin"])
 
 
 @pytest.mark.parametrize(
@@ -74,7 +124,7 @@ def test_a_missing_binary_batch(tmp_path: Path) -> None:
 def test_a_wrong_png(tmp_path: Path, content: bytes, complaint: str) -> None:
     write_files(tmp_path, {"x.png": content, "y.json": b"[1, 2]"})
     with pytest.raises(LinfnetError, match=complaint):
-        cifar.read_png([tmp_path / "x.png", tmp_path / "y.json"])
+        formats.read_png([tmp_path / "x.png", tmp_path / "y.json"])
 
 
 @pytest.mark.parametrize(
@@ -91,14 +141,14 @@ def test_a_wrong_png(tmp_path: Path, content: bytes, complaint: str) -> None:
 def test_wrong_labels(tmp_path: Path, content: bytes, complaint: str) -> None:
     write_files(tmp_path, {"x.png": png(1024), "y.json": content})
     with pytest.raises(LinfnetError, match=complaint):
-        cifar.read_png([tmp_path / "x.png", tmp_path / "y.json"])
+        Format({"train": ("x.png", "y.json")}, formats.read_png).read_split(tmp_path, "train")
 
 
 def test_without_pillow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_files(tmp_path, {"x.png": png(1024), "y.json": b"[1, 2]"})
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(LinfnetError, match=r"needs PIL: pip install 'linfnet\[images\]'"):
-        cifar.read_png([tmp_path / "x.png", tmp_path / "y.json"])
+    with pytest.raises(LinfnetError, match=r"needs Pillow: pip install 'linfnet\[images\]'"):
+        formats.read_png([tmp_path / "x.png", tmp_path / "y.json"])
 
 
 ROWS = np.random.default_rng(0).integers(0, 256, (3, 3072), np.uint8)
@@ -111,7 +161,7 @@ def dump(data: object, labels: object = (7, 0, 9), protocol: int = 4) -> bytes:
 
 def read(tmp_path: Path, content: bytes) -> tuple[Bytes, Bytes]:
     (tmp_path / "batch").write_bytes(content)
-    return cifar.read_python_batch(tmp_path / "batch")
+    return formats.read_python_batch(tmp_path / "batch")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +193,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_nothing_is_run(tmp_path: Path, protocol: int) -> None:
+def test_a_pickle_runs_no_code(tmp_path: Path, protocol: int) -> None:
     trap = tmp_path / "trap"
     content = pickle.dumps({"data": ROWS, "labels": [Evil(os.mkdir, str(trap))]}, protocol=protocol)
     with pytest.raises(
@@ -152,7 +202,7 @@ def test_nothing_is_run(tmp_path: Path, protocol: int) -> None:
         read(tmp_path, content)
     assert not trap.exists()
     pickle.loads(content)
-    assert trap.exists(), "the pickle is harmless, so the test above proves nothing"
+    assert trap.exists(), "the pickle is harmless: the test above proves nothing"
 
 
 @pytest.mark.parametrize("call", [eval, getattr, np.load, np.frombuffer, __import__])
@@ -190,4 +240,4 @@ def test_a_wrong_pickle(tmp_path: Path, content: bytes, complaint: str) -> None:
 
 def test_a_missing_pickle(tmp_path: Path) -> None:
     with pytest.raises(LinfnetError, match="batch cannot be read: No such file"):
-        cifar.read_python_batch(tmp_path / "batch")
+        formats.read_python_batch(tmp_path / "batch")

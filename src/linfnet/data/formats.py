@@ -1,0 +1,204 @@
+"""Readers of the file formats: IDX (MNIST, Fashion-MNIST); pickles, binary batches and PNG files (CIFAR-10).
+
+Pickles are read without running anything that they name. Not even NumPy's own constructors are called: the names that
+a pickled array of bytes needs are mapped to two small classes of this module, and every other name is refused.
+"""
+
+import gzip
+import io
+import json
+import math
+import pickle
+import struct
+import zlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from linfnet.errors import LinfnetError, require
+
+Bytes = npt.NDArray[np.uint8]
+Arrays = tuple[Bytes, Bytes]
+"""Images, uint8 [N, C, H, W], and labels, uint8 [N]."""
+
+_MAX_IDX_BYTES = 2**28
+_CIFAR_SHAPE = (3, 32, 32)
+_CIFAR_PIXELS = 3072
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise LinfnetError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def read_idx(path: Path) -> Bytes:
+    """Return the bytes of an IDX file in the shape of its header; gzip is recognised by the first bytes."""
+    content = _read_file(path)
+    file = gzip.GzipFile(fileobj=io.BytesIO(content)) if content[:2] == b"\x1f\x8b" else io.BytesIO(content)
+    try:
+        magic = file.read(4)
+        if len(magic) < 4 or magic[:2] != b"\0\0":
+            raise LinfnetError(f"{path} is not an IDX file: it begins with {magic.hex(' ') or 'nothing'}")
+        kind, rank = magic[2:]
+        if kind != 8:
+            raise LinfnetError(f"{path} holds IDX type 0x{kind:02x}; expected unsigned bytes, 0x08")
+        sizes = file.read(4 * rank)
+        if len(sizes) < 4 * rank:
+            raise LinfnetError(f"{path} is truncated: it ends within its header")
+        shape = struct.unpack(f">{rank}I", sizes)
+        size = math.prod(shape)
+        if size > _MAX_IDX_BYTES:
+            raise LinfnetError(f"{path} declares {size} bytes in its header; expected at most {_MAX_IDX_BYTES}")
+        # One byte more shows whether the file is too long, without unpacking all of it.
+        data = file.read(size + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise LinfnetError(f"{path} is a damaged gzip file: {error}") from error
+    if len(data) < size:
+        raise LinfnetError(f"{path} is truncated: it holds {len(data)} of {size} bytes")
+    if len(data) > size:
+        raise LinfnetError(f"{path} is longer than the {size} bytes that its header declares")
+    return np.frombuffer(data, np.uint8).reshape(shape)
+
+
+def read_idx_pair(paths: list[Path]) -> Arrays:
+    """Return images [N, 1, H, W] and labels [N] of two IDX files."""
+    images, labels = map(read_idx, paths)
+    for path, array, rank in ((paths[0], images, 3), (paths[1], labels, 1)):
+        if array.ndim != rank:
+            raise LinfnetError(f"{path} holds an array of shape {list(array.shape)}; expected {rank} dimensions")
+    return images[:, None], labels
+
+
+class _ByteType:
+    """Replaces `numpy.dtype`; unsigned bytes only."""
+
+    __slots__ = ()
+
+    def __init__(self, kind: object, *_: object) -> None:
+        if kind not in ("u1", b"u1"):
+            raise pickle.UnpicklingError(f"it holds an array of type {kind!r}; expected unsigned bytes")
+
+    def __setstate__(self, state: object) -> None:
+        """Ignore byte order and fields, which an array of bytes does not need."""
+
+
+class _ByteArray:
+    """Replaces `numpy.ndarray` and the function that creates an empty one."""
+
+    __slots__ = ("array",)
+
+    array: Bytes
+
+    def __init__(self, *_: object) -> None:
+        self.array = np.empty(0, np.uint8)
+
+    def __setstate__(self, state: tuple[int, tuple[int, ...], _ByteType, bool, bytes]) -> None:
+        _, shape, _, column_major, content = state
+        self.array = np.frombuffer(content, np.uint8).reshape(shape, order="F" if column_major else "C")
+
+
+def _from_buffer(content: bytes, kind: _ByteType, shape: tuple[int, ...], order: str) -> _ByteArray:
+    array = _ByteArray()
+    array.__setstate__((1, shape, kind, order == "F", content))
+    return array
+
+
+def _encode_latin1(text: str, _: object) -> bytes:
+    return text.encode("latin1")
+
+
+class _BatchUnpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str, /) -> Callable[..., object]:
+        match module_name.replace("_core", "core"), global_name:
+            case ("numpy", "ndarray") | ("numpy.core.multiarray", "_reconstruct"):
+                return _ByteArray
+            case ("numpy", "dtype"):
+                return _ByteType
+            # A pickle can set attributes of these objects, so each lookup returns a new one.
+            case ("numpy.core.numeric", "_frombuffer"):  # arrays in the newest protocol
+                return partial(_from_buffer)
+            case ("_codecs", "encode"):  # bytes that Python 3 wrote in the oldest protocols
+                return partial(_encode_latin1)
+            case _:
+                raise pickle.UnpicklingError(
+                    f"it asks for {module_name}.{global_name}, which no CIFAR-10 batch needs; it was not loaded"
+                )
+
+
+def read_python_batch(path: Path) -> Arrays:
+    """Return rows, uint8 [N, 3072], and labels, uint8 [N], of one pickled batch."""
+    content = _read_file(path)
+    try:
+        batch: Any = _BatchUnpickler(io.BytesIO(content), encoding="bytes").load()
+        fields: dict[str, Any] = {k.decode("latin1") if isinstance(k, bytes) else k: v for k, v in batch.items()}
+        rows, labels = fields["data"].array, np.array(fields["labels"], np.uint8)
+    except Exception as error:  # a damaged pickle may raise anything
+        reason = str(error) if isinstance(error, pickle.UnpicklingError) else f"{type(error).__name__}: {error}"
+        raise LinfnetError(f"{path} is not a Python batch of CIFAR-10: {reason}") from error
+    if labels.ndim != 1 or rows.shape != (len(labels), _CIFAR_PIXELS):
+        shapes = f"images {list(rows.shape)} and labels {list(labels.shape)}"
+        raise LinfnetError(f"{path} holds {shapes}; expected [N, {_CIFAR_PIXELS}] and [N]")
+    return rows, labels
+
+
+def read_binary_batch(path: Path) -> Arrays:
+    """Return rows [N, 3072] and labels [N] of one binary batch: per image a label, then the three colour planes."""
+    content, length = np.frombuffer(_read_file(path), np.uint8), 1 + _CIFAR_PIXELS
+    if content.size == 0 or content.size % length:
+        reason = f"its {content.size} bytes are not a multiple of {length}"
+        raise LinfnetError(f"{path} is truncated or not a binary batch of CIFAR-10: {reason}")
+    records = content.reshape(-1, length)
+    return records[:, 1:], records[:, 0]
+
+
+def _read_batches(read_batch: Callable[[Path], Arrays], paths: list[Path]) -> Arrays:
+    rows, labels = zip(*map(read_batch, paths), strict=True)
+    return np.concatenate(rows).reshape(-1, *_CIFAR_SHAPE), np.concatenate(labels)
+
+
+# Both take paths and return images [N, 3, 32, 32] and labels [N].
+read_python = partial(_read_batches, read_python_batch)
+read_binary = partial(_read_batches, read_binary_batch)
+
+
+def write_binary(path: Path, images: Bytes, labels: Bytes) -> None:
+    """Write images [N, 3, 32, 32] and labels [N] as one binary batch."""
+    path.write_bytes(np.concatenate([labels[:, None], images.reshape(-1, _CIFAR_PIXELS)], axis=1).tobytes())
+
+
+def read_png(paths: list[Path]) -> Arrays:
+    """Return images [N, 3, 32, 32] and labels [N].
+
+    Args:
+        paths: PNG files, in which each row of 1024 RGB pixels is an image, followed by a JSON list of all labels.
+    """
+    try:
+        labels: Any = json.loads(_read_file(paths[-1]))
+    except ValueError as error:
+        raise LinfnetError(f"{paths[-1]} is truncated or not a JSON file: {error}") from error
+    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 10 for label in labels):
+        raise LinfnetError(f"{paths[-1]} is not a list of labels from 0 to 9")
+    rows = np.concatenate([_read_png_rows(path) for path in paths[:-1]])
+    return rows.reshape(-1, *_CIFAR_SHAPE), np.array(labels, np.uint8)
+
+
+def _read_png_rows(path: Path) -> Bytes:
+    require("PIL", "images")
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path, formats=["PNG"]) as image:
+            if image.mode != "RGB" or image.width != 1024:
+                size = f"{image.width} pixels wide in mode {image.mode}"
+                raise LinfnetError(f"{path} is {size}; expected 1024 RGB pixels per row")
+            return np.asarray(image).transpose(0, 2, 1)
+    except UnidentifiedImageError as error:
+        raise LinfnetError(f"{path} is not a PNG file") from error
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow raises SyntaxError for a broken chunk
+        raise LinfnetError(f"{path} is truncated or damaged: {error}") from error

@@ -1,0 +1,137 @@
+"""Whole powers by multiplication, and the exponents to which p is snapped.
+
+d^n by repeated multiplication costs one product for each step of an addition chain for n: three for 8 = 4 + 4 = 2 + 2
++ 2 + 2.
+"""
+
+import ctypes
+import functools
+import math
+from enum import IntEnum
+
+# Up to here whole powers are products with one scale per layer or output; up to LARGEST_PAIRED, products with one scale
+# per pair stay in range: 2^(+-64). Otherwise kernels use log2 and exp2.
+LARGEST_CHAINED, LARGEST_PAIRED = 64, 128
+
+
+class PowerMode(IntEnum):
+    """How the pruned kernels compute powers."""
+
+    SCALE_PER_OUTPUT = 0  # products of differences, scaled by one power of two per output
+    SCALE_PER_PAIR = 1  # the same, with one power of two per pair
+    LOG_RATIO = 2  # special functions of the ratio of |d| to its maximum
+    LOG_RATIO_LARGE = 3  # the same, with a shorter series for large p
+
+
+def power_mode(p: float) -> PowerMode:
+    """Products for whole p while these stay in the float range, otherwise special functions."""
+    if p > LARGEST_PAIRED:
+        return PowerMode.LOG_RATIO_LARGE
+    if p != math.floor(p):
+        return PowerMode.LOG_RATIO
+    return PowerMode.SCALE_PER_OUTPUT if p <= LARGEST_CHAINED else PowerMode.SCALE_PER_PAIR
+
+
+def uses_ratio(p: float) -> bool:
+    """Whether powers are computed by special functions, of numbers between 0 and 1."""
+    return power_mode(p) in (PowerMode.LOG_RATIO, PowerMode.LOG_RATIO_LARGE)
+
+
+@functools.cache
+def _power_tree(limit: int) -> dict[int, tuple[int, ...]]:
+    """Knuth's power tree: for each n up to `limit` a chain (1, 2, ..., n), which is shortest for every n < 77."""
+    chains: dict[int, tuple[int, ...]] = {1: (1,)}
+    level = [1]
+    while any(n not in chains for n in range(1, limit + 1)):
+        following: list[int] = []
+        for n in level:
+            for step in chains[n]:
+                if n + step not in chains:
+                    chains[n + step] = (*chains[n], n + step)
+                    following.append(n + step)
+        level = following
+    return chains
+
+
+def addition_chain(n: int) -> tuple[int, ...]:
+    """A short addition chain for n >= 1: it starts with 1, ends with n, and each number is the sum of two earlier ones.
+
+    >>> addition_chain(8), addition_chain(15)
+    ((1, 2, 4, 8), (1, 2, 3, 5, 10, 15))
+    """
+    return _power_tree(max(128, n))[n]
+
+
+def snapped_p(p: float) -> float:
+    """The nearest p that kernels evaluate quickly; infinity is unchanged.
+
+    Whole numbers below 8, even numbers up to 64, multiples of 4 up to 128: each of these p has its own kernels, which
+    multiply and are compiled while the kernels of the previous p run. Above 128, 64 numbers per octave: while p is
+    constant, training steps can be replayed from a CUDA graph. Ties are rounded up, so the result is monotone in p.
+
+    >>> [snapped_p(p) for p in (8.0, 11.3, 20.9, 27.6, 62.9, 201.3, 999.0, math.inf)]
+    [8.0, 12.0, 20.0, 28.0, 62.0, 202.0, 1000.0, inf]
+    """
+    if math.isinf(p):
+        return p
+    step = _step(p)
+    return math.floor(p / step + 0.5) * step
+
+
+def snapped_after(p: float) -> float:
+    """The next larger snapped p after a snapped p.
+
+    >>> snapped_after(7.0), snapped_after(8.0), snapped_after(124.0), snapped_after(128.0)
+    (8.0, 10.0, 128.0, 130.0)
+    """
+    return p + _step(p)
+
+
+def _step(p: float) -> float:
+    if p < LARGEST_CHAINED:
+        return 1.0 if p < 8 else 2.0
+    return 4.0 if p < 128 else 2.0 ** (math.frexp(p)[1] - 7)
+
+
+def power_source(name: str, exponent: float | None, *, signed: bool) -> str:
+    """CUDA source of a function d -> |d|^exponent, times the sign of d if `signed`.
+
+    The whole part of the exponent is a chain of products. The rest is computed by special functions from the argument
+    `special`, so that one source is valid for all exponents with the same whole part. If `exponent` is None, the
+    function is d -> |d|^special 2^offset.
+
+    >>> print(power_source("slope", 3.0, signed=True))
+    static __device__ __forceinline__ float slope(float d, float special, float offset) {
+      float d2 = d * d;
+      float d3 = d2 * d;
+      return d3;
+    }
+    """
+    lines = [f"static __device__ __forceinline__ float {name}(float d, float special, float offset) {{"]
+    if exponent is None:
+        result = "exp2_fast(fmaf(special, log2_fast(fabsf(d)), offset))"
+        result = f"copysignf({result}, d)" if signed else result
+    else:
+        exponent = ctypes.c_float(
+            exponent
+        ).value  # as kernels receive it: slightly below a whole number, it is rounded up
+        n = math.floor(exponent)
+        result = _whole_power(n, lines, signed=signed)
+        if exponent != n:
+            result += " * exp2_fast(special * log2_fast(fabsf(d)))"
+    return "\n".join([*lines, f"  return {result};", "}"])
+
+
+def _whole_power(n: int, lines: list[str], *, signed: bool) -> str:
+    """Append the products of a chain to `lines`; return the expression of the n-th power."""
+    if n == 0:
+        return "(d > 0.0f ? 1.0f : d < 0.0f ? -1.0f : d)" if signed else "1.0f"
+    base = "fabsf(d)" if n % 2 and not signed else "d"  # absolute values of factors cost nothing
+    chain = addition_chain(n)
+    for position, value in enumerate(chain[1:], 1):
+        earlier = chain[:position]
+        first = max(a for a in earlier if value - a in earlier)
+        terms = [base if a == 1 else f"d{a}" for a in (first, value - first)]
+        lines.append(f"  float d{value} = {terms[0]} * {terms[1]};")
+    result = base if n == 1 else f"d{n}"
+    return f"copysignf({result}, d)" if signed and n % 2 == 0 else result
