@@ -20,7 +20,7 @@ setup: .venv/.installed
 demo: setup
 	$(BIN)/linfnet demo
 
-USES_DISTANCES := attacks certificates distributed export nn systems theory train test_comparison.py test_evaluation.py test_objectives.py
+USES_DISTANCES := attacks certificates distributed export nn systems theory train test_comparison.py test_evaluation.py test_losses.py
 
 # The second pass runs the tests of folders that compute distances again, with the reference instead of the kernels.
 test: check

@@ -13,8 +13,8 @@ import torch
 from linfnet.certificates import certified_by_interval
 from linfnet.certificates.real import real_certified
 from linfnet.cli.console import console, results_table
-from linfnet.cli.display import train_display
 from linfnet.cli.evaluate import evaluate_with_progress
+from linfnet.cli.train import train_display
 from linfnet.data import ImageSet, load
 from linfnet.files import write_json
 from linfnet.nn import LinfNet

@@ -13,8 +13,8 @@ from fractions import Fraction
 from pathlib import Path
 
 from linfnet.certificates import certify_images
-from linfnet.cli.display import train_display
 from linfnet.cli.inputs import choose_device
+from linfnet.cli.train import train_display
 from linfnet.data import load
 from linfnet.files import read_json, write_json, write_text
 from linfnet.nn import LinfNet, count_parameters

@@ -3,7 +3,9 @@
 import difflib
 import importlib
 from collections.abc import Iterable
+from dataclasses import field, fields
 from types import ModuleType
+from typing import Any
 
 
 class LinfnetError(Exception):
@@ -26,6 +28,18 @@ def at_least(name: str, value: float, least: float, *, strictly: bool = False, m
     if value > most:
         shown = "too large" if value > LARGEST else value  # not hundreds of digits
         raise ArgumentError(f"{name} is {shown}; wanted a number of at most {most}")
+
+
+def number(default: object, least: float = 0, **limits: Any) -> Any:
+    """A field of a dataclass whose range `check_numbers` checks; the limits are those of `at_least`."""
+    return field(default=default, metadata={"limits": {"least": least, **limits}})
+
+
+def check_numbers(options: Any, section: str) -> None:
+    """Raise unless each field of a dataclass declared by `number` is in its range; errors call it `section.field`."""
+    for each in fields(options):
+        if "limits" in each.metadata:
+            at_least(f"{section}.{each.name}", getattr(options, each.name), **each.metadata["limits"])
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -70,9 +70,7 @@ def relaxation_p(progress: float, *, start: float = 8.0, end: float = 1000.0) ->
 
 
 def mixing_coefficient(progress: float, *, start: float, end: float) -> float:
-    """lambda at a progress of the rise of p: start * (end / start)^progress.
-
-    With an end of 0 it is constant until p is infinite, then 0.
+    """lambda at a progress of the rise of p: start * (end / start)^progress; if `end` is 0, constant until p = inf.
 
     >>> mixing_coefficient(0.5, start=0.25, end=0.0625)
     0.125

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import group_worker
 import pytest
-import ranks_worker
 import torch
 from torch.distributed import TCPStore
 
@@ -19,7 +19,7 @@ from linfnet.distributed.group import ALONE, GradientSum, Group, joined
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.train import StoppedError
 
-WORKER = Path(__file__).with_name("ranks_worker.py")
+WORKER = Path(__file__).with_name("group_worker.py")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def together(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_two_processes_follow_the_single_run(together: Path, dtype: torch.dtype, tmp_path: Path):
-    alone = ranks_worker.train(tmp_path, dtype)
+    alone = group_worker.train(tmp_path, dtype)
     first, second = (torch.load(together / f"{str(dtype).removeprefix('torch.')}-{rank}.pt") for rank in range(2))
     assert all(torch.equal(tensor, second[key]) for key, tensor in first.items())
     assert len(first["records"]) == 20
@@ -149,7 +149,7 @@ def test_alone_everything_stays_as_it_is():
 
 def test_too_many_processes_for_a_batch_are_refused(tmp_path: Path):
     with pytest.raises(ArgumentError, match=r"optimizer.batch is 64: it leaves a last batch of 21 images, too few"):
-        ranks_worker.train(tmp_path, torch.float32, Group(0, 22))
+        group_worker.train(tmp_path, torch.float32, Group(0, 22))
 
 
 def test_a_temperature_that_does_not_learn_is_left_out_of_the_sums():

@@ -21,7 +21,7 @@ from linfnet.schedules import StepState
 from linfnet.systems import FeatureModule, FeatureSystem
 from linfnet.train import RunFolder, Trainer, cuda_graphs
 from linfnet.train.cuda_graphs import CapturedGraphs, GraphedModule
-from linfnet.train.steps import build_optimizer
+from linfnet.train.optimizer import build_optimizer
 
 BATCH = 64
 # Epochs of two full batches and a smaller one, through p = 8, 10, 12 and infinity.

@@ -17,7 +17,7 @@ from linfnet.nn import LinfNet
 from linfnet.recipes import load_recipe
 from linfnet.results import read_results
 from linfnet.train import RunFolder, StoppedError, Trainer
-from linfnet.train.steps import build_optimizer, step_state
+from linfnet.train.optimizer import build_optimizer, step_state
 
 
 def test_a_run_leaves_a_whole_folder(new_trainer: Callable[..., Trainer], watcher):

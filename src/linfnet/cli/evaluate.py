@@ -16,7 +16,6 @@ from rich.table import Table
 
 from linfnet import evaluation
 from linfnet.cli.console import add_columns, console, only_first_prints, percent, progress_bar, results_table
-from linfnet.cli.display import train_display
 from linfnet.cli.inputs import (
     Device,
     Epsilons,
@@ -31,6 +30,7 @@ from linfnet.cli.inputs import (
     parse_epsilons,
 )
 from linfnet.cli.report import write_report
+from linfnet.cli.train import train_display
 from linfnet.comparison import Compared, compare_runs
 from linfnet.data import ImageSet, load
 from linfnet.distributed.evaluation import own_part

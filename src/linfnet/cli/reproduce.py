@@ -9,9 +9,9 @@ import tyro
 from rich.table import Table
 
 from linfnet.cli.console import console, draw_figure, percent
-from linfnet.cli.display import train_display
 from linfnet.cli.evaluate import evaluate_with_progress, store_evaluation
 from linfnet.cli.inputs import Device, check_counts, choose_device
+from linfnet.cli.train import train_display
 from linfnet.data import load
 from linfnet.distributed.group import launched
 from linfnet.errors import ArgumentError

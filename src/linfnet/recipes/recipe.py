@@ -1,40 +1,40 @@
 """A recipe: all settings of a training run, typed; the defaults are the values that the paper's runs share."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from linfnet.errors import ArgumentError, at_least
+from linfnet.errors import ArgumentError, check_numbers, number
 from linfnet.losses import Mixture, Objective
 from linfnet.ops import check_p
 from linfnet.schedules import Phases
 
 
+class Section:
+    """A section of a recipe, with the name of its class in lower case; its numbers are checked when it is created."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, type(self).__name__.lower())
+
+
 @dataclass(frozen=True)
-class Data:
+class Data(Section):
     """The images and their augmentation."""
 
     name: str = "cifar10"
-    pad: int = 0  # random crop after edge padding by this many pixels
+    pad: int = number(0, most=1000)  # random crop after edge padding by this many pixels
     flip: bool = False  # random horizontal flip
-    limit: int = 0  # train on the first `limit` images only; 0: all
-
-    def __post_init__(self) -> None:
-        at_least("data.pad", self.pad, 0, most=1000)
-        at_least("data.limit", self.limit, 0)
+    limit: int = number(0)  # train on the first `limit` images only; 0: all
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(Section):
     """The net: `depth` distance layers; hidden layers have `width` neurons."""
 
-    depth: int = 6
-    width: int = 5120
-
-    def __post_init__(self) -> None:
-        at_least("model.depth", self.depth, 1, most=1000)
-        at_least("model.width", self.width, 1, most=1_000_000)
+    depth: int = number(6, 1, most=1000)
+    width: int = number(5120, 1, most=1_000_000)
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,15 @@ class Schedule:
     epochs: tuple[int, int, int] = (100, 1150, 50)
     p_start: float = 8.0
     p_end: float = 1000.0
-    # Round p to even numbers: GPU kernels then compute powers by multiplications only.
-    snap_p: bool = False
-    # Keep the learning rate constant during the first phase, as in 2021; otherwise one cosine spans all phases.
-    hold_lr: bool = False
+    snap_p: bool = False  # round p to even numbers: GPU kernels then compute powers by multiplications only
+    hold_lr: bool = False  # constant learning rate in the first phase, as in 2021; otherwise one cosine for all phases
 
     def __post_init__(self) -> None:
         self.phases()
         check_p(self.p_start, "schedule.p_start")
-        check_p(self.p_end, "schedule.p_end")
-        if self.p_start == float("inf"):
-            raise ArgumentError(
-                "schedule.p_start is inf; wanted a finite number: p is infinite only in the third phase"
-            )
-        if not self.p_start <= self.p_end < float("inf"):
+        if math.isinf(self.p_start):
+            raise ArgumentError("schedule.p_start is inf; wanted a finite number: only the third phase has p = inf")
+        if not self.p_start <= self.p_end < math.inf:
             raise ArgumentError(f"schedule.p_end is {self.p_end}; wanted a finite number >= p_start = {self.p_start}")
 
     def phases(self) -> Phases:
@@ -66,54 +61,44 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class Optimizer(Section):
     """Adam. The temperature s is trained at a fifth of the rate. The weight decay of 2021 depends on p."""
 
-    lr: float = 0.03
-    scale_lr_factor: float = 0.2
-    beta1: float = 0.9
-    beta2: float = 0.99
-    eps: float = 1e-10
-    batch: int = 512
-    weight_decay: float = 0.0
+    lr: float = number(0.03, strictly=True)
+    scale_lr_factor: float = number(0.2)
+    beta1: float = number(0.9)
+    beta2: float = number(0.99)
+    eps: float = number(1e-10)
+    batch: int = number(512, 1)
+    weight_decay: float = number(0.0)
 
     def __post_init__(self) -> None:
-        at_least("optimizer.lr", self.lr, 0, strictly=True)
-        at_least("optimizer.scale_lr_factor", self.scale_lr_factor, 0)
-        at_least("optimizer.eps", self.eps, 0)
-        at_least("optimizer.batch", self.batch, 1)
-        at_least("optimizer.weight_decay", self.weight_decay, 0)
-        for key, value in (("beta1", self.beta1), ("beta2", self.beta2)):
-            if not 0 <= value < 1:
-                raise ArgumentError(f"optimizer.{key} is {value}; wanted a number from 0 to below 1")
+        super().__post_init__()
+        if max(self.beta1, self.beta2) >= 1:
+            raise ArgumentError(f"optimizer.beta1 is {self.beta1}, optimizer.beta2 is {self.beta2}; wanted less than 1")
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Section):
     """Seed, tests and checkpoints."""
 
-    seed: int = 0
-    test_every: int = 10  # epochs between tests at p = inf; 0: test only at the end
-    checkpoint_minutes: float = 5.0  # age of the last checkpoint at which another is written; 0: after every epoch
-    checkpoint_every: int = 0  # also write a checkpoint after this many epochs; 0: do not
-    keep_checkpoints: int = 2
+    seed: int = number(0)
+    test_every: int = number(10)  # epochs between tests at p = inf; 0: test only at the end
+    checkpoint_minutes: float = number(5.0)  # write a checkpoint if the last one is older; 0: after every epoch
+    checkpoint_every: int = number(0)  # also write a checkpoint after this many epochs; 0: do not
+    keep_checkpoints: int = number(2, 1)
     graphs: bool = True  # on a GPU, replay steps from CUDA graphs while p is constant; results are the same bits
-
-    def __post_init__(self) -> None:
-        for key, least in (("seed", 0), ("test_every", 0), ("checkpoint_every", 0), ("keep_checkpoints", 1)):
-            at_least(f"run.{key}", getattr(self, key), least)
-        at_least("run.checkpoint_minutes", self.checkpoint_minutes, 0)
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Section):
     """The perturbations to evaluate, and the number of steps of the attack."""
 
     eps: tuple[Fraction, ...] = (Fraction(8, 255),)
-    pgd_steps: int = 100
+    pgd_steps: int = number(100, 1)
 
     def __post_init__(self) -> None:
-        at_least("evaluation.pgd_steps", self.pgd_steps, 1)
+        super().__post_init__()
         if not self.eps or not all(0 <= eps <= 1 for eps in self.eps):
             raise ArgumentError(f"evaluation.eps is {[str(e) for e in self.eps]}; wanted one or more numbers in [0, 1]")
 

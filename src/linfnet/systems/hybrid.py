@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linfnet.data import SetInfo
-from linfnet.errors import ArgumentError, at_least
+from linfnet.errors import ArgumentError, at_least, number
 from linfnet.nn import LpDistance
 from linfnet.nn.classifier import Classifier
 from linfnet.recipes import Recipe
@@ -22,11 +22,7 @@ from linfnet.systems.system import OBJECTIVE, SYSTEMS, FeatureSystem
 
 
 class ScaledLinear(nn.Module):
-    """x W^T / sqrt(in) + b with W from N(0, 1): the same learning rate suits all widths.
-
-    >>> ScaledLinear(16, 3)(torch.zeros(2, 16)).shape
-    torch.Size([2, 3])
-    """
+    """x W^T / sqrt(in) + b with W from N(0, 1): the same learning rate suits all widths."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -42,16 +38,9 @@ class ScaledLinear(nn.Module):
 
 
 class HybridNet(Classifier):
-    """Distance layers (mean shift, no bias), then Linear - Tanh - Linear.
+    """Distance layers of widths `hidden` (mean shift, no bias), then Linear - Tanh - Linear of width `mlp_hidden`.
 
-    Args:
-        image_shape: (C, H, W) of the images.
-        classes: number of logits.
-        hidden: width of each distance layer.
-        mlp_hidden: width of the hidden layer of the MLP.
-        mean: as in `Classifier`.
-        std: as in `Classifier`.
-        p: initial exponent of the distance layers.
+    The other arguments are those of `Classifier` and `LpDistance`.
     """
 
     system: ClassVar[str] = "hybrid"
@@ -124,26 +113,18 @@ class Hybrid(FeatureSystem):
     net_type: ClassVar[type[Classifier]] = HybridNet
     unused: ClassVar[tuple[str, ...]] = OBJECTIVE
 
-    hidden: int = 512  # width of the MLP
+    hidden: int = number(512, 1)  # width of the MLP
     eps_train: Fraction = Fraction(88, 2550)
-    worst_share: float = 1.0  # weight of the worst case; the rest is the weight of the logits
+    worst_share: float = number(1.0, most=1)  # weight of the worst case; the rest is the weight of the logits
 
     def __post_init__(self) -> None:
-        at_least("system.hidden", self.hidden, 1)
+        super().__post_init__()
         at_least("system.eps_train", float(self.eps_train), 0, most=1)
-        at_least("system.worst_share", self.worst_share, 0, most=1)
 
     def build(self, recipe: Recipe, info: SetInfo) -> HybridNet:
         """`model.depth` distance layers, each with `model.width` neurons."""
-        return HybridNet(
-            info.image_shape,
-            len(info.classes),
-            (recipe.model.width,) * recipe.model.depth,
-            self.hidden,
-            mean=info.mean,
-            std=info.std,
-            p=recipe.schedule.p_start,
-        )
+        widths, p = (recipe.model.width,) * recipe.model.depth, recipe.schedule.p_start
+        return HybridNet(info.image_shape, len(info.classes), widths, self.hidden, mean=info.mean, std=info.std, p=p)
 
     def features(self, net: Classifier, pixels: Tensor) -> Tensor:
         """The outputs [B, width] of the distance layers; both terms of the loss are computed from them."""

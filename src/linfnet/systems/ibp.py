@@ -1,5 +1,6 @@
 """Interval bound propagation (IBP) on convolutional nets, a baseline of the paper's tables."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -10,19 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linfnet.data import SetInfo
-from linfnet.errors import at_least
+from linfnet.errors import at_least, number
 from linfnet.nn.classifier import Classifier
 from linfnet.recipes import Recipe
 from linfnet.schedules import StepState
-from linfnet.systems.layers import (
-    Box,
-    bound_preserving_init,
-    check_architecture,
-    conv_layers,
-    least_margin,
-    through,
-    worst_margins,
-)
+from linfnet.systems.layers import Box, check_architecture, conv_layers, least_margin, through, worst_margins
 from linfnet.systems.system import OBJECTIVE, RELAXATION, SYSTEMS, System
 
 # The regularisers are 0 while bounds grow by less than a factor of 1 / TOLERANCE, and while active and inactive
@@ -34,12 +27,8 @@ class IbpNet(Classifier):
     """A convolutional net with ReLU, certified by interval bounds on the margin.
 
     Args:
-        image_shape: (C, H, W) of the images.
-        classes: number of logits.
-        architecture: "small", "medium" or "cnn7".
-        batch_norm: whether there is batch norm before each ReLU.
-        mean: as in `Classifier`.
-        std: as in `Classifier`.
+        architecture: a key of `linfnet.systems.layers.ARCHITECTURES`.
+        batch_norm: whether there is batch norm before each ReLU; the other arguments are those of `Classifier`.
     """
 
     system: ClassVar[str] = "ibp"
@@ -59,7 +48,11 @@ class IbpNet(Classifier):
         self.architecture, self.batch_norm = architecture, batch_norm
         self.layers, features = conv_layers(architecture, image_shape, batch_norm)
         self.last = nn.Linear(features, classes)
-        bound_preserving_init(self)
+        # N(0, 2 pi / fan_in^2) preserves the widths of interval bounds from layer to layer (Shi et al., 2021). With the
+        # usual standard deviations they grow with the number of inputs.
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                nn.init.normal_(layer.weight, std=math.sqrt(2 * math.pi) / layer.weight[0].numel())
 
     def forward(self, images: Tensor) -> Tensor:
         """images: [B, C, H, W] in [0, 1] -> logits [B, classes]."""
@@ -89,9 +82,9 @@ class IbpNet(Classifier):
 
 
 def tightness(boxes: Sequence[Box]) -> Tensor:
-    """Mean growth of the boxes before each ReLU relative to the input, beyond the tolerance: in [0, 1]."""
-    start = _width(boxes[0])
-    return torch.stack([F.relu(TOLERANCE - start / _width(box)) / TOLERANCE for box in boxes[1:]]).mean()
+    """Mean growth of boxes (those before each ReLU) relative to the first, beyond the tolerance: in [0, 1]."""
+    start, *widths = ((box.upper - box.lower).mean().clamp(min=1e-12) for box in boxes)
+    return torch.stack([F.relu(TOLERANCE - start / width) / TOLERANCE for width in widths]).mean()
 
 
 def balance(boxes: Sequence[Box]) -> Tensor:
@@ -100,7 +93,7 @@ def balance(boxes: Sequence[Box]) -> Tensor:
     Interval training tends to deactivate neurons permanently; they then have no gradients.
     """
     terms: list[Tensor] = []
-    for box in boxes[1:]:
+    for box in boxes:
         middle = (box.lower + box.upper) / 2
         active, inactive = box.lower > 0, box.upper < 0
         spread = (middle - middle.mean()).square()
@@ -111,19 +104,11 @@ def balance(boxes: Sequence[Box]) -> Tensor:
             # Without certainly active or inactive neurons there is nothing to balance.
             if bool(on > 0) or bool(off > 0):
                 terms.append(F.relu(TOLERANCE - torch.minimum(on, off) / torch.maximum(on, off)) / TOLERANCE)
-    return torch.stack(terms).sum() / (len(boxes) - 1) if terms else boxes[0].lower.new_zeros(())
-
-
-def _width(box: Box) -> Tensor:
-    return (box.upper - box.lower).mean().clamp(min=1e-12)
+    return torch.stack(terms).sum() / len(boxes) if terms else boxes[0].lower.new_zeros(())
 
 
 def smooth_ramp(progress: float, bend: float = 0.25) -> float:
-    """A ramp from 0 to 1: t^4 up to the bend, then linear, so that perturbations are small early in training.
-
-    >>> smooth_ramp(0.0), smooth_ramp(1.0)
-    (0.0, 1.0)
-    """
+    """A ramp from 0 to 1: t^4 up to the bend, then linear, so that perturbations are small early in training."""
     factor = 1 / (bend**4 + 4 * bend**3 * (1 - bend))
     return factor * (progress**4 if progress < bend else bend**4 + 4 * bend**3 * (progress - bend))
 
@@ -144,21 +129,19 @@ class Ibp(System):
     architecture: str = "cnn7"
     batch_norm: bool = True
     eps_train: Fraction = Fraction(2, 5)
-    kappa_start: float = 0.0
-    kappa_end: float = 0.0
-    regularisation: float = 0.5
+    kappa_start: float = number(0.0, most=1)
+    kappa_end: float = number(0.0, most=1)
+    regularisation: float = number(0.5)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_architecture(self.architecture)
         at_least("system.eps_train", float(self.eps_train), 0, most=1)
-        at_least("system.kappa_start", self.kappa_start, 0, most=1)
-        at_least("system.kappa_end", self.kappa_end, 0, most=1)
-        at_least("system.regularisation", self.regularisation, 0)
 
     def build(self, recipe: Recipe, info: SetInfo) -> IbpNet:
         """The net of `system.architecture`; [model] has no effect."""
-        shape, classes = info.image_shape, len(info.classes)
-        return IbpNet(shape, classes, self.architecture, self.batch_norm, mean=info.mean, std=info.std)
+        own = (self.architecture, self.batch_norm)
+        return IbpNet(info.image_shape, len(info.classes), *own, mean=info.mean, std=info.std)
 
     def loss(
         self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, state: StepState
@@ -168,8 +151,7 @@ class Ibp(System):
         ramp = smooth_ramp(state.relaxed)
         eps, kappa = float(self.eps_train) * ramp, self.kappa_start + (self.kappa_end - self.kappa_start) * ramp
         needed = kappa > 0 or self.batch_norm
-        box = Box((pixels - eps).clamp(min=0), (pixels + eps).clamp(max=1), pixels if needed else None)
-        boxes = net.boxes(box)
+        boxes = net.boxes(Box((pixels - eps).clamp(min=0), (pixels + eps).clamp(max=1), pixels if needed else None))
         end = boxes[-1]
         margins = worst_margins(end.lower, end.upper, net.last.weight, net.last.bias, labels)
         loss = (1 - kappa) * F.cross_entropy(-margins, labels)
@@ -178,9 +160,6 @@ class Ibp(System):
             loss = loss + kappa * F.cross_entropy(logits, labels)
         fading = self.regularisation * (1 - ramp)
         if fading > 0 and eps > 0:
-            before = [
-                boxes[0],
-                *(box for box, layer in zip(boxes, net.layers, strict=False) if isinstance(layer, nn.ReLU)),
-            ]
-            loss = loss + fading * (tightness(before) + balance(before))
+            before_relu = [box for box, layer in zip(boxes, net.layers, strict=False) if isinstance(layer, nn.ReLU)]
+            loss = loss + fading * (tightness([boxes[0], *before_relu]) + balance(before_relu))
         return loss, logits

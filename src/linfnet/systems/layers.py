@@ -4,7 +4,6 @@ Bounds are in real arithmetic. They are propagated as centre and radius: a matri
 radius by |W|.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,20 +13,12 @@ from torch import Tensor, nn
 
 from linfnet.errors import ArgumentError
 
-
-@dataclass(frozen=True)
-class Architecture:
-    """Convolutions (channels, kernel, stride), each with padding 1, then hidden linear layers; a ReLU after each."""
-
-    convolutions: tuple[tuple[int, int, int], ...]
-    linear: tuple[int, ...]
-
-
+# Convolutions (channels, kernel, stride), each with padding 1, then widths of hidden linear layers; a ReLU after each.
 ARCHITECTURES = {
     # ConvSmall of Wong and Kolter; DM-medium of Gowal et al.; the seven layers of Shi et al. (with batch norm there).
-    "small": Architecture(((16, 4, 2), (32, 4, 2)), (100,)),
-    "medium": Architecture(((32, 3, 1), (32, 4, 2), (64, 3, 1), (64, 4, 2)), (512, 512)),
-    "cnn7": Architecture(((64, 3, 1), (64, 3, 1), (128, 3, 2), (128, 3, 1), (128, 3, 1)), (512,)),
+    "small": (((16, 4, 2), (32, 4, 2)), (100,)),
+    "medium": (((32, 3, 1), (32, 4, 2), (64, 3, 1), (64, 4, 2)), (512, 512)),
+    "cnn7": (((64, 3, 1), (64, 3, 1), (128, 3, 2), (128, 3, 1), (128, 3, 1)), (512,)),
 }
 
 
@@ -44,9 +35,9 @@ def conv_layers(name: str, image_shape: Sequence[int], batch_norm: bool) -> tupl
     100
     """
     check_architecture(name, "architecture")
-    architecture, (channels, height, width) = ARCHITECTURES[name], image_shape
+    (convolutions, widths), (channels, height, width) = ARCHITECTURES[name], image_shape
     layers: list[nn.Module] = []
-    for out, kernel, stride in architecture.convolutions:
+    for out, kernel, stride in convolutions:
         layers.append(nn.Conv2d(channels, out, kernel, stride, padding=1))
         layers += [nn.BatchNorm2d(out), nn.ReLU()] if batch_norm else [nn.ReLU()]
         channels, height, width = out, (height + 2 - kernel) // stride + 1, (width + 2 - kernel) // stride + 1
@@ -54,22 +45,11 @@ def conv_layers(name: str, image_shape: Sequence[int], batch_norm: bool) -> tupl
         raise ArgumentError(f"architecture {name!r} is too deep for images of shape {tuple(image_shape)}")
     features = channels * height * width
     layers.append(nn.Flatten())
-    for out in architecture.linear:
+    for out in widths:
         layers.append(nn.Linear(features, out))
         layers += [nn.BatchNorm1d(out), nn.ReLU()] if batch_norm else [nn.ReLU()]
         features = out
     return nn.Sequential(*layers), features
-
-
-@torch.no_grad()
-def bound_preserving_init(net: nn.Module) -> None:
-    """Draw weights from N(0, 2 pi / fan_in^2): the widths of interval bounds are then preserved by each layer.
-
-    With the usual standard deviations they grow with the number of inputs (Shi et al., 2021).
-    """
-    for module in net.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.normal_(module.weight, std=math.sqrt(2 * math.pi) / module.weight[0].numel())
 
 
 @dataclass(frozen=True)
@@ -84,35 +64,35 @@ class Box:
 def through(layer: nn.Module, box: Box) -> Box:
     """Propagate a box through one layer. In training, batch norm uses the statistics of the unperturbed values."""
     plain = None if box.centre is None else layer(box.centre)
-    if isinstance(layer, nn.Conv2d):
-        middle, reach = (box.lower + box.upper) / 2, (box.upper - box.lower) / 2
-        moved = layer(middle)
-        spread = F.conv2d(reach, layer.weight.abs(), None, layer.stride, layer.padding)  # pyright: ignore
-        return Box(moved - spread, moved + spread, plain)
-    if isinstance(layer, nn.Linear):
-        return Box(*linear_bounds(box.lower, box.upper, layer.weight, layer.bias), plain)
-    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
-        return Box(*_through_batch_norm(layer, box), plain)
     if isinstance(layer, nn.ReLU | nn.Flatten):
         return Box(layer(box.lower), layer(box.upper), plain)
-    raise ArgumentError(f"interval bounds are not implemented for {type(layer).__name__}")
+    middle, reach = (box.lower + box.upper) / 2, (box.upper - box.lower) / 2
+    if isinstance(layer, nn.Conv2d):
+        weight = layer.weight.abs()
+        middle, reach = layer(middle), F.conv2d(reach, weight, None, layer.stride, layer.padding)  # pyright: ignore
+    elif isinstance(layer, nn.Linear):
+        middle, reach = layer(middle), F.linear(reach, layer.weight.abs())
+    elif isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+        mean, scale, bias = _batch_norm(layer, box.centre)
+        shape = [-1 if dim == 1 else 1 for dim in range(middle.dim())]
+        middle = (middle - mean.view(shape)) * scale.view(shape) + bias.view(shape)
+        reach = reach * scale.abs().view(shape)
+    else:
+        raise ArgumentError(f"interval bounds are not implemented for {type(layer).__name__}")
+    return Box(middle - reach, middle + reach, plain)
 
 
-def _through_batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, box: Box) -> tuple[Tensor, Tensor]:
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
+def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, centre: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, scale and bias of each channel."""
     mean, variance = layer.running_mean, layer.running_var
     if layer.training:
-        if box.centre is None:
+        if centre is None:
             raise ArgumentError("batch norm in training needs the unperturbed values")
-        others = [dim for dim in range(box.centre.dim()) if dim != 1]
-        mean, variance = box.centre.mean(others), box.centre.var(others, unbiased=False)
-    scale = layer.weight * (variance + layer.eps).rsqrt()
-    shape = [-1 if dim == 1 else 1 for dim in range(box.lower.dim())]
-    middle, reach = (box.lower + box.upper) / 2, (box.upper - box.lower) / 2
-    moved = (middle - mean.view(shape)) * scale.view(shape) + layer.bias.view(shape)
-    spread = reach * scale.abs().view(shape)
-    return moved - spread, moved + spread
+        others = [dim for dim in range(centre.dim()) if dim != 1]
+        mean, variance = centre.mean(others), centre.var(others, unbiased=False)
+    assert mean is not None
+    assert variance is not None
+    return mean, layer.weight * (variance + layer.eps).rsqrt(), layer.bias
 
 
 def linear_bounds(lower: Tensor, upper: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -132,10 +112,8 @@ def worst_margins(lower: Tensor, upper: Tensor, weight: Tensor, bias: Tensor, la
     The margin is bounded through the last layer directly: this is tighter than the difference of bounds on the logits.
 
     Args:
-        lower: [B, d], lower bounds of the inputs of the last layer.
-        upper: [B, d], upper bounds.
-        weight: [K, d] of the last layer.
-        bias: [K].
+        lower: [B, d], lower bounds of the inputs of the last layer; `upper` are the upper bounds.
+        weight: [K, d] of the last layer; `bias` is [K].
         labels: [B].
     """
     centre, radius = (lower + upper) / 2, (upper - lower) / 2

@@ -22,14 +22,8 @@ class Linf(FeatureSystem):
 
     def build(self, recipe: Recipe, info: SetInfo) -> LinfNet:
         """`model.depth` distance layers at `schedule.p_start`; hidden layers have `model.width` neurons."""
-        return LinfNet(
-            info.image_shape,
-            len(info.classes),
-            (recipe.model.width,) * (recipe.model.depth - 1),
-            mean=info.mean,
-            std=info.std,
-            p=recipe.schedule.p_start,
-        )
+        hidden, p = (recipe.model.width,) * (recipe.model.depth - 1), recipe.schedule.p_start
+        return LinfNet(info.image_shape, len(info.classes), hidden, mean=info.mean, std=info.std, p=p)
 
     def loss_from_features(
         self, recipe: Recipe, net: Classifier, features: Tensor, labels: Tensor, state: StepState

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
+from functools import cache
 from statistics import NormalDist
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from linfnet.boxes import check_images
 from linfnet.data import SetInfo
-from linfnet.errors import at_least
+from linfnet.errors import number
 from linfnet.nn.classifier import Classifier
 from linfnet.recipes import Recipe
 from linfnet.schedules import StepState
@@ -21,6 +22,7 @@ from linfnet.systems.layers import check_architecture, conv_layers
 from linfnet.systems.system import OBJECTIVE, RELAXATION, SYSTEMS, System
 
 
+@cache
 def clopper_pearson(successes: int, trials: int, alpha: float) -> float:
     """A lower bound, with confidence 1 - alpha, on the success probability of independent trials.
 
@@ -49,15 +51,11 @@ class SmoothedNet(Classifier):
     differentiated and attacked. `certified_radius` counts over many copies with separate noise.
 
     Args:
-        image_shape: (C, H, W) of the images.
-        classes: number of logits.
-        architecture: base net, "small", "medium" or "cnn7", with batch norm.
+        architecture: the base net, a key of `linfnet.systems.layers.ARCHITECTURES`; it has batch norm.
         sigma: standard deviation of the noise, in pixel units.
         samples: number of noisy copies of each image for a certificate.
         alpha: probability that a certificate is wrong.
-        votes: number of noisy copies that `forward` averages over.
-        mean: as in `Classifier`.
-        std: as in `Classifier`.
+        votes: number of noisy copies that `forward` averages over; the other arguments are those of `Classifier`.
     """
 
     system: ClassVar[str] = "smoothing"
@@ -118,8 +116,8 @@ class SmoothedNet(Classifier):
             right = super().keeps_class(check_images(images), labels)
             won = self.counts(images, self.samples, seed=1).gather(1, labels.unsqueeze(1)).squeeze(1)
         shrink = self.sigma / math.sqrt(math.prod(self.image_shape))
-        known = {count: clopper_pearson(count, self.samples, self.alpha) for count in set(won.tolist())}
-        radii = [NormalDist().inv_cdf(known[count]) * shrink if known[count] > 0.5 else 0.0 for count in won.tolist()]
+        bounds = [clopper_pearson(count, self.samples, self.alpha) for count in won.tolist()]
+        radii = [NormalDist().inv_cdf(p) * shrink if p > 0.5 else 0.0 for p in bounds]
         proven = torch.tensor(radii, dtype=torch.float64, device=images.device)
         return torch.where(right, proven, -torch.inf)
 
@@ -136,15 +134,12 @@ class SmoothedNet(Classifier):
         """
         with self.at_infinity():
             won = self.counts(images, self.samples, seed=2)
-        own, best = won.gather(1, labels.unsqueeze(1)).squeeze(1), won.argmax(1)
-        against = (self.samples - own).tolist()
-        lost = {count: clopper_pearson(count, self.samples, self.alpha) > 0.5 for count in set(against)}
-        below_half = torch.tensor([lost[count] for count in against], dtype=torch.bool, device=images.device)
-        return (best == labels) | ~below_half
+        others = (self.samples - won.gather(1, labels.unsqueeze(1)).squeeze(1)).tolist()
+        below_half = [clopper_pearson(count, self.samples, self.alpha) > 0.5 for count in others]
+        return (won.argmax(1) == labels) | ~torch.tensor(below_half, dtype=torch.bool, device=images.device)
 
     def settings(self) -> dict[str, Any]:
-        names = ("architecture", "sigma", "samples", "alpha", "votes")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("architecture", "sigma", "samples", "alpha", "votes")}
 
     def describe(self) -> str:
         return (
@@ -163,31 +158,25 @@ class Smoothing(System):
     unused: ClassVar[tuple[str, ...]] = (*RELAXATION, *OBJECTIVE)
 
     architecture: str = "cnn7"
-    sigma: float = 0.25
-    samples: int = 1000
-    alpha: float = 0.001
-    votes: int = 8
+    sigma: float = number(0.25, strictly=True)
+    samples: int = number(1000, 1)
+    alpha: float = number(0.001, strictly=True, most=0.5)
+    votes: int = number(8, 1)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_architecture(self.architecture)
-        at_least("system.sigma", self.sigma, 0, strictly=True)
-        at_least("system.samples", self.samples, 1)
-        at_least("system.alpha", self.alpha, 0, strictly=True, most=0.5)
-        at_least("system.votes", self.votes, 1)
 
     def build(self, recipe: Recipe, info: SetInfo) -> SmoothedNet:
         """The net of `system.architecture`, with batch norm."""
-        own = (self.architecture, self.sigma, self.samples, self.alpha, self.votes)
-        return SmoothedNet(info.image_shape, len(info.classes), *own, mean=info.mean, std=info.std)
+        return SmoothedNet(info.image_shape, len(info.classes), **asdict(self), mean=info.mean, std=info.std)
 
     def loss(
         self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, state: StepState
     ) -> tuple[Tensor, Tensor]:
-        """The cross-entropy of one noisy copy of each image."""
         assert isinstance(net, SmoothedNet)
         # Seeded by the step, so that a resumed run draws the same noise as an uninterrupted one.
-        seed = recipe.run.seed + round(state.epoch * 2**20)
-        source = torch.Generator(pixels.device).manual_seed(seed)
+        source = torch.Generator(pixels.device).manual_seed(recipe.run.seed + round(state.epoch * 2**20))
         noise = torch.randn(pixels.shape, generator=source, device=pixels.device)
         logits = net.base_logits(pixels + self.sigma * noise)
         return F.cross_entropy(logits, labels), logits

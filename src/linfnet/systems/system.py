@@ -3,7 +3,6 @@
 A system defines how a recipe builds its net and the loss of a training step. The net defines how it is certified.
 """
 
-import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from linfnet.data import SetInfo
-from linfnet.errors import ArgumentError
+from linfnet.errors import ArgumentError, check_numbers
 from linfnet.files import read_table
 from linfnet.nn.classifier import Classifier
 from linfnet.nn.model_path import find_model
@@ -33,6 +32,9 @@ class System(ABC):
     net_type: ClassVar[type[Classifier]]
     unused: ClassVar[tuple[str, ...]] = ()
     """Keys or sections of a recipe without effect in this system. Changing them is an error; reports omit them."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "system")
 
     @abstractmethod
     def build(self, recipe: Recipe, info: SetInfo) -> Classifier:
@@ -62,8 +64,7 @@ class FeatureSystem(System):
 
     def features(self, net: Classifier, pixels: Tensor) -> Tensor:
         """Features [B, ...] of images [B, C, H, W]."""
-        logits: Tensor = net(pixels)
-        return logits
+        return net(pixels)
 
     @abstractmethod
     def loss_from_features(
@@ -105,14 +106,13 @@ def has_effect(recipe: Recipe, key: str) -> bool:
 
 def check_changes(before: Recipe, after: Recipe) -> None:
     """Raise an error if a key has changed that the recipe's system does not use."""
-    for section in dataclasses.fields(Recipe):
-        old, new = getattr(before, section.name), getattr(after, section.name)
-        if old == new or not dataclasses.is_dataclass(new):
-            continue
-        for field in dataclasses.fields(new):
-            key, value = f"{section.name}.{field.name}", getattr(new, field.name)
-            if not has_effect(after, key) and getattr(old, field.name, None) != value:
-                raise ArgumentError(f"{key} is {value}, but it has no effect for system {after.system_name!r}")
+    system = after.system_name
+    for unused in SYSTEMS[system].unused:
+        section, _, name = unused.partition(".")
+        old, new = vars(getattr(before, section)), vars(getattr(after, section))
+        for key, value in new.items():
+            if name in ("", key) and old.get(key) != value:
+                raise ArgumentError(f"{section}.{key} is {value}, but it has no effect for system {system!r}")
 
 
 def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> Classifier:

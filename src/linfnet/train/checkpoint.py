@@ -23,6 +23,10 @@ from linfnet.nn import load_weights
 FORMAT = "linfnet-checkpoint-1"
 
 
+class StoppedError(LinfnetError):
+    """The run was stopped by a signal, after writing a checkpoint."""
+
+
 @dataclass
 class Progress:
     """Steps done and seconds of training, over all sessions of a run."""
@@ -40,7 +44,7 @@ def save_checkpoint(
     *,
     recipe_digest: str,
     keep: int,
-) -> Path:
+) -> None:
     """Write `step-N.safetensors` and delete all but the newest `keep`.
 
     Checkpoints of later steps are deleted, too: they were damaged, since the run resumed from an earlier one.
@@ -57,7 +61,6 @@ def save_checkpoint(
     index = existing.index(path)
     for other in existing[:index] + existing[index + keep :]:
         other.unlink(missing_ok=True)
-    return path
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
@@ -102,73 +105,58 @@ def load_checkpoint(
 
 
 def load_newest(
-    folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, record: Tensor, recipe_digest: str
+    folder: Path, net: nn.Module, optimizer: torch.optim.Adam, record: Tensor, recipe_digest: str, group: Group
 ) -> tuple[Progress, list[str]]:
     """Load the newest valid checkpoint; the list has an error message for each newer one.
 
-    Without any checkpoint, the run starts again from its seed.
+    Without any checkpoint, the run starts again from its seed. The first process reads the file and broadcasts the
+    state: the others need no access to the folder.
     """
-    errors: list[str] = []
-    for path in find_checkpoints(folder):
-        try:
-            return load_checkpoint(path, net, optimizer, record, recipe_digest), errors
-        except LinfnetError as error:
-            errors.append(str(error))
-    if errors:
-        raise LinfnetError(errors[0])
-    return Progress(), []
 
+    def load() -> tuple[Progress, list[str]]:
+        errors: list[str] = []
+        for path in find_checkpoints(folder):
+            try:
+                return load_checkpoint(path, net, optimizer, record, recipe_digest), errors
+            except LinfnetError as error:
+                errors.append(str(error))
+        if errors:
+            raise LinfnetError(errors[0])
+        return Progress(), []
 
-def load_newest_on_all(
-    folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, record: Tensor, recipe_digest: str, ranks: Group
-) -> tuple[Progress, list[str]]:
-    """`load_newest` in the first process, which broadcasts the state: the others need no access to the folder."""
-    loaded: tuple[Progress, list[str]] = ranks.from_first(
-        lambda: load_newest(folder, net, optimizer, record, recipe_digest)
-    )
-    if ranks.size > 1 and loaded[0].step:
-        layout: dict[str, list[str]] = ranks.from_first(
-            lambda: {name: list(optimizer.state[parameter]) for name, parameter in net.named_parameters()}
-        )
-        for name, parameter in net.named_parameters():
-            if not ranks.first:
-                single = torch.zeros((), device=parameter.device)
-                optimizer.state[parameter] = {
-                    key: single.clone() if key == "step" else torch.zeros_like(parameter) for key in layout[name]
-                }
-            ranks.spread_(optimizer.state[parameter][key] for key in layout[name])
-        ranks.spread_([*net.state_dict().values(), record])
-    return loaded
-
-
-class StopRequest:
-    """Whether a signal has requested that the run stop."""
-
-    requested = False
+    progress, errors = group.from_first(load)
+    if group.size > 1 and progress.step:
+        for parameter in (each for each in net.parameters() if each.requires_grad):
+            if not group.first:
+                averages = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
+                optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **averages}
+            group.spread_(optimizer.state[parameter][key] for key in ("step", "exp_avg", "exp_avg_sq"))
+        group.spread_([*net.state_dict().values(), record])
+    return progress, errors
 
 
 @contextlib.contextmanager
-def stop_on_signals() -> Generator[StopRequest]:
-    """Turn SIGINT, SIGTERM and SIGHUP into a request during the block; a second SIGINT interrupts at once.
+def stop_on_signals() -> Generator[threading.Event]:
+    """Context with an event that SIGINT, SIGTERM and SIGHUP set; a second SIGINT interrupts at once.
 
     A closed terminal sends SIGHUP; if it is ignored (`nohup`), it stays ignored.
     """
-    request = StopRequest()
+    stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield request
+        yield stop
         return
 
     def handle(number: int, _: FrameType | None) -> None:
-        if request.requested and number == signal.SIGINT:
+        if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
-        request.requested = True
+        stop.set()
 
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, handle) for number in numbers}
     try:
-        yield request
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

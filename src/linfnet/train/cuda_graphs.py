@@ -9,7 +9,7 @@ import gc
 import warnings
 from collections.abc import Callable, Generator
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,10 +47,7 @@ class GraphedModule:
 
     def __call__(self, pixels: Tensor) -> Tensor:
         graphs = self._choose(pixels)
-        if graphs is None:
-            output: Tensor = self._module(pixels)
-            return output
-        return cast(Tensor, _Replay.apply(self._requires_grad, pixels, graphs))
+        return self._module(pixels) if graphs is None else _Replay.apply(self._requires_grad, pixels, graphs)
 
     def _choose(self, pixels: Tensor) -> "CapturedGraphs | None":
         """The graphs for this step, captured if necessary; None for an eager step."""
@@ -60,28 +57,21 @@ class GraphedModule:
         if p != self._p:
             self._p, self._graphs = p, None
         elif self._graphs is None and self._p_stays():
-            self._capture(pixels)
+            try:
+                self._graphs = CapturedGraphs(self._module, pixels, self._last)
+                self._last = self._graphs.backward_graph
+            except (RuntimeError, LinfnetError) as error:
+                self._failed, self._last = True, None
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                warnings.warn(f"training continues without CUDA graphs, the capture failed: {reason}", stacklevel=3)
         return self._graphs
-
-    def _capture(self, pixels: Tensor) -> None:
-        try:
-            self._graphs = CapturedGraphs(self._module, pixels, self._last)
-            self._last = self._graphs.backward_graph
-        except (RuntimeError, LinfnetError) as error:
-            self._failed, self._last = True, None
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            warnings.warn(f"training continues without CUDA graphs, the capture failed: {reason}", stacklevel=4)
 
 
 class CapturedGraphs:
     """Both passes of a module as CUDA graphs, for one p and one shape of batches; capturing changes no values.
 
-    The output and the gradients have fixed addresses and are never copied.
-
-    Args:
-        module: as in `GraphedModule`.
-        pixels: a batch of the shape to capture.
-        previous: a graph that is no longer replayed and whose memory this one may reuse.
+    The output and the gradients have fixed addresses and are never copied. `previous` is a graph that is no longer
+    replayed and whose memory this one may reuse.
     """
 
     def __init__(self, module: nn.Module, pixels: Tensor, previous: torch.cuda.CUDAGraph | None) -> None:
@@ -91,16 +81,13 @@ class CapturedGraphs:
         parameters = {name: each for name, each in module.named_parameters() if each.requires_grad}
         # Separate leaves on the same memory: autograd binds a leaf to the stream on which it was used first.
         leaves = {name: each.detach().requires_grad_() for name, each in parameters.items()}
-        with _without_garbage_collection():
-            with _capture(self.forward_graph, pool, stream):
-                output: Tensor = functional_call(module, leaves, (self._pixels,))
-            self._output, self._gradient = output.detach(), torch.empty_like(output)
-            with _capture(self.backward_graph, pool, stream):
-                gradients = torch.autograd.grad(output, list(leaves.values()), self._gradient, allow_unused=True)
+        with _capture(self.forward_graph, pool, stream):
+            output: Tensor = functional_call(module, leaves, (self._pixels,))
+        self._output, self._gradient = output.detach(), torch.empty_like(output)
+        with _capture(self.backward_graph, pool, stream):
+            gradients = torch.autograd.grad(output, list(leaves.values()), self._gradient, allow_unused=True)
         # None for a parameter that only the objective uses, such as the temperature.
-        self._gradients: list[tuple[nn.Parameter, Tensor | None]] = list(
-            zip(parameters.values(), gradients, strict=True)
-        )
+        self._gradients: list[tuple[nn.Parameter, Tensor | None]] = [*zip(parameters.values(), gradients, strict=True)]
 
     def forward(self, pixels: Tensor) -> Tensor:
         """The output for a batch; the next call overwrites it."""
@@ -147,8 +134,10 @@ def _capture(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) 
 
     `torch.cuda.graph` would also synchronise the device and release all cached memory, which takes longer than a step.
     """
+    collecting = gc.isenabled()
     with torch.cuda.stream(stream):
         try:
+            gc.disable()  # freeing device memory would invalidate the capture
             # Other threads may compile kernels meanwhile.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             yield
@@ -160,15 +149,6 @@ def _capture(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) 
             with contextlib.suppress(RuntimeError, AttributeError):
                 torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)  # pyright: ignore[reportPrivateUsage]
             raise
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Generator[None]:
-    """Prevent Python from freeing device memory during a capture."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+        finally:
+            if collecting:
+                gc.enable()

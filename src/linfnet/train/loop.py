@@ -1,44 +1,36 @@
-"""The training loop."""
+"""The training loop, and how it starts or resumes a run in a folder."""
 
 import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from threading import Event
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from linfnet.data import ImageSet, augment, plan_epoch, to_pixels
+from linfnet.data import ImageSet, augment, load, plan_epoch, to_pixels
 from linfnet.distributed.group import ALONE, GradientSum, Group
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.files import cut_short
 from linfnet.nn import count_parameters, means_at_infinity, reestimate_means, share_means
 from linfnet.recipes import Recipe, recipe_to_toml
 from linfnet.results import Results, TrainingResult, write_training
 from linfnet.schedules import StepState
 from linfnet.systems import FeatureModule, FeatureSystem, system_of
-from linfnet.train.checkpoint import Progress, StopRequest, load_newest_on_all, save_checkpoint, stop_on_signals
+from linfnet.train.checkpoint import Progress, StoppedError, load_newest, save_checkpoint, stop_on_signals
 from linfnet.train.cuda_graphs import STEPS_TO_PAY_OFF, GraphedModule
+from linfnet.train.metrics import RECORD_COLUMNS, accuracies, pixel_batches, record_step, summarise
+from linfnet.train.optimizer import build_optimizer, decay_weights, step_state
 from linfnet.train.run_folder import RunFolder, resume_hint
-from linfnet.train.steps import (
-    RECORD_COLUMNS,
-    build_optimizer,
-    check_finite,
-    decay_weights,
-    record_step,
-    step_state,
-    summarise,
-)
-from linfnet.train.validation import accuracies, accuracy, pixel_batches, predict
 
 # Number of training images from which running means are re-estimated before a test at p = inf.
 MEAN_IMAGES = 8192
-
-
-class StoppedError(LinfnetError):
-    """The run was stopped by a signal, after writing a checkpoint."""
 
 
 class Watcher(Protocol):
@@ -46,23 +38,16 @@ class Watcher(Protocol):
 
     def step(self, step: int, state: StepState, so_far: dict[str, float]) -> None:
         """Called after each step; `so_far` summarises this epoch on a CPU, the last epoch on a GPU."""
-        ...
 
     def event(self, event: dict[str, Any]) -> None:
         """Called after each epoch and each test with the event as logged."""
-        ...
 
 
 class Trainer:
     """A training run: the net, its optimizer and its progress.
 
-    Args:
-        recipe: the settings.
-        images: the training images.
-        test: the test images.
-        device: where to train.
-        folder: where the first process writes checkpoints, events, the model and its results; None: nowhere.
-        ranks: the processes that share each batch; they train the net that a single process would, up to rounding.
+    The first process writes checkpoints, events, the model and its results into the folder, if there is one. The
+    processes of a group share each batch; they train the net that a single process would, up to rounding.
     """
 
     def __init__(
@@ -73,14 +58,15 @@ class Trainer:
         device: torch.device,
         *,
         folder: RunFolder | None = None,
-        ranks: Group = ALONE,
+        group: Group = ALONE,
     ) -> None:
-        self.recipe, self.device, self.folder, self.ranks = recipe, device, folder, ranks
-        self._output = folder if ranks.first else None
+        self.recipe, self.device, self.folder, self.group = recipe, device, folder, group
+        self._output = folder if group.first else None
         self.images, self.test = images.first(recipe.data.limit or None).to(device), test.to(device)
         self.batch = recipe.optimizer.batch
         self.steps_per_epoch = math.ceil(len(self.images) / self.batch)
         self.total_steps = self.steps_per_epoch * recipe.schedule.phases().total
+        self.state_at = partial(step_state, recipe, steps_per_epoch=self.steps_per_epoch)
         self.system = system_of(recipe)
         torch.manual_seed(recipe.run.seed)
         try:
@@ -96,18 +82,18 @@ class Trainer:
         self.sizes = torch.tensor(sizes, dtype=torch.float64)
         # Batch norm needs at least two images in each process.
         least = 2 if any(isinstance(each, nn.BatchNorm1d | nn.BatchNorm2d) for each in self.net.modules()) else 1
-        if min(sizes) < least * ranks.size:
+        if min(sizes) < least * group.size:
             raise ArgumentError(
                 f"optimizer.batch is {self.batch}: it leaves a last batch of {min(sizes)} images, "
-                f"too few for {f'{ranks.size} processes' if ranks.size > 1 else 'batch norm'}"
+                f"too few for {f'{group.size} processes' if group.size > 1 else 'batch norm'}"
             )
-        self.gradients = GradientSum(ranks, self.net.parameters())
+        self.gradients = GradientSum(group, self.net.parameters())
         self.graphed: GraphedModule | None = None
-        if recipe.run.graphs and device.type == "cuda" and ranks.size == 1 and isinstance(self.system, FeatureSystem):
+        if recipe.run.graphs and device.type == "cuda" and group.size == 1 and isinstance(self.system, FeatureSystem):
             module = FeatureModule(self.system, self.net)
             self.graphed = GraphedModule(module, max(sizes), lambda: self.net.p, self._p_stays)
-        share_means(self.net, ranks)
-        ranks.spread_(self.net.state_dict().values())
+        share_means(self.net, group)
+        group.spread_(self.net.state_dict().values())
         self.progress = Progress()
         self.last_epoch: dict[str, float] = {}
         self.saved_at = time.monotonic()
@@ -116,9 +102,9 @@ class Trainer:
         """Continue from the newest valid checkpoint of the folder; returns an error message for each newer one."""
         assert self.folder is not None
         state = (self.net, self.optimizer, self.record)
-        self.progress, errors = load_newest_on_all(self.folder.checkpoints, *state, self.recipe_digest, self.ranks)
+        self.progress, errors = load_newest(self.folder.checkpoints, *state, self.recipe_digest, self.group)
         if self.progress.step:
-            self.net.p = step_state(self.recipe, self.progress.step - 1, self.steps_per_epoch).p
+            self.net.p = self.state_at(self.progress.step - 1).p
         if self._output:
             self._output.rewind(self.progress.step)
         return errors
@@ -138,39 +124,37 @@ class Trainer:
                 old = time.monotonic() - self.saved_at > 60 * settings.checkpoint_minutes
                 if last or old or (settings.checkpoint_every and epoch % settings.checkpoint_every == 0):
                     self._save()
-                if not last and self.ranks.any(stop.requested):
+                if not last and self.group.any(stop.is_set()):
                     self._stop()
             return self._finish()
 
-    def _epoch(self, watcher: Watcher | None, stop: StopRequest) -> None:
+    def _epoch(self, watcher: Watcher | None, stop: Event) -> None:
         """Train from the current step to the end of its epoch."""
         epoch, done = divmod(self.progress.step, self.steps_per_epoch)
+        first_step = self.progress.step - done
         start = time.perf_counter() - self.progress.seconds
         for row, (pixels, labels) in enumerate(self._batches(epoch, done), done):
             state = self._step(row, pixels, labels)
             self.progress.step += 1
             self.progress.seconds = time.perf_counter() - start
             if self.device.type == "cpu":
-                check_finite(self.record[row : row + 1], self.progress.step - 1, self.recipe, self.steps_per_epoch)
-                self.last_epoch = summarise(self.record[: row + 1], self.sizes[: row + 1])
+                self.last_epoch = summarise(self.record[: row + 1], self.sizes[: row + 1], first_step, self.state_at)
             if watcher:
                 watcher.step(self.progress.step, state, self.last_epoch)
             if row + 1 == self.steps_per_epoch:
                 break  # `run` saves and stops between two epochs
-            stopping = self.ranks.any(stop.requested)
+            stopping = self.group.any(stop.is_set())
             if stopping or 0 < 60 * self.recipe.run.checkpoint_minutes < time.monotonic() - self.saved_at:
-                check_finite(self.record[: row + 1], epoch * self.steps_per_epoch, self.recipe, self.steps_per_epoch)
+                self.last_epoch = summarise(self.record[: row + 1], self.sizes[: row + 1], first_step, self.state_at)
                 begin = time.perf_counter()
                 if stopping:
                     self._stop()
                 self._save()
                 start += time.perf_counter() - begin  # do not count the time of writing as training
-        check_finite(self.record, epoch * self.steps_per_epoch, self.recipe, self.steps_per_epoch)
+        self.last_epoch = summarise(self.record, self.sizes, first_step, self.state_at)
         self.progress.seconds = time.perf_counter() - start
-        self.last_epoch = summarise(self.record, self.sizes)
-        final = step_state(self.recipe, self.progress.step - 1, self.steps_per_epoch)
-        # JSON has no infinity; float("inf") parses this text.
-        p = final.p if math.isfinite(final.p) else "inf"
+        final = self.state_at(self.progress.step - 1)
+        p = final.p if math.isfinite(final.p) else "inf"  # JSON has no infinity; float("inf") parses this text
         values = {"p": p, "lambda": final.mixing, "lr": final.lr, "scale": self.net.scale.item()}
         self._log(watcher, "epoch", {**values, **self.last_epoch})
 
@@ -179,7 +163,7 @@ class Trainer:
         data, info = self.recipe.data, self.images.info
         plan = plan_epoch(len(self.images), self.recipe.run.seed, epoch, pad=data.pad, flip=data.flip).to(self.device)
         for start in range(done * self.batch, len(self.images), self.batch):
-            mine = self.ranks.share(min(self.batch, len(self.images) - start))
+            mine = self.group.share(min(self.batch, len(self.images) - start))
             part = slice(start + mine.start, start + mine.stop)
             index = plan.order[part]
             crops = augment(self.images.images[index], plan.top[part], plan.left[part], plan.flip[part], data.pad)
@@ -187,12 +171,12 @@ class Trainer:
 
     def _step(self, row: int, pixels: Tensor, labels: Tensor) -> StepState:
         """One step of training: `row` is its index in the epoch."""
-        state = step_state(self.recipe, self.progress.step, self.steps_per_epoch)
+        state = self.state_at(self.progress.step)
         self.net.p = state.p
         self.optimizer.param_groups[0]["lr"] = state.lr
         self.optimizer.param_groups[1]["lr"] = state.lr * self.recipe.optimizer.scale_lr_factor
         loss, logits = self._loss(pixels, labels, state)
-        if self.ranks.size > 1:
+        if self.group.size > 1:
             loss = loss * (len(labels) / self.sizes[row].item())  # the sum over all processes is the mean of the batch
         self.optimizer.zero_grad()
         loss.backward()
@@ -200,7 +184,7 @@ class Trainer:
         decay_weights(self.net, state.lr * self.recipe.optimizer.weight_decay)
         self.optimizer.step()
         record_step(self.record, row, loss.detach(), logits.detach(), labels, self.threshold)
-        self.ranks.sum_(self.record[row])
+        self.group.sum_(self.record[row])
         return state
 
     def _loss(self, pixels: Tensor, labels: Tensor, state: StepState) -> tuple[Tensor, Tensor]:
@@ -209,23 +193,22 @@ class Trainer:
         return self.system.loss(self.recipe, self.net, pixels, labels, state)
 
     def _p_stays(self) -> bool:
-        ahead = min(self.progress.step + STEPS_TO_PAY_OFF, self.total_steps - 1)
-        return step_state(self.recipe, ahead, self.steps_per_epoch).p == self.net.p
+        return self.state_at(min(self.progress.step + STEPS_TO_PAY_OFF, self.total_steps - 1)).p == self.net.p
 
     def _test(self) -> dict[str, Any]:
         """Test accuracy at the current p, and clean and certified test accuracy at p = inf."""
         self.net.eval()
-        at_p = accuracy(predict(self.net, self.test, self.ranks), self.test.labels)
+        at_p = accuracies(self.net, self.test, (), self.group).clean
         self.net.train()
         infinite = math.isinf(self.net.p)
         with self.net.at_infinity() if infinite else means_at_infinity(self.net, self._mean_batches):
-            found = accuracies(self.net, self.test, self.recipe.evaluation.eps, self.ranks)
-        certified = {format_epsilon(eps): share for eps, share in found.certified.items()}
-        return {"accuracy_at_p": at_p, "clean": found.clean, "certified": certified}
+            result = accuracies(self.net, self.test, self.recipe.evaluation.eps, self.group)
+        certified = {format_epsilon(eps): share for eps, share in result.certified.items()}
+        return {"accuracy_at_p": at_p, "clean": result.clean, "certified": certified}
 
     def _mean_batches(self) -> Iterator[Tensor]:
         batches = pixel_batches(self.images.first(MEAN_IMAGES), self.batch)
-        return (batch[self.ranks.share(len(batch))] for batch in batches)
+        return (batch[self.group.share(len(batch))] for batch in batches)
 
     def _log(self, watcher: Watcher | None, event: str, values: dict[str, Any]) -> None:
         epoch = self.progress.step // self.steps_per_epoch
@@ -254,21 +237,64 @@ class Trainer:
         epsilons = self.recipe.evaluation.eps
         with self.net.at_infinity():
             result = TrainingResult(
-                accuracies(self.net, self.test, epsilons, self.ranks),
-                accuracies(self.net, self.images, epsilons, self.ranks, threshold=self.threshold),
+                accuracies(self.net, self.test, epsilons, self.group),
+                accuracies(self.net, self.images, epsilons, self.group, threshold=self.threshold),
                 epochs=self.recipe.schedule.phases().total,
                 seconds=round(self.progress.seconds, 1),
                 seed=self.recipe.run.seed,
                 parameters=count_parameters(self.net),
                 device=self.device.type,
-                processes=self.ranks.size,
+                processes=self.group.size,
             )
         if self._output:
-            self._write(self._output, result)
-        self.ranks.any(False)  # all processes wait until the model is written
+            self.net.save(self._output.path, class_names=self.images.info.classes, results=Results(result))
+            self._output.log("finish", step=self.progress.step, seconds=round(self.progress.seconds, 3))
+            write_training(self._output.path, result)  # last: a run has finished if this file exists
+        self.group.any(False)  # all processes wait until the model is written
         return result
 
-    def _write(self, folder: RunFolder, result: TrainingResult) -> None:
-        self.net.save(folder.path, class_names=self.images.info.classes, results=Results(result))
-        folder.log("finish", step=self.progress.step, seconds=round(self.progress.seconds, 3))
-        write_training(folder.path, result)  # last: a run has finished if this file exists
+
+Display = Callable[[Trainer], contextlib.AbstractContextManager[Watcher]]
+"""Opens an observer for a run."""
+
+
+def start_run(
+    recipe: Recipe, out: Path, device: torch.device, group: Group = ALONE, *, display: Display | None = None
+) -> RunFolder:
+    """Train a recipe into an empty or missing folder, which is written only once the net is built."""
+    folder = RunFolder.new(out, recipe) if group.first else RunFolder(out, recipe)
+    try:
+        _train(folder, device, group, display, resume=False)
+    finally:
+        folder.release()
+    return folder
+
+
+def resume_run(
+    folder: RunFolder, device: torch.device, group: Group = ALONE, *, display: Display | None = None
+) -> bool:
+    """Continue a run from its newest valid checkpoint; False if it has finished and its model is valid.
+
+    The observer first gets an event `resume` with the step and the errors of invalid checkpoints.
+    """
+    try:
+        if group.first:
+            folder.lock()  # before the check: no other process can finish the run in between
+        if group.from_first(lambda: folder.finished and not cut_short(folder.path / "model.safetensors")):
+            return False
+        _train(folder, device, group, display, resume=True)
+        return True
+    finally:
+        folder.release()
+
+
+def _train(folder: RunFolder, device: torch.device, group: Group, display: Display | None, *, resume: bool) -> None:
+    images, test = (load(folder.recipe.data.name, split) for split in ("train", "test"))
+    trainer = Trainer(folder.recipe, images, test, device, folder=folder, group=group)
+    errors = trainer.resume() if resume else []
+    if group.first and not resume:
+        folder.create()
+    with display(trainer) if display else contextlib.nullcontext() as watcher:
+        if watcher and resume:
+            watcher.event({"event": "resume", "step": trainer.progress.step, "errors": errors})
+        trainer.run(watcher)

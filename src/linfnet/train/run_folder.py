@@ -12,6 +12,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +24,7 @@ from filelock import FileLock, Timeout
 from linfnet.errors import LinfnetError
 from linfnet.files import read_table, write_json, write_text
 from linfnet.nn.model_path import packaged_hint
-from linfnet.recipes import Recipe, recipe_from_toml, recipe_to_toml
+from linfnet.recipes import Recipe, load_recipe, recipe_to_toml
 from linfnet.version import __version__
 
 # The numbers that every event of a kind has.
@@ -41,8 +42,7 @@ class RunFolder:
     """One run on disk: started by `new` and `create`, opened by `open`; only one process can train it at a time."""
 
     def __init__(self, path: Path, recipe: Recipe) -> None:
-        self.path = path
-        self.recipe = recipe
+        self.path, self.recipe = path, recipe
         self._lock = self._new_lock()
 
     @classmethod
@@ -76,13 +76,9 @@ class RunFolder:
         file = path / "recipe.toml"
         if not file.is_file():
             raise LinfnetError(f"{path} is not a run folder: it has no recipe.toml{packaged_hint(path)}")
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise LinfnetError(f"{file} cannot be read: {error}") from None
-        recipe = recipe_from_toml(text, str(file), path.name)
+        recipe = load_recipe(file)
         # This section is written last. Without it the file is truncated, and defaults would replace what is missing.
-        if "\n[reported]\n" not in text:
+        if "\n[reported]\n" not in file.read_text(encoding="utf-8"):
             raise LinfnetError(f"{file} is truncated: it has no [reported]")
         return cls(path, recipe)
 
@@ -110,16 +106,12 @@ class RunFolder:
         """Whether a process is training this run."""
         if not (self.path / ".lock").exists():
             return False
-        probe = self._new_lock()
         try:
             # Long enough for another probe to end.
-            probe.acquire(timeout=0.05, poll_interval=0.01)
-        except Timeout:
-            return True
-        except OSError:
-            return False
-        probe.release()
-        return False
+            with self._new_lock().acquire(timeout=0.05, poll_interval=0.01):
+                return False
+        except OSError as error:  # other errors: a file system without locks
+            return isinstance(error, Timeout)
 
     def _new_lock(self) -> FileLock:
         # Readable and writable for all: other users who watch a run test its lock.
@@ -169,22 +161,16 @@ class RunFolder:
         events = (event for event in self.events() if event.get("step", 0) <= last.get(event["event"], step))
         lines = [json.dumps(event, allow_nan=False) + "\n" for event in events]
         write_text(self.path / "events.jsonl", "".join(lines))
-        self.log("resume", step=step, environment=self._changes())
-
-    def _changes(self) -> dict[str, Any]:
-        began: dict[str, Any] = {}
+        before: dict[str, Any] = {}
         with contextlib.suppress(LinfnetError):  # without env.json, everything counts as changed
-            began = read_table(self.path / "env.json")
+            before = read_table(self.path / "env.json")
         now = environment().items()
-        return {key: value for key, value in now if key != "command" and value != began.get(key)}
+        changes = {key: value for key, value in now if key != "command" and value != before.get(key)}
+        self.log("resume", step=step, environment=changes)
 
 
 def parse_events(text: str) -> list[dict[str, Any]]:
-    """The events of a log; lines that are truncated, or in which a value is missing or not a number, are left out.
-
-    >>> parse_events('{"event": "resume", "step": 7}\\n{"event": "epoch", "epoch": "first"}\\n{"event": "fin')
-    [{'event': 'resume', 'step': 7}]
-    """
+    """The events of a log; lines that are truncated, or in which a value is missing or not a number, are left out."""
     events: list[dict[str, Any]] = []
     for line in text.splitlines():
         try:
@@ -209,12 +195,13 @@ def _is_event(event: dict[str, Any]) -> bool:
 
 
 def resume_hint(path: Path) -> str:
-    """The command that resumes a run, for messages.
-
-    >>> resume_hint(Path("runs/my run"))
-    "resume it with: linfnet train --resume 'runs/my run'"
-    """
+    """The command that resumes a run, for messages."""
     return f"resume it with: linfnet train --resume {shlex.quote(str(path))}"
+
+
+def new_run_path(name: str) -> Path:
+    """A path under `runs/` from a name and the time."""
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _is_unused(path: Path) -> bool:

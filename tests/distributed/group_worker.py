@@ -15,11 +15,11 @@ CHANGES = ("limit=149", "width=24", "depth=3", "epochs=[2, 3, 2]", "batch=64", "
 STEPS = 20
 
 
-def train(folder: Path, dtype: torch.dtype, ranks: Group = ALONE) -> dict[str, torch.Tensor]:
+def train(folder: Path, dtype: torch.dtype, group: Group = ALONE) -> dict[str, torch.Tensor]:
     """Twenty steps; the weights, means, losses of all steps and test logits, at p and at re-estimated infinity."""
     recipe = load_recipe("digits", CHANGES)
     images, test = load("digits", "train"), load("digits", "test").first(101)
-    trainer = Trainer(recipe, images, test, torch.device("cpu"), folder=RunFolder(folder, recipe), ranks=ranks)
+    trainer = Trainer(recipe, images, test, torch.device("cpu"), folder=RunFolder(folder, recipe), group=group)
     trainer.net.to(dtype)
     trainer.record = trainer.record.to(dtype)
     records: list[torch.Tensor] = []
@@ -32,7 +32,7 @@ def train(folder: Path, dtype: torch.dtype, ranks: Group = ALONE) -> dict[str, t
             tested = trainer._test()
     state = {name: tensor.clone() for name, tensor in trainer.net.state_dict().items()}
     with trainer.net.at_infinity():
-        logits = predict(trainer.net, trainer.test, ranks)
+        logits = predict(trainer.net, trainer.test, group)
     shares = torch.tensor([tested["accuracy_at_p"], tested["clean"], *tested["certified"].values()])
     return {**state, "records": torch.stack(records), "logits": logits, "tested": shares}
 
@@ -40,10 +40,10 @@ def train(folder: Path, dtype: torch.dtype, ranks: Group = ALONE) -> dict[str, t
 if __name__ == "__main__":
     torch.set_num_threads(1)
     out = Path(sys.argv[1])
-    with joined(torch.device("cpu")) as ranks:
+    with joined(torch.device("cpu")) as group:
         for dtype in (torch.float64, torch.float32):
-            found = train(out, dtype, ranks)
-            torch.save(found, out / f"{str(dtype).removeprefix('torch.')}-{ranks.rank}.pt")
+            found = train(out, dtype, group)
+            torch.save(found, out / f"{str(dtype).removeprefix('torch.')}-{group.rank}.pt")
     # Threads that outlive their group sometimes abort the process at exit.
     threads = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]
     assert not [name for name in threads if "gloo" in name], threads

@@ -1,12 +1,10 @@
-"""The parts of a training step besides the loss: schedule, optimizer, weight decay, and the metrics of an epoch."""
+"""The schedule of a recipe at a step, its optimizer and its weight decay."""
 
 import math
 
 import torch
 from torch import Tensor, nn
 
-from linfnet.errors import LinfnetError
-from linfnet.losses import margin_shares
 from linfnet.nn import Classifier, DistanceModule
 from linfnet.ops import snapped_p
 from linfnet.recipes import Recipe
@@ -51,12 +49,6 @@ def decay_rows(weight: Tensor, p: float, amount: float) -> None:
     This is the weight decay of the 2021 paper. At p = 2 it is the usual one. For larger p it concentrates on the
     largest entry of each row; at p = inf only that entry decays (the first of several equal ones), as in the authors'
     code. A bias [out] has rows of one entry, which decay as usual.
-
-    >>> weight = torch.tensor([[4.0, -2.0], [0.0, 0.0]])
-    >>> decay_rows(weight, math.inf, 0.25)
-    >>> weight
-    tensor([[ 3., -2.],
-            [ 0.,  0.]])
     """
     rows = weight.view(len(weight), -1)
     sizes = rows.abs()
@@ -73,47 +65,9 @@ def decay_rows(weight: Tensor, p: float, amount: float) -> None:
 
 
 def decay_weights(net: Classifier, amount: float) -> None:
-    """Decay the weights and biases of all layers: distance layers at their p, others as usual (p = 2).
-
-    The temperature s does not decay.
-    """
+    """Decay the weights and biases of all layers: distance layers at their p, others at p = 2."""
     if amount == 0:
         return
-    for module in net.modules():
-        if module is not net:
-            for parameter in module.parameters(recurse=False):
-                decay_rows(parameter, module.p if isinstance(module, DistanceModule) else 2.0, amount)
-
-
-# Columns of the record: loss; numbers of samples that are correct, with a margin above theta, in [0, theta], below 0.
-RECORD_COLUMNS = 5
-
-
-def record_step(record: Tensor, row: int, loss: Tensor, logits: Tensor, labels: Tensor, threshold: float) -> None:
-    """Write the metrics of one step to a row of the epoch's record [steps, 5], without synchronising the device."""
-    shares = margin_shares(logits, labels, threshold)
-    correct = (logits.argmax(1) == labels).sum()
-    record[row] = torch.cat([torch.stack([loss, correct.to(loss.dtype)]), shares.to(loss.dtype)])
-
-
-def check_finite(record: Tensor, first_step: int, recipe: Recipe, steps_per_epoch: int) -> None:
-    """Raise an error that names the step if a loss in the record is NaN or infinite."""
-    bad = (~record[:, 0].isfinite()).nonzero()
-    if len(bad) == 0:
-        return
-    step = first_step + int(bad[0])
-    state = step_state(recipe, step, steps_per_epoch)
-    raise LinfnetError(
-        f"the loss is {record[int(bad[0]), 0].item()} at step {step} (epoch {step // steps_per_epoch + 1}, "
-        f"p = {state.p:g}, lr = {state.lr:g}): check optimizer.lr, optimizer.eps and the images; "
-        "nothing was saved since the last checkpoint"
-    )
-
-
-def summarise(record: Tensor, sizes: Tensor) -> dict[str, float]:
-    """Means over the samples of an epoch (or of its steps so far): loss, accuracy and the three margin shares."""
-    record = record.double().cpu()
-    samples = sizes.sum().item()
-    loss = (record[:, 0] * sizes).sum().item() / samples if samples else math.nan
-    counts = (record[:, 1:].sum(0) / samples).tolist()
-    return dict(zip(("loss", "accuracy", "above", "between", "below"), [loss, *counts], strict=True))
+    for module in list(net.modules())[1:]:  # not the net itself, which has the temperature s
+        for parameter in module.parameters(recurse=False):
+            decay_rows(parameter, module.p if isinstance(module, DistanceModule) else 2.0, amount)

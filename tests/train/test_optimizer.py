@@ -6,7 +6,7 @@ import torch
 
 from linfnet.nn import LinfNet
 from linfnet.train import Trainer
-from linfnet.train.steps import decay_rows, decay_weights
+from linfnet.train.optimizer import decay_rows, decay_weights
 
 
 @pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 8.0, 89.4, 999.0])
