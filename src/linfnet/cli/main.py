@@ -13,12 +13,10 @@ from linfnet.cli.certify import Attack, Certify, Predict
 from linfnet.cli.data import Data, Doctor
 from linfnet.cli.evaluate import Compare, Demo, Evaluate
 from linfnet.cli.export import Export, Serve
-from linfnet.cli.plot import Plot
-from linfnet.cli.report import Report
+from linfnet.cli.report import Plot, Report, Watch
 from linfnet.cli.reproduce import Reproduce
 from linfnet.cli.theory import Construct, Lipschitz, Separate
 from linfnet.cli.train import Recipes, Train
-from linfnet.cli.watch import Watch
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.train import StoppedError
 from linfnet.version import __version__

@@ -1,16 +1,24 @@
-"""`linfnet report`: one or several runs as one HTML page."""
+"""`linfnet report`, `watch` and `plot`: runs as an HTML page, in the terminal while they train, and as a picture."""
 
+import time
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
+from rich.console import Group
+from rich.live import Live
 
 from linfnet.cli.console import console
-from linfnet.errors import ArgumentError
-from linfnet.files import write_text
-from linfnet.report import read_run, render
+from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.files import read_json, write_text
+from linfnet.nn.model_path import packaged_hint
+from linfnet.recipes import Recipe, recipe_from_toml
+from linfnet.report import read_run, read_training, render
+from linfnet.report.terminal import frame
+from linfnet.reproduce.plots import draw_run, read_events
+from linfnet.train import RunFolder, resume_hint
 
 
 def write_report(runs: tuple[Path, ...], out: Path | None = None) -> Path:
@@ -48,3 +56,79 @@ class Report:
         if self.open and not webbrowser.open(file.resolve().as_uri()):
             console.print("no browser could be started: open the file by hand")
         return 0
+
+
+def watch_frame(run: Path) -> tuple[Group, str]:
+    """The current frame, and the state of the run: training, finished or stopped."""
+    folder = RunFolder.open(run)
+    locked = folder.locked  # before reading: a run that ends meanwhile has logged its end
+    summary = read_training(run)
+    finished = summary.finished or any(event["event"] == "finish" for event in summary.events)
+    state = "finished" if finished else "training" if locked else "stopped"
+    return frame(summary, *console.size, state), state
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Show the training curves of a run in the terminal, live until it ends."""
+
+    run_folder: tyro.conf.Positional[Path]
+    """The folder of a run, in training or ended."""
+    once: bool = False
+    """Print the current state and exit."""
+    every: float = 1.0
+    """Seconds between updates."""
+
+    def run(self) -> int:
+        """Draw until the run has finished or no process trains it."""
+        if not self.every > 0:
+            raise ArgumentError(f"--every is {self.every:g}; wanted a number of seconds above 0")
+        shown, state = watch_frame(self.run_folder)
+        if self.once or state != "training":
+            console.print(shown)
+        else:
+            with Live(shown, console=console, auto_refresh=False, vertical_overflow="crop") as live:
+                while state == "training":
+                    time.sleep(self.every)
+                    shown, state = watch_frame(self.run_folder)
+                    live.update(shown, refresh=True)
+            if not console.is_terminal:
+                console.print()  # the last frame has no end of line
+        if state == "stopped":
+            console.print(resume_hint(self.run_folder))
+        return 0
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Plot a run from its event log: margins above theta, between 0 and theta, and below 0; loss; accuracies; p."""
+
+    source: tyro.conf.Positional[Path]
+    """A run folder, finished or not, or a record NAME.json."""
+    out: Path | None = None
+    """The picture, .png, .svg or .pdf. Default: curves.png in the run folder, or NAME.png next to a record."""
+
+    def run(self) -> int:
+        """Draw the picture and print its path."""
+        recipe, log, default = self._find()
+        out = self.out or default
+        if out.suffix not in (".png", ".svg", ".pdf"):
+            raise ArgumentError(f"--out is {str(out)!r}; expected a file name that ends in .png, .svg or .pdf")
+        draw_run(out, recipe, read_events(log), recipe.title)
+        console.print(f"figure: {out}")
+        return 0
+
+    def _find(self) -> tuple[Recipe, Path, Path]:
+        """Return the recipe, the path of the event log and the default path of the picture."""
+        if self.source.is_dir():
+            recipe = RunFolder.open(self.source).recipe
+            return recipe, self.source / "events.jsonl", self.source / "curves.png"
+        if not self.source.is_file():
+            raise LinfnetError(f"{self.source} is neither a run folder nor a record{packaged_hint(self.source)}")
+        record = read_json(self.source)
+        if not isinstance(record, dict) or not all(isinstance(record.get(key), str) for key in ("recipe", "events")):
+            raise LinfnetError(f"{self.source} is not the record of a run: it has no recipe or no events")
+        if not record["events"] or Path(record["events"]).name != record["events"]:
+            raise LinfnetError(f"{self.source} is not the record of a run: 'events' names no file next to it")
+        recipe = recipe_from_toml(record["recipe"], str(self.source), self.source.stem)
+        return recipe, self.source.with_name(record["events"]), self.source.with_suffix(".png")

@@ -4,7 +4,7 @@ import pytest
 
 from linfnet.recipes import load_recipe
 from linfnet.reproduce.outcome import hardware_of
-from linfnet.reproduce.run_plots import AUTHORS_CURVE, comparable_epochs
+from linfnet.reproduce.plots import AUTHORS_CURVE, comparable_epochs
 
 
 def test_the_hardware_is_what_was_used():
@@ -22,8 +22,8 @@ def test_the_authors_curve_is_compared_where_it_may_be():
     assert comparable_epochs(load_recipe("cifar10-16")) == 0
     assert comparable_epochs(load_recipe("cifar10-8", ["system.name=hybrid"])) == 0
     # p of the schedule at those epochs, to the digits the log has
-    from linfnet.train import step_values
+    from linfnet.train import step_state
 
     recipe = load_recipe("cifar10-8")
     for point in AUTHORS_CURVE:
-        assert step_values(recipe, point.epoch * 98 - 1, 98).p == pytest.approx(point.p, rel=0.006)
+        assert step_state(recipe, point.epoch * 98 - 1, 98).p == pytest.approx(point.p, rel=0.006)

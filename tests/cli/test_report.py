@@ -10,7 +10,7 @@ import pytest
 
 from linfnet.cli import console as console_module
 from linfnet.cli.main import main
-from linfnet.cli.watch import watch_frame
+from linfnet.cli.report import watch_frame
 from linfnet.report import read_run
 from linfnet.report.terminal import draw_lines
 from linfnet.train import RunFolder
