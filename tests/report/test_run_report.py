@@ -15,16 +15,15 @@ import torch
 from PIL import Image
 
 from linfnet.certificates.rounding import float_above
-from linfnet.cli.evaluate import store_evaluation
 from linfnet.cli.main import main
 from linfnet.data import ImageSet, load, set_info, to_pixels
 from linfnet.epsilon import parse_epsilon
-from linfnet.evaluation import AtEpsilon, Broken, Evaluation
+from linfnet.evaluation import AtEpsilon, Broken, Evaluation, save_evaluation
 from linfnet.recipes import load_recipe, recipe_to_toml
 from linfnet.report import read_run, render
 from linfnet.report.charts import certified_curve, histogram, training_panels
 from linfnet.report.gallery import encode_png, gallery
-from linfnet.report.repeat import commands
+from linfnet.report.page import commands
 from linfnet.report.results_table import published
 from linfnet.results import AttackSettings, add_evaluations, read_results
 
@@ -168,7 +167,7 @@ def test_the_commands_repeat_the_run(evaluated: Path, tmp_path: Path, capsys: py
 def test_no_log_of_the_authors_stands_beside_other_images(evaluated: Path):
     run = read_run(evaluated)
     recipe = load_recipe("mnist-0.3")
-    assert [row.source for row in published(replace(run, recipe=recipe))] == [
+    assert [source for source, _ in published(replace(run, recipe=recipe))] == [
         "the paper (450 epochs)",
         "the authors' log",
     ]
@@ -285,11 +284,16 @@ def test_a_full_size_run_is_small_and_quick(evaluated: Path, tmp_path: Path, mon
     )
     radii = torch.randn(count, generator=generator, dtype=torch.float64) * 0.05
     logits = torch.nn.functional.one_hot(labels, 10) * radii.sign().unsqueeze(1)
-    broken = Broken(torch.arange(12), to_pixels(noise[:12], 255), labels[:12])
-    proven = radii >= 8 / 255
-    at = AtEpsilon(parse_epsilon(eps), proven, proven, radii >= 0.03, broken, 1.0, certify_seconds=(1, 1))
-    evaluation = Evaluation(logits, labels, radii, radii.where(radii >= 0, -torch.inf), radii, 100, (at,))
-    store_evaluation(tmp_path, evaluation, "cifar10-test")
+    broken = Broken(torch.arange(12), to_pixels(noise[:12], 255), labels[:12], radii[:12])
+    proven = {"margin": radii >= 8 / 255, "interval": radii >= 8 / 255}
+    seconds = {"margin": 1.0, "interval": 1.0}
+    at = AtEpsilon(parse_epsilon(eps), proven, radii >= 0.03, broken, 1.0, seconds)
+    certified = {"margin": radii.where(radii >= 0, -torch.inf)}
+    attack = AttackSettings("pgd", 100)
+    evaluation = Evaluation(
+        "cifar10", "test", None, attack, "float32", 1.0, logits, labels, certified, real_radii=radii, at=(at,)
+    )
+    save_evaluation(evaluation, tmp_path)
     (tmp_path / "recipe.toml").write_text(recipe_to_toml(load_recipe("cifar10-8")))
     (tmp_path / "model.safetensors").touch()
     events = [json.loads(line) for line in (evaluated / "events.jsonl").read_text().splitlines()]
