@@ -48,11 +48,6 @@ class Study:
     axis: str = ""  # its label
     on_train: bool = True  # whether the table shows results on the training images
 
-    def __post_init__(self) -> None:
-        labels = [cell.label for cell in self.cells]
-        if len(set(labels)) < len(labels) or any("/" in label for label in labels):
-            raise ArgumentError(f"the labels of {self.name} are {labels}; wanted names of folders, all different")
-
     def rows(self, labels: tuple[str, ...] = ()) -> tuple[Cell, ...]:
         """The cells with these labels; all if none is given."""
         known = [cell.label for cell in self.cells]
