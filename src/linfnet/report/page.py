@@ -104,7 +104,8 @@ def _title(runs: Sequence[RunSummary]) -> str:
 def _facts(run: RunSummary) -> list[str]:
     """Size of the net and cost of its training."""
     facts: list[str] = []
-    if widths := run.config.get("hidden"):
+    widths: Any = run.config.get("hidden")
+    if widths and isinstance(widths, list) and all(isinstance(size, int) for size in widths):
         equal = len(set(widths)) == 1
         sizes = ", ".join(f"{size:,}" for size in (widths[:1] if equal else widths))
         facts.append(f"{len(widths) + 1} layers, {'width' if equal else 'widths'} {sizes}")
