@@ -25,7 +25,7 @@ MARKERS_BY_NAME = {
     "attacks/test_attacks.py::test_best_iterates": "slow",
     "certificates/test_soundness.py::test_the_campaign": "slow",
     "cli/test_demo.py": "slow",
-    "cli/test_plot.py": "slow",
+    "cli/test_report.py::test_a_figure": "slow",
     "distributed/test_group.py": "process",
     "nn/test_net.py::test_training_compiles_once": "slow",
     "ops/test_cuda_emulated.py": "emulator",

@@ -19,7 +19,7 @@ from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_table, replacing, write_json
 from linfnet.recipes import Recipe, recipe_to_toml
 from linfnet.reproduce.outcome import hardware_of, resumptions
-from linfnet.reproduce.run_plots import AUTHORS_CURVE, comparable_epochs
+from linfnet.reproduce.plots import AUTHORS_CURVE, comparable_epochs
 from linfnet.results import read_results
 from linfnet.train import RunFolder
 

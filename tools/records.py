@@ -9,7 +9,7 @@ from typing import Any
 
 from linfnet.epsilon import format_epsilon
 from linfnet.recipes import Recipe, load_recipe, recipe_from_toml
-from linfnet.reproduce.run_plots import read_events
+from linfnet.reproduce.plots import read_events
 from linfnet.results import Result, Results, results_from_json
 
 RECORDS = Path(__file__).parent.parent / "records"

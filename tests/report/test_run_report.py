@@ -23,7 +23,7 @@ from linfnet.recipes import load_recipe, recipe_to_toml
 from linfnet.report import read_run, render
 from linfnet.report.charts import certified_curve, histogram, training_panels
 from linfnet.report.gallery import encode_png, gallery
-from linfnet.report.repeat import commands
+from linfnet.report.page import commands
 from linfnet.report.results_table import published
 from linfnet.results import AttackSettings, add_evaluations, read_results
 
@@ -167,7 +167,7 @@ def test_the_commands_repeat_the_run(evaluated: Path, tmp_path: Path, capsys: py
 def test_no_log_of_the_authors_stands_beside_other_images(evaluated: Path):
     run = read_run(evaluated)
     recipe = load_recipe("mnist-0.3")
-    assert [row.source for row in published(replace(run, recipe=recipe))] == [
+    assert [source for source, _ in published(replace(run, recipe=recipe))] == [
         "the paper (450 epochs)",
         "the authors' log",
     ]

@@ -12,8 +12,8 @@ from linfnet.cli.main import main
 from linfnet.cli.reproduce import training_table
 from linfnet.losses import CrossEntropy, Hinge, Mixture, ThresholdedCrossEntropy
 from linfnet.recipes import load_recipe
-from linfnet.reproduce import SMALL, STUDIES, Outcome, RunOutcome
-from linfnet.reproduce.study_plots import draw_study
+from linfnet.reproduce import SMALL, STUDIES, Options, Outcome, RunOutcome
+from linfnet.reproduce.plots import draw_study
 from linfnet.results import read_results
 
 EPS = Fraction(8, 255)
@@ -62,7 +62,7 @@ def test_the_fixed_mixing_coefficients():
     deviations = [(0.35, 0.25), (0.25, 0.14), (0.40, 0.37), (1.83, 1.31), (5.03, 2.64), None]
     assert [cell.paper.deviation for cell in STUDIES["lambda"].cells] == deviations
     for cell in STUDIES["lambda"].cells:
-        assert cell.build().loss == Mixture(mixing_start=cell.at or 0.0, mixing_end=cell.at or 0.0)
+        assert cell.build().loss == Mixture(mixing_start=cell.at, mixing_end=cell.at)
 
 
 def test_the_thresholds():
@@ -124,9 +124,9 @@ def test_a_study_is_drawn_as_far_as_it_has_come(name: str, tmp_path: Path):
         for cell in study.cells[1:]
         for seed in (0, 1)
     )
-    outcome = Outcome(study.name, 0.03, SMALL.changes, None, 20, study.cells, runs, small=True)
-    assert outcome.label().startswith("SMALL nets, not the paper's")
-    draw_study(tmp_path / "study.png", study, outcome)
+    outcome = Outcome(study, replace(SMALL, steps=20), runs)
+    assert outcome.differs.startswith("SMALL nets, not the paper's")
+    draw_study(tmp_path / "study.png", outcome)
     from PIL import Image
 
     with Image.open(tmp_path / "study.png") as picture:
@@ -142,7 +142,7 @@ def test_the_table_shows_ours_and_the_papers_in_eighty_columns(capsys: pytest.Ca
         RunOutcome("lambda-0.01", seed, clean, 0.3, 0.2, 0.2, 0.25, None, 1.0, 1, "", None, "")
         for seed, clean in enumerate((0.41, 0.45, 0.42))
     )
-    Console(width=80).print(training_table(study, Outcome(study.name, 1.0, (), None, 100, study.cells, runs)))
+    Console(width=80).print(training_table(Outcome(study, Options(), runs)))
     rows = [re.split(r"\s*[│┃]\s*", line)[1:-1] for line in capsys.readouterr().out.splitlines()]
     assert ["lambda-0.01", "ours, 3", "42.00", "20.00", "25.00", ""] in rows
     assert ["", "range", "41.0–45.0", "20.0–20.0", "25.0–25.0", ""] in rows

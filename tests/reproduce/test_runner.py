@@ -16,7 +16,7 @@ from rich.console import Console
 from linfnet.cli.main import main
 from linfnet.cli.reproduce import Reproduce, outcome_table
 from linfnet.errors import LinfnetError
-from linfnet.reproduce import STUDIES, Cell, Figures, Options, Outcome, RunOutcome, Study, spreads
+from linfnet.reproduce import STUDIES, Cell, Figures, Options, Outcome, RunOutcome, Study, runner, spreads
 from linfnet.reproduce.runner import plan
 from linfnet.results import read_results, results_to_json, write_training
 
@@ -101,16 +101,14 @@ def test_finished_rows_stay_whatever_their_seeds_and_however_often_they_were_tes
 
 
 def test_rows_that_another_process_finishes_meanwhile_stay(monkeypatch: pytest.MonkeyPatch):
-    from linfnet.cli import reproduce as commands
+    start = runner.start_run
 
-    start = commands.start_run
-
-    def slow(recipe, path, device, **options):
-        monkeypatch.setattr(commands, "start_run", start)
+    def slow(*arguments, **options):
+        monkeypatch.setattr(runner, "start_run", start)
         assert reproduce("--row", "narrow") == 0
-        return start(recipe, path, device, **options)
+        return start(*arguments, **options)
 
-    monkeypatch.setattr(commands, "start_run", slow)
+    monkeypatch.setattr(runner, "start_run", slow)
     assert reproduce("--row", "wide") == 0
     assert rows_of_outcome() == [("narrow", 1), ("wide", 1)]
 
@@ -198,9 +196,8 @@ def test_the_range_over_seeds_is_readable_in_80_columns():
         RunOutcome("narrow", seed, x, x, x, x, None, None, 1.0, 1, "NVIDIA H200", None, "")
         for seed, x in enumerate((0.1234, 0.9876))
     )
-    outcome = Outcome("tiny", 1.0, (), None, 100, STUDY.cells, runs)
     console = Console(width=80, file=io.StringIO())
-    console.print(outcome_table(STUDY, outcome))
+    console.print(outcome_table(Outcome(STUDY, Options(), runs)))
     assert isinstance(console.file, io.StringIO)
     printed = console.file.getvalue()
     assert "…" not in printed
@@ -208,16 +205,14 @@ def test_the_range_over_seeds_is_readable_in_80_columns():
 
 
 def test_a_run_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    from linfnet.cli import reproduce as commands
+    start = runner.start_run
 
-    start = commands.start_run
-
-    def failing(recipe, path, device, **options):
+    def failing(recipe, *arguments, **options):
         if recipe.model.width == 8:
             raise LinfnetError("the loss is nan")
-        return start(recipe, path, device, **options)
+        return start(recipe, *arguments, **options)
 
-    monkeypatch.setattr(commands, "start_run", failing)
+    monkeypatch.setattr(runner, "start_run", failing)
     assert reproduce() == 2
     printed = capsys.readouterr().out
     assert "1/2 narrow, seed 0: failed: the loss is nan" in printed
@@ -261,17 +256,17 @@ def test_a_full_disk_ends_the_study(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
     monkeypatch.setattr("linfnet.train.loop.save_checkpoint", full)
     assert reproduce() == 2
-    told = capsys.readouterr()
-    assert "the run stopped: somewhere: No space left on device" in told.err
-    assert "2/2" not in told.out
+    printed = capsys.readouterr()
+    assert "the run stopped: somewhere: No space left on device" in printed.err
+    assert "2/2" not in printed.out
 
 
 def test_a_folder_that_cannot_be_written_ends_the_study(capsys: pytest.CaptureFixture[str]):
     Path("out").write_text("a file")
     assert reproduce() == 2
-    told = capsys.readouterr()
-    assert "cannot be written" in told.err
-    assert "2/2" not in told.out
+    printed = capsys.readouterr()
+    assert "cannot be written" in printed.err
+    assert "2/2" not in printed.out
 
 
 def test_seeds_count_up_from_that_of_the_recipe(tmp_path: Path):

@@ -4,7 +4,7 @@ import pytest
 
 from linfnet.errors import ArgumentError
 from linfnet.recipes import load_recipe
-from linfnet.reproduce import STUDIES, Cell, Figures, Study
+from linfnet.reproduce import STUDIES, Figures
 from linfnet.reproduce.studies import scaled
 
 
@@ -38,5 +38,10 @@ def test_mistakes_are_named():
         scaled(load_recipe("digits"), 2)
     with pytest.raises(ArgumentError, match=r"--row is 'cifar'; table1 has mnist-0\.1, "):
         STUDIES["table1"].rows(("cifar",))
-    with pytest.raises(ArgumentError, match="wanted names of folders, all different"):
-        Study("twice", "", (Cell("a", "digits"), Cell("a", "digits")))
+
+
+def test_labels_are_names_of_folders_all_different():
+    for study in STUDIES.values():
+        labels = [cell.label for cell in study.cells]
+        assert len(set(labels)) == len(labels)
+        assert not any("/" in label for label in labels)

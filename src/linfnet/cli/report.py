@@ -1,4 +1,4 @@
-"""`linfnet report`, `watch` and `plot`: training curves and results as HTML, in the terminal, and as a picture."""
+"""`linfnet report`, `watch` and `plot`: runs as an HTML page, in the terminal while they train, and as a picture."""
 
 import time
 import webbrowser
@@ -17,7 +17,7 @@ from linfnet.nn.model_path import packaged_hint
 from linfnet.recipes import Recipe, recipe_from_toml
 from linfnet.report import read_run, read_training, render
 from linfnet.report.terminal import frame
-from linfnet.reproduce.run_plots import draw_run, read_events
+from linfnet.reproduce.plots import draw_run, read_events
 from linfnet.train import RunFolder, resume_hint
 
 

@@ -41,8 +41,9 @@ from linfnet.theory import (
     pairs_to_compare,
     set_separation,
 )
-from linfnet.theory.plots import draw_pairs, draw_quantiles, draw_three_points
-from linfnet.theory.three_points import RADIUS, contenders, three_points
+from linfnet.theory.lipschitz import draw_quantiles
+from linfnet.theory.separation import draw_pairs
+from linfnet.theory.three_points import RADIUS, contenders, draw_three_points, three_points_net
 from linfnet.train import environment, new_run_path
 
 # Constructed nets are certified at this share of r: less than 1, as certificates are strict and float32 rounds.
@@ -196,8 +197,7 @@ class Construct:
     def _three_points(self, out: Path) -> int:
         if self.layers not in (2, 3, 4) or self.limit is not None:
             raise ArgumentError(f"three-points needs 2 to 4 layers (--layers is {self.layers}) and no --limit")
-        points, labels = three_points()
-        net = nearest_neighbour_net(points.view(3, 1, 1, 1), labels, 2, layers=self.layers)
+        net = three_points_net(self.layers)
         nets = contenders(net)
         radii = {net.name: net.proven / RADIUS for net in nets}
         table = Table(title="three points: the share of r that interval bounds certify", title_justify="left")

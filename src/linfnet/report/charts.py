@@ -1,9 +1,11 @@
 """The charts of a report as plain data: the page's script and the terminal draw them."""
 
 import base64
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,17 +55,16 @@ def certified_curve(runs: Sequence[RunSummary]) -> Chart | None:
 
 
 def _radii(run: RunSummary) -> NDArray[np.float64] | None:
-    return run.samples.radii if run.samples is not None and len(run.samples) else None
+    return run.samples.radii if run.samples else None
 
 
-def _packed(values: NDArray[np.float64]) -> str:
+def _packed(values: NDArray[np.float64] | None) -> str | None:
     """Sorted numbers without loss, as base64 of little-endian float64."""
-    return base64.b64encode(np.sort(values).astype("<f8").tobytes()).decode()
+    return None if values is None else base64.b64encode(np.sort(values).astype("<f8").tobytes()).decode()
 
 
 def _curve_of(run: RunSummary, colour: int) -> Chart:
     radii = _radii(run)
-    interval = run.samples.interval_radii if run.samples is not None else None
     reported = run.recipe.reported if run.recipe else None
     reference = None
     if reported and reported.certified and run.epsilon is not None:
@@ -72,8 +73,8 @@ def _curve_of(run: RunSummary, colour: int) -> Chart:
     return {
         "name": run.name,
         "colour": colour,
-        "radii": None if radii is None else _packed(radii),
-        "interval": None if interval is None else _packed(interval),
+        "radii": _packed(radii),
+        "interval": _packed(run.samples.interval_radii if run.samples else None),
         "clean": run.main[-1].clean if radii is None else float((radii >= 0).mean()),
         "attack": str(run.main[-1].attack) if run.main else None,
         "measured": [_point(result, radii is not None) for result in run.main],
@@ -95,7 +96,7 @@ def _point(result: Result, has_radii: bool) -> Chart:
 
 def histogram(runs: Sequence[RunSummary]) -> Chart | None:
     """The number of samples by half margin, in pixel units; 0 and epsilon are borders of bins."""
-    shown = [(run, run.samples.real_radii) for run in runs if run.samples is not None and len(run.samples)]
+    shown = [(run, run.samples.real_radii) for run in runs if run.samples]
     columns = [(run, radii) for run, radii in shown if radii is not None]
     if not columns:
         return None
@@ -134,9 +135,7 @@ def training_panels(runs: Sequence[RunSummary]) -> list[Chart]:
     if not shown:
         return []
     panels = _panels_of_one(shown[0]) if len(runs) == 1 else _panels_of_many(runs, shown)
-    relaxed = any(run.recipe and has_effect(run.recipe, USED_WITH["p"]) for run in shown)
-    schedules = {run.recipe.schedule.epochs if run.recipe else None for run in shown}
-    phases = _phases(shown[0]) if relaxed and len(schedules) == 1 else None
+    phases = _phases(shown)
     for panel in panels:
         panel["phases"] = phases
         # Zeros have no logarithm: the mixing coefficient of an objective that does not mix is not drawn.
@@ -145,25 +144,22 @@ def training_panels(runs: Sequence[RunSummary]) -> list[Chart]:
 
 
 def _panels_of_one(run: RunSummary) -> list[Chart]:
-    epsilon = format_epsilon(run.epsilon) if run.epsilon is not None else ""
+    epoch, test = partial(_series, run, "epoch"), partial(_series, run, "test")
+    certified = f"certified at {format_epsilon(run.epsilon)}" if run.epsilon is not None else ""
     accuracies = [
-        _series("training", run, "epoch", "accuracy", style="thin"),
-        _series("test at p", run, "test", "accuracy_at_p", colour=5),
-        _series("test at ∞", run, "test", "clean", colour=2),
-        _series(f"certified at {epsilon}", run, "test", "certified", epsilon, colour=0),
+        epoch("accuracy", "training", None, "thin"),
+        test("accuracy_at_p", "test at p", 5),
+        test("clean", "test at ∞", 2),
+        test("certified", certified),
     ]
-    margins = [
-        _series("above θ", run, "epoch", "above", colour=0),
-        _series("0 to θ", run, "epoch", "between", colour=3),
-        _series("below 0", run, "epoch", "below", colour=1),
-    ]
+    margins = [epoch("above", "above θ"), epoch("between", "0 to θ", 3), epoch("below", "below 0", 1)]
     return [
         {"id": "accuracy", "title": "Accuracy", "unit": "%", "series": accuracies},
-        {"id": "loss", "title": "Loss", "series": [_series("loss", run, "epoch", "loss", colour=0)]},
+        {"id": "loss", "title": "Loss", "series": [epoch("loss", "loss")]},
         {"id": "margins", "title": "Training margins", "unit": "%", "series": margins},
-        {"id": "p", "title": "Exponent p", "log": True, "series": [_series("p", run, "epoch", "p", colour=0)]},
-        {"id": "lambda", "title": "Mixing λ", "log": True, "series": [_series("λ", run, "epoch", "lambda", colour=0)]},
-        {"id": "scale", "title": "Temperature s", "series": [_series("s", run, "epoch", "scale", colour=0)]},
+        {"id": "p", "title": "Exponent p", "log": True, "series": [epoch("p", "p")]},
+        {"id": "lambda", "title": "Mixing λ", "log": True, "series": [epoch("lambda", "λ")]},
+        {"id": "scale", "title": "Temperature s", "series": [epoch("scale", "s")]},
     ]
 
 
@@ -181,49 +177,43 @@ _QUANTITIES = (
 
 
 def _panels_of_many(runs: Sequence[RunSummary], shown: Sequence[RunSummary]) -> list[Chart]:
-    def series(run: RunSummary, event: str, key: str) -> Chart:
-        return _series(run.name, run, event, key, format_epsilon(run.epsilon or Fraction(0)), colour=runs.index(run))
-
-    return [
-        {"id": key, "title": title, "unit": unit, "log": log, "series": [series(run, event, key) for run in shown]}
-        for title, event, key, unit, log in _QUANTITIES
-    ]
+    panels: list[Chart] = []
+    for title, event, key, unit, log in _QUANTITIES:
+        series = [_series(run, event, key, run.name, runs.index(run)) for run in shown]
+        panels.append({"id": key, "title": title, "unit": unit, "log": log, "series": series})
+    return panels
 
 
-def _series(
-    name: str, run: RunSummary, event: str, key: str, inner: str = "", *, colour: int | None = None, style: str = ""
-) -> Chart:
-    """The finite values of one key of one kind of event, by epoch; no points if the run's system does not use the key.
+def _series(run: RunSummary, event: str, key: str, name: str, colour: int | None = 0, style: str = "") -> Chart:
+    """The finite values of one key of one kind of event, by epoch; none if the run's system does not use the key.
 
-    Args:
-        name: of the line.
-        run: whose events.
-        event: the kind of event.
-        key: of the value.
-        inner: the key within the value, if that is a table.
-        colour: index of the colour; None for grey.
-        style: CSS class of the line.
+    `colour` is an index, or None for grey; `style` is the CSS class of the line.
     """
     points: list[tuple[int, float]] = []
     used = run.recipe is None or key not in USED_WITH or has_effect(run.recipe, USED_WITH[key])
     for entry in run.events if used else ():
         value = entry.get(key) if entry["event"] == event else None
-        if isinstance(value, dict):
-            value = value.get(inner)
-        if isinstance(value, int | float) and math.isfinite(value) and isinstance(entry.get("epoch"), int):
+        if isinstance(value, dict):  # by epsilon
+            value = value.get(format_epsilon(run.epsilon or Fraction(0)))
+        if isinstance(value, int | float) and math.isfinite(value):
             points.append((entry["epoch"], float(f"{value:.6g}")))
     return {"name": name, "colour": colour, "style": style, "points": points}
 
 
-def _phases(run: RunSummary) -> Chart | None:
-    """The last epoch of each phase of p (constant, rising, infinite), and p at each logged epoch."""
-    if run.recipe is None:
+def _phases(runs: Sequence[RunSummary]) -> Chart | None:
+    """The last epoch of each phase of p (constant, rising, infinite), and p at each logged epoch of the first run.
+
+    None if the schedules of the runs differ, or no run has a p.
+    """
+    recipes = [run.recipe for run in runs]
+    schedules = {recipe.schedule.epochs if recipe else None for recipe in recipes}
+    relaxed = any(recipe and has_effect(recipe, USED_WITH["p"]) for recipe in recipes)
+    if recipes[0] is None or len(schedules) > 1 or not relaxed:
         return None
-    start, rise, infinite = run.recipe.schedule.epochs
-    p = {entry["epoch"]: entry.get("p") for entry in run.events if entry["event"] == "epoch"}
+    p = {entry["epoch"]: entry["p"] for entry in runs[0].events if entry["event"] == "epoch"}
     return {
-        "ends": [start, start + rise, start + rise + infinite],
-        "start": run.recipe.schedule.p_start,
-        "end": run.recipe.schedule.p_end,
-        "p": [[epoch, v if isinstance(v, str) else float(f"{v:.4g}")] for epoch, v in p.items() if v],
+        "ends": list(itertools.accumulate(recipes[0].schedule.epochs)),
+        "start": recipes[0].schedule.p_start,
+        "end": recipes[0].schedule.p_end,
+        "p": [[epoch, v if isinstance(v, str) else float(f"{v:.4g}")] for epoch, v in p.items()],
     }

@@ -4,6 +4,8 @@ import base64
 import struct
 import zlib
 from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,16 +14,14 @@ from torch import Tensor
 from linfnet.certificates.rounding import float_above
 from linfnet.data import ImageSet
 from linfnet.epsilon import format_epsilon
-from linfnet.report.run_summary import RunSummary
-from linfnet.report.samples import Samples
+from linfnet.report.run_summary import RunSummary, Samples
 from linfnet.results import Result
 
 # Samples per group; each broken sample takes three pictures.
 SHOWN, SHOWN_BROKEN = 8, 6
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """An image as a data URI, with its alternative text."""
 
     uri: str
@@ -29,8 +29,7 @@ class Picture:
     label: str = ""
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(NamedTuple):
     """A sample: its pictures, its class, and lines of text."""
 
     pictures: tuple[Picture, ...]
@@ -38,14 +37,13 @@ class Card:
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Group:
-    """Samples of one kind, sorted by radius."""
+class Group(NamedTuple):
+    """Samples of one kind, at an epsilon; the template has a title and a description for each `id`."""
 
     id: str
-    title: str
-    about: str
+    epsilon: Fraction
     cards: tuple[Card, ...]
+    attack: str = ""
 
 
 def format_length(value: float, levels: bool) -> str:
@@ -64,8 +62,9 @@ def gallery(run: RunSummary, levels: bool) -> list[Group]:
     if run.samples is None or run.images is None or run.epsilon is None:
         return []
     painter = _Painter(run, run.samples, run.images, levels)
-    groups = {group.id: group for group in (*_by_radius(painter), *_broken(painter)) if group.cards}
-    return [groups[name] for name in ("most", "barely", "broken", "least", "misclassified") if name in groups]
+    groups = _by_radius(painter)
+    groups[2:2] = _broken(painter)  # between those certified at epsilon and the least robust
+    return [group for group in groups if group.cards]
 
 
 def _by_radius(painter: "_Painter") -> list[Group]:
@@ -77,30 +76,10 @@ def _by_radius(painter: "_Painter") -> list[Group]:
     ascending = correct[np.argsort(radii[correct], kind="stable")]
     certified = ascending[radii[ascending] >= float_above(epsilon)]
     return [
-        Group(
-            "most",
-            "Most robust",
-            "Images with the largest certified radii: no change of at most the radius in every pixel alters the class.",
-            painter.cards(ascending[::-1]),
-        ),
-        Group(
-            "barely",
-            f"Barely certified at ε = {format_epsilon(epsilon)}",
-            "Images with the smallest radii that are at least ε: no attack within ε changes their class.",
-            painter.cards(certified),
-        ),
-        Group(
-            "least",
-            "Least robust",
-            "Correctly classified images with the smallest certified radii: almost nothing is guaranteed.",
-            painter.cards(ascending),
-        ),
-        Group(
-            "misclassified",
-            "Misclassified by the largest margins",
-            "No change of at most the given length corrects the class (in real arithmetic).",
-            painter.cards(wrong[np.argsort(real[wrong], kind="stable")]),
-        ),
+        Group("most", epsilon, painter.cards(ascending[::-1])),
+        Group("barely", epsilon, painter.cards(certified)),
+        Group("least", epsilon, painter.cards(ascending)),
+        Group("misclassified", epsilon, painter.cards(wrong[np.argsort(real[wrong], kind="stable")])),
     ]
 
 
@@ -109,18 +88,15 @@ def _broken(painter: "_Painter") -> list[Group]:
     run = painter.run
     saved = [result for result in run.main if result.eps > 0 and result.eps in run.broken]
     saved = [result for result in saved if run.broken[result.eps].index]
-    at = next((result for result in saved if result.eps == run.epsilon), saved[-1] if saved else None)
-    if at is None:
+    if not saved:
         return []
+    at = next((result for result in saved if result.eps == run.epsilon), saved[-1])
     broken = run.broken[at.eps]
-    triples = list(zip(broken.index, broken.images, broken.predictions, strict=True))[:SHOWN_BROKEN]
-    nearest = ", largest certified radii first" if painter.samples.radii is not None else ""
-    about = (
-        f"Correctly classified images for which {at.attack} finds a misclassified image within ε{nearest}. "
-        "The difference is magnified: −ε is black, +ε is white, no change is grey."
-    )
-    cards = tuple(painter.broken_card(k, attacked, prediction, at) for k, attacked, prediction in triples)
-    return [Group("broken", f"Broken at ε = {format_epsilon(at.eps)}", about, cards)]
+    triples = zip(broken.index, broken.images, broken.predictions, strict=True)
+    cards = tuple(painter.broken_card(k, attacked, prediction, at) for k, attacked, prediction in triples)[
+        :SHOWN_BROKEN
+    ]
+    return [Group("broken", at.eps, cards, str(at.attack))]
 
 
 @dataclass(frozen=True)
@@ -164,7 +140,7 @@ class _Painter:
         """The image, the attacked image, and their difference."""
         label, predicted = self.run.class_name(self.samples.labels[k]), self.run.class_name(prediction)
         image, radius = self.image(k), self.radius(k)
-        change = picture(difference(image, attacked, float(at.eps)))
+        change = picture(((attacked - image) / (2 * float(at.eps)) + 0.5).clamp(0, 1))
         pictures = (
             Picture(picture(image), f"Test image {k}, {label}", "image"),
             Picture(picture(attacked), f"The same image attacked, predicted as {predicted}", "attacked"),
@@ -196,13 +172,3 @@ def encode_png(image: Tensor) -> bytes:
 def picture(image: Tensor) -> str:
     """The PNG of pixels [C, H, W] in [0, 1] as a data URI."""
     return "data:image/png;base64," + base64.b64encode(encode_png(image)).decode()
-
-
-def difference(image: Tensor, changed: Tensor, size: float) -> Tensor:
-    """The change of each pixel, magnified: -size is black, +size white, no change grey.
-
-    >>> import torch
-    >>> difference(torch.tensor([0.5, 0.5, 0.5]), torch.tensor([0.25, 0.5, 0.75]), 0.25)
-    tensor([0.0000, 0.5000, 1.0000])
-    """
-    return ((changed - image) / (2 * size) + 0.5).clamp(0, 1)

@@ -1,9 +1,11 @@
 """The page: one HTML file without external parts, rendered from templates."""
 
+import shlex
+import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
-from typing import Any, cast
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -13,19 +15,9 @@ from linfnet.epsilon import format_epsilon
 from linfnet.recipes import recipe_to_toml
 from linfnet.report.charts import certified_curve, histogram, reference_name, training_panels, uses_255ths
 from linfnet.report.gallery import gallery
-from linfnet.report.repeat import commands, differences
 from linfnet.report.results_table import attack_name, certificate_names, headline, published, row_groups
 from linfnet.report.run_summary import RunSummary
 from linfnet.version import __version__
-
-TITLES = {
-    "results": "Results",
-    "curve": "Certified accuracy",
-    "training": "Training",
-    "margins": "Margins",
-    "gallery": "Gallery",
-    "repeat": "How to repeat it",
-}
 
 
 def render(runs: Sequence[RunSummary]) -> str:
@@ -35,15 +27,15 @@ def render(runs: Sequence[RunSummary]) -> str:
     curve, margins, panels = certified_curve(runs), histogram(runs), training_panels(runs)
     galleries = [(k, run.name, gallery(run, uses_255ths([run]))) for k, run in enumerate(runs)]
     galleries = [(k, name, groups) for k, name, groups in galleries if groups]
-    table = [(row_groups(run, k), published(run)) for k, run in enumerate(runs) if run.results.evaluations]
-    shown = {
-        "results": table,
-        "curve": curve,
-        "training": panels,
-        "margins": margins,
-        "gallery": galleries,
-        "repeat": runs,
-    }
+    table = [(k, run, row_groups(run), published(run)) for k, run in enumerate(runs) if run.results.evaluations]
+    sections = (
+        ("results", "Results", table),
+        ("curve", "Certified accuracy", curve),
+        ("training", "Training", panels),
+        ("margins", "Margins", margins),
+        ("gallery", "Gallery", galleries),
+        ("repeat", "How to repeat it", runs),
+    )
     figures, about = ([], "") if several else headline(runs[0])
     environment = Environment(
         loader=PackageLoader("linfnet.report"),
@@ -59,7 +51,7 @@ def render(runs: Sequence[RunSummary]) -> str:
         css=_read("page.css"),
         js=_read("plot.js") + _read("charts.js"),
         charts={"curve": curve, "histogram": margins, "training": panels, "several": several},
-        sections=[(name, title) for name, title in TITLES.items() if shown[name]],
+        sections=[(name, title) for name, title, contents in sections if contents],
         runs=runs,
         several=several,
         title=_title(runs),
@@ -112,14 +104,12 @@ def _title(runs: Sequence[RunSummary]) -> str:
 def _facts(run: RunSummary) -> list[str]:
     """Size of the net and cost of its training."""
     facts: list[str] = []
-    hidden = run.config.get("hidden")
-    widths = [size for size in cast(list[Any], hidden) if isinstance(size, int)] if isinstance(hidden, list) else []
-    if widths:
-        sizes = dict.fromkeys(widths) if len(set(widths)) == 1 else widths
-        name = "width" if len(set(widths)) == 1 else "widths"
-        facts.append(f"{len(widths) + 1} layers, {name} {', '.join(f'{size:,}' for size in sizes)}")
-    if run.results.training is not None:
-        training = run.results.training
+    widths: Any = run.config.get("hidden")
+    if widths and isinstance(widths, list) and all(isinstance(size, int) for size in widths):
+        equal = len(set(widths)) == 1
+        sizes = ", ".join(f"{size:,}" for size in (widths[:1] if equal else widths))
+        facts.append(f"{len(widths) + 1} layers, {'width' if equal else 'widths'} {sizes}")
+    if training := run.results.training:
         facts.append(f"{training.parameters:,} parameters")
         facts.append(f"{training.epochs:,} epochs in {_duration(training.seconds)}")
     return facts
@@ -134,3 +124,39 @@ def _duration(seconds: float) -> str:
     if whole < 60:
         return f"{whole} s"
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def commands(run: RunSummary) -> list[str]:
+    """Commands that train and evaluate the run again, from the recipe in its folder."""
+    lines: list[list[str]] = []
+    again = str(run.path) if run.recipe is None else f"{run.path}-again"
+    if run.recipe is not None:
+        lines.append(["train", str(run.path / "recipe.toml"), "--out", again])
+    if run.main:
+        first, default = run.main[0], run.recipe.evaluation.pgd_steps if run.recipe else 100
+        line = ["evaluate", again, *(["--data", first.data] if run.recipe is None else [])]
+        line += ["--eps", *(format_epsilon(result.eps) for result in run.main)]
+        line += ["--limit", str(first.limit)] if first.limit is not None else []
+        line += ["--steps", str(first.attack.steps)] if first.attack.steps != default else []
+        lines.append(line)
+    return [shlex.join(["linfnet", *line]) for line in lines]
+
+
+def differences(runs: Sequence[RunSummary]) -> list[tuple[str, list[str]]]:
+    """The keys of the recipes that are not equal in all runs, with the value of each run."""
+    flat = [_flat(tomllib.loads(recipe_to_toml(run.recipe))) if run.recipe else {} for run in runs]
+    rows = [(key, [table.get(key, "–") for table in flat]) for key in dict.fromkeys(k for table in flat for k in table)]
+    ignored = ("title", "reported.")
+    return [(key, values) for key, values in rows if len(set(values)) > 1 and not key.startswith(ignored)]
+
+
+def _flat(table: dict[str, Any], section: str = "") -> dict[str, str]:
+    """Nested tables as section.key: value.
+
+    >>> _flat({"name": "x", "data": {"pad": 3}})
+    {'name': 'x', 'data.pad': '3'}
+    """
+    flat: dict[str, str] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{section}{key}.") if isinstance(value, dict) else {section + key: str(value)}
+    return flat

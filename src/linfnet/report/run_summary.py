@@ -1,21 +1,57 @@
-"""The contents of a run folder as a report needs them, with a note for every part that is missing."""
+"""The contents of a run folder as a report needs them, down to single samples; a note for every missing part."""
 
+import csv
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
 from linfnet.data import ImageSet, known_sets, load
+from linfnet.epsilon import parse_epsilon
 from linfnet.errors import LinfnetError
-from linfnet.files import read_table
+from linfnet.files import read_table, read_tensors
 from linfnet.nn.model_card import names_in
 from linfnet.nn.model_path import packaged_hint
 from linfnet.recipes import Recipe
-from linfnet.report.samples import BrokenSamples, Samples, read_broken, read_samples
 from linfnet.results import PGD_100, Result, Results, read_results
-from linfnet.results.samples import broken_files, sample_files
+from linfnet.results import samples as sample_names
 from linfnet.train import RunFolder
+
+
+@dataclass(frozen=True)
+class Samples:
+    """N samples in the order of their data set; radii in pixel units."""
+
+    labels: NDArray[np.int64]
+    predictions: NDArray[np.int64]
+    runners_up: NDArray[np.int64] | None
+    radii: NDArray[np.float64] | None
+    """Certified by margin for the floating-point program, -inf where misclassified; None without such certificates."""
+    real_radii: NDArray[np.float64] | None
+    """margin / 2 in real arithmetic, negative where misclassified."""
+    interval_radii: NDArray[np.float64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def same_images(self, other: "Samples") -> bool:
+        """Whether both can describe the same images: equal number and labels."""
+        return len(self) == len(other) and bool((self.labels == other.labels).all())
+
+
+@dataclass(frozen=True)
+class BrokenSamples:
+    """Samples for which the attack found a misclassified image within epsilon."""
+
+    index: list[int]
+    images: Tensor
+    predictions: list[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,8 +140,8 @@ def _main_evaluations(results: Results, data: str | None) -> tuple[Result, ...]:
     """Evaluations of the largest test set; among equals, those with the default attack, then with most epsilons."""
     own = [r for r in results.evaluations if not r.net and r.split == "test"]
     own = [r for r in own if r.data in ((data,) if data else known_sets())]
-    names = [r.images for r in own]
-    best = max(own, key=lambda r: (r.count, r.attack == PGD_100, names.count(r.images)), default=None)
+    sets = [r.images for r in own]
+    best = max(own, key=lambda r: (r.count, r.attack == PGD_100, sets.count(r.images)), default=None)
     return tuple(sorted((r for r in own if best and r.images == best.images), key=lambda r: r.eps))
 
 
@@ -113,16 +149,68 @@ def _read_samples(path: Path, main: tuple[Result, ...]) -> tuple[Samples | None,
     """Read the samples of the main evaluations, or those of `linfnet certify` if there is no evaluation."""
     certified = path / "radii.csv"
     if not main:
-        return read_samples([certified] if certified.is_file() else []), {}
-    samples = read_samples(sample_files(path, main[0]))
+        return _read_tables([certified] if certified.is_file() else []), {}
+    samples = _read_tables(sample_names.sample_files(path, main[0]))
     if samples is not None and certified.is_file():
-        proven = read_samples([certified])
+        proven = _read_tables([certified])
         if proven is not None and proven.same_images(samples):
             samples = replace(samples, interval_radii=proven.interval_radii)
     broken: dict[Fraction, BrokenSamples] = {}
-    for file in broken_files(path, main[0]):
-        broken |= read_broken(file)
+    for file in sample_names.broken_files(path, main[0]):
+        broken |= _read_broken(file)
     return samples, broken
+
+
+def _read_tables(files: Sequence[Path]) -> Samples | None:
+    """Read the samples of several evaluations of one image set from the newest file; None without files."""
+    newest: Samples | None = None
+    for file in sorted(files, key=lambda file: file.stat().st_mtime):
+        samples = _read_table(file)
+        if newest is not None and not newest.same_images(samples):
+            raise LinfnetError(f"{file} and {files[0]} describe different samples: evaluate again, or remove one")
+        newest = samples
+    return newest
+
+
+def _read_table(file: Path) -> Samples:
+    """Read one CSV of `linfnet evaluate` or `linfnet certify`."""
+    try:
+        columns = sample_names.read_columns(file)
+        margin, interval = sample_names.radius_column("margin"), sample_names.radius_column("interval")
+
+        def numbers(name: str) -> NDArray[np.float64]:
+            return np.array(columns[name], dtype=np.float64)
+
+        def classes(name: str) -> NDArray[np.int64]:
+            return np.array(columns[name], dtype=np.int64)
+
+        return Samples(
+            labels=classes(sample_names.LABEL),
+            predictions=classes(sample_names.PREDICTION),
+            runners_up=classes(sample_names.RUNNER_UP) if sample_names.RUNNER_UP in columns else None,
+            radii=numbers(margin) if margin in columns else None,
+            real_radii=numbers(sample_names.REAL_MARGIN_RADIUS) if margin in columns else None,
+            interval_radii=numbers(interval) if interval in columns else None,
+        )
+    except (OSError, UnicodeDecodeError, ValueError, KeyError, csv.Error) as error:
+        raise LinfnetError(f"{file} is not a table of samples ({type(error).__name__}: {error})") from None
+
+
+def _read_broken(file: Path) -> dict[Fraction, BrokenSamples]:
+    """Read the broken samples of an evaluation, by epsilon."""
+    tensors, _ = read_tensors(file)
+    epsilons = [name.partition("@")[2] for name in tensors if name.startswith(f"{sample_names.INDEX}@")]
+    try:
+        return {
+            parse_epsilon(eps): BrokenSamples(
+                tensors[f"{sample_names.INDEX}@{eps}"].tolist(),
+                tensors[f"{sample_names.IMAGES}@{eps}"],
+                tensors[f"{sample_names.PREDICTIONS}@{eps}"].tolist(),
+            )
+            for eps in epsilons
+        }
+    except KeyError as error:
+        raise LinfnetError(f"{file} lacks {error}: evaluate again, or remove it") from None
 
 
 def _read_images(data: str, split: str, limit: int | None, samples: Samples) -> tuple[ImageSet | None, tuple[str, ...]]:

@@ -1,13 +1,11 @@
-"""The tables of the paper, run again: studies as data, a runner that keeps finished runs, their outcomes."""
+"""The tables of the paper, run again: studies as data, a runner that resumes them, their outcomes and plots."""
 
+from linfnet.reproduce.outcome import SMALL as SMALL
+from linfnet.reproduce.outcome import Options as Options
 from linfnet.reproduce.outcome import Outcome as Outcome
 from linfnet.reproduce.outcome import RunOutcome as RunOutcome
-from linfnet.reproduce.outcome import Spread as Spread
 from linfnet.reproduce.outcome import spreads as spreads
-from linfnet.reproduce.runner import Options as Options
-from linfnet.reproduce.runner import Workers as Workers
 from linfnet.reproduce.runner import run_study as run_study
-from linfnet.reproduce.studies import SMALL as SMALL
 from linfnet.reproduce.studies import STUDIES as STUDIES
 from linfnet.reproduce.studies import Cell as Cell
 from linfnet.reproduce.studies import Figures as Figures

@@ -1,14 +1,49 @@
 """The outcome of a study: every finished run, and the median and range over the seeds of each cell."""
 
-import csv
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-from linfnet.files import replacing, write_json
-from linfnet.reproduce.studies import Cell
-from linfnet.results import Result, TrainingResult
+from linfnet.files import write_json
+from linfnet.reproduce.studies import Cell, Study
+from linfnet.results.samples import write_columns
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which part of a study is run, how, and in which folder."""
+
+    out: Path = Path("runs/reproduce")
+    rows: tuple[str, ...] = ()  # labels; empty for all
+    scale: float = 1.0
+    seeds: int = 1
+    changes: tuple[str, ...] = ()
+    limit: int | None = None  # test images for the evaluation; None for all
+    steps: int = 100  # of PGD
+    small: bool = False  # whether `--small` was given; the outcome says so
+
+    @property
+    def prefix(self) -> str:
+        """The name of a run's folder up to its seed."""
+        return f"scale-{self.scale:g}-seed-" if self.scale < 1 else "seed-"
+
+
+# Shows the trend on a CPU in minutes: narrow nets, few images, short schedules.
+SMALL = Options(
+    scale=0.03,
+    changes=(
+        "model.depth=4",
+        "model.width=128",
+        "data.limit=5000",
+        "optimizer.batch=128",
+        "schedule.snap_p=true",
+        "run.test_every=0",
+    ),
+    steps=10,
+    small=True,
+)
 
 
 @dataclass(frozen=True)
@@ -29,27 +64,8 @@ class RunOutcome:
     commit: str | None
     folder: str
 
-    @classmethod
-    def of(cls, cell: Cell, folder: Path, result: Result, training: TrainingResult, **known: Any) -> "RunOutcome":
-        """The outcome of a run from its evaluation and its training; `known` are hardware and commit."""
-        return cls(
-            label=cell.label,
-            seed=training.seed,
-            clean=result.clean,
-            pgd=result.attacked,
-            certified_margin=result.certified["margin"],
-            certified_interval=result.certified["interval"],
-            certified_train=training.train.certified.get(result.eps) if training.train else None,
-            above_theta=training.train.above if training.train else None,
-            seconds=training.seconds,
-            epochs=training.epochs,
-            folder=str(folder),
-            **known,
-        )
 
-
-@dataclass(frozen=True)
-class Spread:
+class Spread(NamedTuple):
     """The median and the range of a figure over seeds."""
 
     median: float
@@ -57,7 +73,7 @@ class Spread:
     highest: float
 
 
-def spreads(runs: tuple[RunOutcome, ...]) -> dict[str, Spread]:
+def spreads(runs: Sequence[RunOutcome]) -> dict[str, Spread]:
     """The spread of each measured figure over runs that differ by their seed; empty without runs."""
     measured = ("clean", "pgd", "certified_margin", "certified_interval", "certified_train", "above_theta", "seconds")
     values = {name: [float(x) for run in runs if (x := getattr(run, name)) is not None] for name in measured}
@@ -68,75 +84,74 @@ def spreads(runs: tuple[RunOutcome, ...]) -> dict[str, Spread]:
 class Outcome:
     """The finished runs of a study."""
 
-    study: str
-    scale: float
-    changes: tuple[str, ...]
-    test_images: int | None  # None: all
-    pgd_steps: int
-    cells: tuple[Cell, ...]
+    study: Study
+    options: Options
     runs: tuple[RunOutcome, ...]
-    small: bool = False
 
-    def of(self, cell: Cell) -> tuple[RunOutcome, ...]:
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """The cells that the options select, and the others that have finished runs."""
+        shown = {cell.label for cell in self.study.rows(self.options.rows)} | {run.label for run in self.runs}
+        return tuple(cell for cell in self.study.cells if cell.label in shown)
+
+    def of(self, cell: Cell) -> list[RunOutcome]:
         """The finished runs of a cell."""
-        return tuple(run for run in self.runs if run.label == cell.label)
+        return [run for run in self.runs if run.label == cell.label]
 
-    def label(self) -> str:
-        """How these runs differ from the published ones, for a heading; empty if they do not."""
-        parts = ["SMALL nets, not the paper's: compare the order, not the numbers"] if self.small else []
-        parts += [f"SHORTENED: every phase × {self.scale:g}"] if self.scale < 1 else []
-        parts += [f"changed: {' '.join(self.changes)}"] if self.changes else []
-        parts += [f"first {self.test_images} test images"] if self.test_images else []
-        parts += [f"PGD-{self.pgd_steps}"] if self.pgd_steps != 100 else []
+    @property
+    def differs(self) -> str:
+        """How these runs differ from the published ones; empty if they do not."""
+        options = self.options
+        parts = ["SMALL nets, not the paper's: compare the order, not the numbers"] if options.small else []
+        parts += [f"SHORTENED: every phase × {options.scale:g}"] if options.scale < 1 else []
+        parts += [f"changed: {' '.join(options.changes)}"] if options.changes else []
+        parts += [f"first {options.limit} test images"] if options.limit else []
+        parts += [f"PGD-{options.steps}"] if options.steps != 100 else []
         return "; ".join(parts)
 
-    def as_json(self) -> dict[str, Any]:
-        """Settings, cells, runs, and the spreads of each cell."""
-        return {
-            "study": self.study,
-            "differs": self.label(),
-            "small": self.small,
-            "scale": self.scale,
-            "changes": list(self.changes),
-            "test_images": self.test_images,
-            "pgd_steps": self.pgd_steps,
+    @property
+    def title(self) -> str:
+        """The title of the study and, in a second line, how these runs differ."""
+        return "\n".join(filter(None, (self.study.title, self.differs)))
+
+    def write(self) -> None:
+        """Write `outcome.json`, and `outcome.csv` with a row for each run."""
+        options = self.options
+        options.out.mkdir(parents=True, exist_ok=True)
+        table = {
+            "study": self.study.name,
+            "differs": self.differs,
+            "small": options.small,
+            "scale": options.scale,
+            "changes": options.changes,
+            "test_images": options.limit,
+            "pgd_steps": options.steps,
             "cells": [
                 {
                     **asdict(cell),
-                    "spread": {name: asdict(value) for name, value in spreads(self.of(cell)).items()},
+                    "spread": {name: value._asdict() for name, value in spreads(self.of(cell)).items()},
                     "runs": [asdict(run) for run in self.of(cell)],
                 }
                 for cell in self.cells
             ],
         }
-
-    def write(self, folder: Path) -> None:
-        """Write `outcome.json`, and `outcome.csv` with a row for each run."""
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "outcome.json", self.as_json())
-        with replacing(folder / "outcome.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(RunOutcome)])
-            writer.writeheader()
-            writer.writerows(asdict(run) for run in self.runs)
+        write_json(options.out / "outcome.json", table)
+        columns = {field.name: [getattr(run, field.name) for run in self.runs] for field in fields(RunOutcome)}
+        write_columns(options.out / "outcome.csv", columns)
 
 
 def hardware_of(environment: dict[str, Any], device: str, events: list[dict[str, Any]]) -> str:
     """The processors or GPUs that trained a run, in order, joined by "then".
 
-    Args:
-        environment: the contents of env.json.
-        device: that training reported: cpu, cuda, or empty in old files.
-        events: the event log, whose `resume` events say what changed.
+    `environment` is the contents of env.json; `device`, as training reports it, is empty in old files.
     """
-    names: list[str] = []
-    for changes in ({}, *(resumed["environment"] for resumed in resumptions(events))):
-        session = environment | changes
-        on_cpu = device == "cpu" or not session.get("gpu")
-        names.append(str(session.get("cpu" if on_cpu else "gpu", "unknown")))
+    sessions = [environment | changes for changes in ({}, *(event["environment"] for event in resumptions(events)))]
+    kinds = ["cpu" if device == "cpu" or not session.get("gpu") else "gpu" for session in sessions]
+    names = (str(session.get(kind, "unknown")) for session, kind in zip(sessions, kinds, strict=True))
     return ", then ".join(dict.fromkeys(names))
 
 
 def resumptions(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each time a run was resumed, the step and the changes of the environment."""
-    resumed = [(event.get("step", 0), event.get("environment")) for event in events if event["event"] == "resume"]
-    return [{"step": step, "environment": table if isinstance(table, dict) else {}} for step, table in resumed]
+    resumed = (event for event in events if event["event"] == "resume")
+    return [{"step": event.get("step", 0), "environment": event.get("environment") or {}} for event in resumed]

@@ -1,55 +1,23 @@
 """Run a study: each cell and seed in its own folder; finished runs stay, interrupted ones are resumed."""
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+import torch
 
 from linfnet.data import load
 from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.files import read_table
 from linfnet.recipes import Recipe
-from linfnet.reproduce.outcome import Outcome, RunOutcome, hardware_of
+from linfnet.reproduce.outcome import Options, Outcome, RunOutcome, hardware_of
 from linfnet.reproduce.studies import Cell, Study, differing_sections
 from linfnet.results import AttackSettings, Result, Results, read_results
 from linfnet.systems import system_of
-from linfnet.train import RunFolder, StoppedError, UnwritableError
-
-
-@dataclass(frozen=True)
-class Options:
-    """Which part of a study is run, how, and in which folder."""
-
-    out: Path
-    rows: tuple[str, ...] = ()  # labels; empty for all
-    scale: float = 1.0
-    seeds: int = 1
-    changes: tuple[str, ...] = ()
-    limit: int | None = None  # test images for the evaluation
-    steps: int = 100  # of PGD
-    small: bool = False  # whether `--small` was given; the outcome says so
-
-    @property
-    def prefix(self) -> str:
-        """The name of a run's folder up to its seed."""
-        return f"scale-{self.scale:g}-seed-" if self.scale < 1 else "seed-"
-
-
-class Workers(Protocol):
-    """Trains and evaluates one run; the command line shows progress meanwhile."""
-
-    def start(self, recipe: Recipe, path: Path) -> None:
-        """Train in a new folder."""
-        ...
-
-    def resume(self, folder: RunFolder) -> None:
-        """Resume training from the last checkpoint."""
-        ...
-
-    def evaluate(self, folder: RunFolder, limit: int | None, steps: int) -> None:
-        """Add the test results of a trained net to its results.json."""
-        ...
+from linfnet.train import Display, RunFolder, StoppedError, UnwritableError, resume_run, start_run
 
 
 @dataclass(frozen=True)
@@ -60,12 +28,6 @@ class PlannedRun:
     recipe: Recipe
     path: Path
 
-    @classmethod
-    def of(cls, cell: Cell, recipe: Recipe, seed: int, options: Options) -> "PlannedRun":
-        """The run of a cell's recipe with a seed."""
-        seeded = replace(recipe, run=replace(recipe.run, seed=seed))
-        return cls(cell, seeded, options.out / cell.label / f"{options.prefix}{seed}")
-
     def evaluation(self, results: Results, options: Options) -> Result | None:
         """The result of the evaluation that the options ask for, or None."""
         data, eps = self.recipe.data.name, self.recipe.evaluation.eps[0]
@@ -75,18 +37,18 @@ class PlannedRun:
 def plan(study: Study, options: Options) -> list[PlannedRun]:
     """All runs that the options ask for, ordered by seed, so that each cell has its first result early."""
     at_least("--seeds", options.seeds, 1)
-    recipes = [(cell, cell.build(options.changes, options.scale)) for cell in study.rows(options.rows)]
-    for cell, recipe in recipes:
-        _check_changes(study, cell, recipe, options)
-    return [
-        PlannedRun.of(cell, recipe, recipe.run.seed + more, options)
-        for more in range(options.seeds)
-        for cell, recipe in recipes
-    ]
+    recipes = [(cell, _build(study, cell, options)) for cell in study.rows(options.rows)]
+    runs: list[PlannedRun] = []
+    for more, (cell, recipe) in itertools.product(range(options.seeds), recipes):
+        settings = replace(recipe.run, seed=recipe.run.seed + more)
+        path = options.out / cell.label / f"{options.prefix}{settings.seed}"
+        runs.append(PlannedRun(cell, replace(recipe, run=settings), path))
+    return runs
 
 
-def _check_changes(study: Study, cell: Cell, recipe: Recipe, options: Options) -> None:
-    """Changes of all rows must not override those of a cell: its figures would not match its label."""
+def _build(study: Study, cell: Cell, options: Options) -> Recipe:
+    """The recipe of a cell. Changes of all rows must not override those of the cell, which its label describes."""
+    recipe = cell.build(options.changes, options.scale)
     expected = replace(cell, changes=(*options.changes, *cell.changes)).build(scale=options.scale)
     for section in differing_sections(recipe, expected):
         if section != "run":
@@ -96,19 +58,23 @@ def _check_changes(study: Study, cell: Cell, recipe: Recipe, options: Options) -
     if recipe.system_name != "linf":
         raise ArgumentError(f"--set system.name is {recipe.system_name!r}; wanted 'linf', the system of all studies")
     system_of(recipe)  # raises an error for unknown keys of [system]
+    return recipe
 
 
-def run_study(study: Study, options: Options, workers: Workers, note: Callable[[str], None]) -> Outcome:
-    """Run the unfinished runs of a study and collect the results of all.
+def run_study(
+    study: Study,
+    options: Options,
+    device: torch.device,
+    *,
+    evaluate: Callable[[RunFolder], None],
+    note: Callable[[str], None],
+    display: Display | None = None,
+) -> Outcome:
+    """Run the unfinished runs of a study and collect the results of all; write the outcome after each run.
 
     Finished runs of other rows stay in the outcome. If a run fails, the others are still run; if none succeeds, the
-    first error is raised. The outcome is written after each run.
-
-    Args:
-        study: the table to run.
-        options: which rows, how, and where.
-        workers: train and evaluate.
-        note: is called with a line about each run.
+    first error is raised. `evaluate` adds the test results of a trained net to its results.json, `note` is called with
+    a line about each run, and `display` opens an observer of each training.
     """
     planned = plan(study, options)
     _check_study(study, options)
@@ -124,7 +90,10 @@ def run_study(study: Study, options: Options, workers: Workers, note: Callable[[
         if not (run.path / "results.json").is_file():
             note(f"{name}: training in {run.path}")
         try:
-            done = _finish(run, options, workers)
+            done = _train(run, device, display)
+            if run.evaluation(read_results(run.path), options) is None:
+                evaluate(RunFolder.open(run.path))
+                done += ", evaluated"
             runs.append(gather(run, options))
         except StoppedError as stopped:
             step = str(stopped).split(";")[0]
@@ -134,10 +103,10 @@ def run_study(study: Study, options: Options, workers: Workers, note: Callable[[
         except LinfnetError as error:
             note(f"{name}: failed: {error}")
             failures.append(error)
-            continue
-        note(f"{name}: {done}")
-        outcome = _outcome(study, options, runs)
-        outcome.write(options.out)
+        else:
+            note(f"{name}: {done}")
+            outcome = _outcome(study, options, runs)
+            outcome.write()
     if outcome is None:
         raise failures[0]
     return outcome
@@ -152,56 +121,44 @@ def _check_study(study: Study, options: Options) -> None:
         raise LinfnetError(f"{options.out} holds the outcome of {name}, not of {study.name}; choose another --out")
 
 
-def _outcome(study: Study, options: Options, runs: list[RunOutcome]) -> Outcome:
-    """The runs so far and those of other rows, read again: other processes may have finished some meanwhile."""
-    chosen = study.rows(options.rows)
-    others = [run for cell in study.cells if cell not in chosen for run in _finished(study, cell, options)]
-    labels = {run.label for run in others}
-    cells = tuple(cell for cell in study.cells if cell in chosen or cell.label in labels)
-    settings = (options.scale, options.changes, options.limit, options.steps)
-    return Outcome(study.name, *settings, cells, (*others, *runs), options.small)
-
-
-def _finished(study: Study, cell: Cell, options: Options) -> list[RunOutcome]:
-    """The finished runs of a row that was not chosen, with any seed; other folders are ignored."""
-    runs: list[RunOutcome] = []
-    folders = (options.out / cell.label).glob(f"{options.prefix}*")
-    seeds = {int(name) for path in folders if (name := path.name.removeprefix(options.prefix)).isdecimal()}
-    with contextlib.suppress(LinfnetError):  # the changes do not apply to this row
-        recipe = cell.build(options.changes, options.scale)
-        _check_changes(study, cell, recipe, options)
-        for seed in sorted(seeds):
-            with contextlib.suppress(LinfnetError):
-                run = PlannedRun.of(cell, recipe, seed, options)
-                # How often a run was tested or saved does not change its results.
-                settings = replace(RunFolder.open(run.path).recipe.run, seed=seed)
-                run = replace(run, recipe=replace(run.recipe, run=settings))
-                _check_recipe(run)
-                runs.append(gather(run, options))
-    return runs
-
-
-def _finish(run: PlannedRun, options: Options, workers: Workers) -> str:
-    """Train and evaluate as far as that is missing; return words for what was done."""
-    done = "resumed" if (run.path / "recipe.toml").is_file() else "trained"
-    if done == "trained":
-        workers.start(run.recipe, run.path)
-    folder = RunFolder.open(run.path)
-    if not folder.finished:
-        workers.resume(folder)
-    elif done == "resumed":
-        done = "already finished"
-    if run.evaluation(read_results(run.path), options) is None:
-        workers.evaluate(folder, options.limit, options.steps)
-        done += ", evaluated"
-    return done
-
-
 def _check_recipe(run: PlannedRun) -> None:
     """A folder holds one recipe: its results must not be taken for those of another."""
     if (run.path / "recipe.toml").is_file():
         for section in differing_sections(RunFolder.open(run.path).recipe, run.recipe):
             raise LinfnetError(f"{run.path} holds a run with other settings in [{section}]; choose another --out")
+
+
+def _train(run: PlannedRun, device: torch.device, display: Display | None) -> str:
+    """Train, or resume training, unless the run has finished; return which of these."""
+    if not (run.path / "recipe.toml").is_file():
+        start_run(run.recipe, run.path, device, display=display)
+        return "trained"
+    folder = RunFolder.open(run.path)
+    if folder.finished:
+        return "already finished"
+    resume_run(folder, device, display=display)
+    return "resumed"
+
+
+def _outcome(study: Study, options: Options, runs: list[RunOutcome]) -> Outcome:
+    """The runs so far and those of other rows, read again: other processes may have finished some meanwhile."""
+    chosen = study.rows(options.rows)
+    others = [run for cell in study.cells if cell not in chosen for run in _finished(study, cell, options)]
+    return Outcome(study, options, (*others, *runs))
+
+
+def _finished(study: Study, cell: Cell, options: Options) -> list[RunOutcome]:
+    """The finished runs of a row that was not chosen, with any seed; other folders are ignored."""
+    runs: list[RunOutcome] = []
+    for path in (options.out / cell.label).glob(f"{options.prefix}*"):
+        with contextlib.suppress(LinfnetError):
+            # How often a run was tested or saved does not change its results.
+            settings = RunFolder.open(path).recipe.run
+            run = PlannedRun(cell, replace(_build(study, cell, options), run=settings), path)
+            _check_recipe(run)
+            if path.name == f"{options.prefix}{settings.seed}":
+                runs.append(gather(run, options))
+    return sorted(runs, key=lambda run: run.seed)
 
 
 def gather(run: PlannedRun, options: Options) -> RunOutcome:
@@ -211,5 +168,18 @@ def gather(run: PlannedRun, options: Options) -> RunOutcome:
     if result is None or training is None:
         missing = "training" if training is None else "the evaluation"
         raise LinfnetError(f"{run.path / 'results.json'} lacks the results of {missing}")
-    hardware = hardware_of(environment, training.device, RunFolder.open(run.path).events())
-    return RunOutcome.of(run.cell, run.path, result, training, hardware=hardware, commit=environment.get("commit"))
+    return RunOutcome(
+        label=run.cell.label,
+        seed=training.seed,
+        clean=result.clean,
+        pgd=result.attacked,
+        certified_margin=result.certified["margin"],
+        certified_interval=result.certified["interval"],
+        certified_train=training.train.certified.get(result.eps) if training.train else None,
+        above_theta=training.train.above if training.train else None,
+        seconds=training.seconds,
+        epochs=training.epochs,
+        hardware=hardware_of(environment, training.device, RunFolder.open(run.path).events()),
+        commit=environment.get("commit"),
+        folder=str(run.path),
+    )

@@ -4,7 +4,6 @@ from linfnet.theory.construct import check_separation as check_separation
 from linfnet.theory.construct import nearest_neighbour_net as nearest_neighbour_net
 from linfnet.theory.construct import rounding as rounding
 from linfnet.theory.construct import widest_layer as widest_layer
-from linfnet.theory.lipschitz import Estimate as Estimate
 from linfnet.theory.lipschitz import layer_bounds as layer_bounds
 from linfnet.theory.lipschitz import lipschitz_estimate as lipschitz_estimate
 from linfnet.theory.lipschitz import net_bounds as net_bounds

@@ -52,23 +52,20 @@ def nearest_neighbour_net(images: Tensor, labels: Tensor, classes: int, *, layer
     _check(images, labels, classes, layers)
     points = images.flatten(1).to(torch.float32)
     own = labels.unsqueeze(0) == torch.arange(classes, device=labels.device).unsqueeze(1)
-    parameters = _two_layers(points, own) if layers == 2 else _more_layers(points, own, layers)
+    if layers == 2:
+        far = points.new_full((classes,), -FAR)
+        parameters = [(points, points.new_zeros(len(points))), (FAR * own.to(points.dtype), far)]
+    else:
+        parameters = _more_layers(points, own, layers)
     hidden = [len(weight) for weight, _ in parameters[:-1]]
+    shape, biased = tuple(images.shape[1:]), layers > 2
     net = LinfNet(
-        tuple(images.shape[1:]),
-        classes,
-        hidden,
-        mean_shift=False,
-        hidden_bias=layers > 2,
-        negate_logits=False,
-        identity_init=False,
+        shape, classes, hidden, mean_shift=False, hidden_bias=biased, negate_logits=False, identity_init=False
     )
     state = {"scale": torch.ones(())}
     for index, (weight, bias) in enumerate(parameters):
-        state[f"layers.{index}.weight"] = weight
-        if layers > 2 or index == 1:
-            state[f"layers.{index}.bias"] = bias
-    net.load_state_dict(state)
+        state |= {f"layers.{index}.weight": weight, f"layers.{index}.bias": bias}
+    net.load_state_dict({name: state[name] for name in net.state_dict()})
     return net.to(images.device).eval()
 
 
@@ -116,23 +113,11 @@ def _check(images: Tensor, labels: Tensor, classes: int, layers: int) -> None:
             f"images have shape {tuple(images.shape)}, labels {tuple(labels.shape)}; wanted [n, C, H, W] and [n]"
         )
     check_images(images)
-    if len(images) == 0:
-        raise ArgumentError("images are empty; wanted at least one of each class")
-    missing = sorted(set(range(classes)) - set(labels.tolist()))
-    if missing:
-        raise ArgumentError(f"labels lack the classes {missing}; wanted each of the {classes} at least once")
-    if int(labels.min()) < 0 or int(labels.max()) >= classes:
-        raise ArgumentError(f"labels are from {int(labels.min())} to {int(labels.max())}; wanted 0 to {classes - 1}")
+    found = set(labels.tolist())
+    if found != set(range(classes)):
+        raise ArgumentError(f"labels have the classes {sorted(found)}; wanted each of 0 to {classes - 1}")
     if not 2 <= layers <= len(images) + 1:
         raise ArgumentError(f"layers is {layers}; wanted 2 to {len(images) + 1}, one more than the number of images")
-
-
-def _two_layers(points: Tensor, own: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Weights and biases of Theorem 1; points: [n, d], own: [K, n]."""
-    return [
-        (points, points.new_zeros(len(points))),
-        (FAR * own.to(points.dtype), points.new_full((len(own),), -FAR)),
-    ]
 
 
 def _more_layers(points: Tensor, own: Tensor, layers: int) -> list[tuple[Tensor, Tensor]]:
@@ -143,17 +128,12 @@ def _more_layers(points: Tensor, own: Tensor, layers: int) -> list[tuple[Tensor,
     pixel = -FAR * torch.eye(features, device=points.device)
     prefix = -FAR * torch.eye(classes, device=points.device)
     first = points[shares[0]]
-    parameters = [
-        (
-            torch.cat([pixel, pixel, points.new_zeros(classes, features), first]),
-            _column(points, (-FAR, 2 * features), (-1.0, classes), (0.0, len(first))),
-        )
-    ]
+    weight = torch.cat([pixel, pixel, points.new_zeros(classes, features), first])
+    parameters = [(weight, _column(points, (-FAR, 2 * features), (-1.0, classes), (0.0, len(first))))]
     for layer in range(1, layers):
         before = shares[layer - 1]
-        merged = torch.cat(
-            [points.new_zeros(classes, 2 * features), prefix, (FAR + 1) * own[:, before].to(points.dtype)], 1
-        )
+        added = (FAR + 1) * own[:, before].to(points.dtype)
+        merged = torch.cat([points.new_zeros(classes, 2 * features), prefix, added], 1)
         if layer == layers - 1:
             parameters.append((merged[:, -parameters[-1][0].shape[0] :], _column(points, (-FAR - 1, classes))))
             break

@@ -9,12 +9,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from linfnet.errors import ArgumentError
+from linfnet.errors import at_least
+from linfnet.figures import new_figure, save_figure
 from linfnet.nn import LinfNet
 from linfnet.ops import check_p
 
@@ -59,8 +61,6 @@ def layer_bounds(widths: tuple[int, ...], p: float) -> tuple[float, ...]:
     >>> bounds = layer_bounds((3072, 5120, 5120, 5120, 5120, 5120), 8.0)
     >>> round(math.prod(bounds), 2)
     567.83
-    >>> layer_bounds((3072, 5120), math.inf)
-    (1.0, 1.0)
     """
     check_p(p)
     return tuple(width ** (1 / p) for width in widths)
@@ -90,25 +90,22 @@ def lipschitz_estimate(
     [0, 1]. The net itself is not changed.
 
     Args:
-        net: a trained net.
-        images: [N, C, H, W] in [0, 1].
+        images: [N, C, H, W] in [0, 1]; `batch` of them are used at once, each as one row per label.
         p: exponent of all layers, a number >= 1 or `math.inf`.
         epsilon: radius of the balls, in pixel units.
-        steps, restarts: of the ascent.
-        batch: images at once; each takes one row per label.
         generator: source of the starting points, on the device of the images.
         advance: is called with the number of images done.
     """
     bounds = net_bounds(net, p)
     for name, value in (("steps", steps), ("restarts", restarts), ("batch", batch), ("images", len(images))):
-        if value < 1:
-            raise ArgumentError(f"{name} is {value}; wanted at least 1")
-    if epsilon <= 0:
-        raise ArgumentError(f"epsilon is {epsilon}; wanted a number above 0")
+        at_least(name, value, 1)
+    at_least("epsilon", float(epsilon), 0, strictly=True)
     parts: list[Tensor] = []
     # The ascent runs in float32, but the change of the logits is computed in float64: division by a small epsilon would
     # otherwise magnify the rounding of the logits beyond the upper bound.
-    relaxed, exact = _relaxed(net, p, images.dtype), _relaxed(net, p, torch.float64)
+    dtypes = (images.dtype, torch.float64)
+    relaxed, exact = (copy.deepcopy(net).to(dtype).eval().requires_grad_(False) for dtype in dtypes)
+    relaxed.p = exact.p = p
     for part in images.split(batch):
         best = part.new_zeros(len(part), dtype=torch.float64)
         for _ in range(restarts):
@@ -150,8 +147,13 @@ def _quotient(exact: LinfNet, images: Tensor, moved: Tensor, size: float) -> Ten
     return change / (moved.double() - images.double()).abs().flatten(1).amax(1).clamp(min=size)
 
 
-def _relaxed(net: LinfNet, p: float, dtype: torch.dtype) -> LinfNet:
-    """A copy of the net at p, in eval mode and without gradients of its weights."""
-    relaxed = copy.deepcopy(net).to(dtype).eval().requires_grad_(False)
-    relaxed.p = p
-    return relaxed
+def draw_quantiles(path: Path, estimate: Estimate) -> None:
+    """Draw the lower bound of the Lipschitz constant at each quantile of the images, and the upper bound."""
+    figure = new_figure(5, 3.5)
+    axis = figure.subplots()
+    axis.plot(QUANTILES, estimate.quantiles(), marker=".", label=f"lower bound, {len(estimate.values)} images")
+    axis.axhline(estimate.upper, linestyle="--", color="tab:red", label=f"upper bound {estimate.upper:.4g}")
+    axis.axhline(1.0, linestyle=":", color="black", label="p = ∞")
+    axis.set(yscale="log", xlabel="quantile", ylabel=f"Lipschitz constant at p = {estimate.p:g}")
+    axis.legend(loc="center left", fontsize=8)
+    save_figure(figure, path)

@@ -7,14 +7,17 @@ result is the same as for all pairs on all coordinates, at a fraction of the cos
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from linfnet.data import ImageSet
-from linfnet.errors import ArgumentError
+from linfnet.epsilon import format_epsilon
+from linfnet.errors import ArgumentError, at_least
+from linfnet.figures import new_figure, save_figure
 from linfnet.ops import lp_distance
 
 FIRST, SECOND = 128, 512  # coordinates in the first two steps
@@ -61,8 +64,7 @@ def point_separation(
     """Find the closest pairs of different classes within a set, or between two sets.
 
     Args:
-        points: [n, ...], bytes (exact) or floats (each difference rounded once).
-        labels: [n].
+        points, labels: [n, ...] and [n]; points are bytes (exact) or floats (each difference is rounded once).
         against: points [m, ...] and labels [m] of another set; the second sample of each pair is then from it.
         count: how many pairs to find; among equal distances, the first ones found.
         advance: is called with the number of pairs done; `pairs_to_compare` gives the total.
@@ -71,8 +73,7 @@ def point_separation(
     >>> result.radius, result.pairs[0].first, result.pairs[0].second
     (Fraction(1, 2), 0, 1)
     """
-    if count < 1:
-        raise ArgumentError(f"count is {count}; wanted at least 1")
+    at_least("count", count, 1)
     other, other_labels = against if against is not None else (points, labels)
     _check(points, labels, "points")
     _check(other, other_labels, "against")
@@ -103,8 +104,7 @@ def set_separation(
     """
     other = None if against is None else (against.images, against.labels)
     found = point_separation(images.images, images.labels, other, count=count, advance=advance)
-    white = images.info.white
-    return Separation(tuple(ClosePair(pair.distance / white, pair.first, pair.second) for pair in found.pairs))
+    return Separation(tuple(replace(pair, distance=pair.distance / images.info.white) for pair in found.pairs))
 
 
 def pairs_to_compare(labels: Tensor, against: Tensor | None = None) -> int:
@@ -135,17 +135,19 @@ def _check(points: Tensor, labels: Tensor, name: str) -> None:
 def _blocks(labels: Tensor, other: Tensor, symmetric: bool) -> Iterator[tuple[slice, slice]]:
     """Blocks that cover each pair of different classes once, in two sets sorted by class."""
     for label in labels.unique().tolist():
-        top, bottom = _range(labels, label)
-        before, after = _range(other, label)
+        top, bottom, before, after = (
+            int(torch.searchsorted(part, label, right=right)) for part in (labels, other) for right in (False, True)
+        )
         for left, right in ((after, len(other)),) if symmetric else ((0, before), (after, len(other))):
             for row in range(top, bottom, ROWS):
                 for column in range(left, right, COLUMNS):
                     yield slice(row, min(row + ROWS, bottom)), slice(column, min(column + COLUMNS, right))
 
 
-def _range(sorted_labels: Tensor, label: int) -> tuple[int, int]:
-    first, end = (int(torch.searchsorted(sorted_labels, label, right=right)) for right in (False, True))
-    return first, end
+def _difference(points: Tensor, other: Tensor) -> Tensor:
+    """The absolute difference of each coordinate; exact for bytes."""
+    real = torch.int16 if points.dtype == torch.uint8 else points.dtype
+    return (points.to(real) - other.to(real)).abs_()
 
 
 class _Search:
@@ -155,7 +157,10 @@ class _Search:
         self.count = count
         self.labels, self.index = labels.sort(stable=True)
         self.other_labels, self.other_index = other_labels.sort(stable=True)
-        self._check_classes()
+        classes = torch.cat([self.labels, self.other_labels]).unique()
+        if len(classes) == 1:
+            what = "there is one sample" if len(labels) == 1 else f"all {len(labels)} samples are"
+            raise ArgumentError(f"{what} of class {int(classes)}; a separation needs two samples of different classes")
         self.points = points[self.index]
         self.other = self.points if other is points else other[self.other_index]
         self.best = torch.empty(0, dtype=torch.float64, device=points.device)
@@ -167,13 +172,6 @@ class _Search:
         self.steps.append((self.points, self.other))
         real = torch.float32 if points.dtype == torch.uint8 else points.dtype
         self.first = tuple(part.to(real).contiguous() for part in self.steps[0])
-
-    def _check_classes(self) -> None:
-        classes = torch.cat([self.labels, self.other_labels]).unique()
-        if len(classes) == 1:
-            many = len(self.labels)
-            what = "there is one sample" if many == 1 else f"all {many} samples are"
-            raise ArgumentError(f"{what} of class {int(classes)}; a separation needs two samples of different classes")
 
     @property
     def limit(self) -> float:
@@ -204,13 +202,9 @@ class _Search:
     @staticmethod
     def _distances(i: Tensor, j: Tensor, points: Tensor, other: Tensor) -> Tensor:
         """The distance of each pair (i, j) as float64."""
-        real = torch.int16 if points.dtype == torch.uint8 else points.dtype
         part = max(1, ELEMENTS // max(1, points.shape[1]))
-        parts = [
-            (points[a].to(real) - other[b].to(real)).abs_().amax(1)
-            for a, b in zip(i.split(part), j.split(part), strict=True)
-        ]
-        return torch.cat(parts).double() if parts else torch.empty(0, dtype=torch.float64, device=points.device)
+        pairs = zip(i.split(part), j.split(part), strict=True)
+        return torch.cat([_difference(points[a], other[b]).amax(1) for a, b in pairs]).double()
 
     def _offer(self, distance: Tensor, i: Tensor, j: Tensor) -> None:
         """Merge pairs into the best ones, each pair once."""
@@ -239,10 +233,9 @@ class _Search:
         features = self.points.shape[1]
         few = max(1, ELEMENTS // max(1, features))
         i, j = i[:few], j[:few]
-        real = torch.int16 if self.points.dtype == torch.uint8 else self.points.dtype
         # The final limit is a guess: the order affects the speed but not the result.
         limit = 0.5 * float(self.best[0]) if len(self.best) else 0.0
-        apart = ((self.points[i].to(real) - self.other[j].to(real)).abs_() > limit).float()
+        apart = (_difference(self.points[i], self.other[j]) > limit).float()
         order = torch.randperm(features, generator=torch.Generator().manual_seed(0)).tolist()
         chosen: list[int] = []
         uncovered = apart.new_ones(len(i))
@@ -263,3 +256,22 @@ class _Search:
         return Separation(
             tuple(ClosePair(Fraction(d), int(self.index[i]), int(self.other_index[j])) for d, (i, j) in found)
         )
+
+
+def draw_pairs(path: Path, separation: Separation, images: ImageSet, against: ImageSet | None = None) -> None:
+    """Draw the closest pairs of different classes and their difference, one column for each pair."""
+    other = images if against is None else against
+    pairs = separation.pairs
+    figure = new_figure(1.4 * len(pairs) + 0.6, 4.2)
+    axes = figure.subplots(3, len(pairs), squeeze=False)
+    for column, pair in enumerate(pairs):
+        ends = ((images, pair.first), (other, pair.second))
+        first, second = (part.pixels(slice(index, index + 1))[0] for part, index in ends)
+        rows = (first, second, (first - second).abs())
+        names = [f"{images.info.classes[int(part.labels[index])]} ({index})" for part, index in ends]
+        names.append(f"distance {format_epsilon(pair.distance)}")
+        for axis, picture, name in zip(axes[:, column], rows, names, strict=True):
+            axis.imshow(picture.permute(1, 2, 0).squeeze(2).cpu().numpy(), cmap="gray", vmin=0, vmax=1)
+            axis.set_title(name, fontsize=7)
+            axis.set_axis_off()
+    save_figure(figure, path)

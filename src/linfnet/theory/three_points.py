@@ -9,56 +9,67 @@ distance net, the bounds prove every eps < r. Bounds are computed here in floati
 """
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from linfnet.errors import ArgumentError
+from linfnet.figures import new_figure, save_figure
 from linfnet.nn import LinfNet
 from linfnet.systems.layers import linear_bounds
 from linfnet.theory.construct import nearest_neighbour_net
 
 RADIUS = 0.25
-CLASSES = 2
+POINTS, LABELS = torch.tensor([0.0, 0.5, 1.0]), torch.tensor([0, 1, 0])
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A net on the line: its score (positive for class 1), and bounds on it over intervals."""
+    """A net on the line: a conventional net from z to a score, or a distance net with two logits."""
 
     name: str
-    score: Callable[[Tensor], Tensor]  # [n] -> [n]
-    bounds: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # two [n] -> two [n]
+    net: nn.Sequential | LinfNet
+
+    @torch.no_grad()
+    def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Bounds on the score, which is positive for class 1, over intervals: two [n] -> two [n]."""
+        if isinstance(self.net, nn.Sequential):
+            low, high = interval_bounds(self.net, _units(lower), _units(upper))
+            return low.squeeze(1), high.squeeze(1)
+        low, high = self.net.bounds(lower.view(-1, 1, 1, 1), upper.view(-1, 1, 1, 1))
+        return low[:, 1] - high[:, 0], high[:, 1] - low[:, 0]
+
+    def score(self, x: Tensor) -> Tensor:
+        """The score at points: [n] -> [n]."""
+        return self.bounds(x, x)[0]
+
+    def around_points(self, epsilon: float) -> tuple[Tensor, ...]:
+        """The ends of the intervals around the three points, bounds of the score on them, and which are proven."""
+        ends = (POINTS - epsilon).clamp(min=0), (POINTS + epsilon).clamp(max=1)
+        lower, upper = self.bounds(*ends)
+        return *ends, lower, upper, torch.where(LABELS == 1, lower > 0, upper < 0)
 
     @property
     def proven(self) -> float:
         """The eps below which the bounds prove all three points, by bisection to 2^-24; 0 if there is none."""
-        points, labels = three_points()
         low, high = 0.0, 2 * RADIUS
         while high - low > 2.0**-24:
             middle = (low + high) / 2
-            lower, upper = self.bounds((points - middle).clamp(min=0), (points + middle).clamp(max=1))
-            proven = bool(torch.where(labels == 1, lower > 0, upper < 0).all())
+            proven = bool(self.around_points(middle)[-1].all())
             low, high = (middle, high) if proven else (low, middle)
         return low
 
 
-def three_points() -> tuple[Tensor, Tensor]:
-    """The points [3] and their labels [3].
-
-    >>> three_points()
-    (tensor([0.0000, 0.5000, 1.0000]), tensor([0, 1, 0]))
-    """
-    return torch.tensor([0.0, 0.5, 1.0]), torch.tensor([0, 1, 0])
+def three_points_net(layers: int = 2) -> LinfNet:
+    """The distance net of the theorems on the three points."""
+    return nearest_neighbour_net(POINTS.view(3, 1, 1, 1), LABELS, 2, layers=layers)
 
 
 def relu_net(hidden: tuple[int, ...]) -> nn.Sequential:
     """An untrained conventional net from z to a score."""
-    sizes = (1, *hidden, 1)
     layers: list[nn.Module] = []
-    for inputs, outputs in itertools.pairwise(sizes):
+    for inputs, outputs in itertools.pairwise((1, *hidden, 1)):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -72,10 +83,8 @@ def interval_bounds(net: nn.Sequential, lower: Tensor, upper: Tensor) -> tuple[T
     for layer in net:
         if isinstance(layer, nn.Linear):
             lower, upper = linear_bounds(lower, upper, layer.weight, layer.bias)
-        elif isinstance(layer, nn.ReLU):
-            lower, upper = layer(lower), layer(upper)
         else:
-            raise ArgumentError(f"net has a {type(layer).__name__}; wanted only Linear and ReLU")
+            lower, upper = lower.relu(), upper.relu()
     return lower, upper
 
 
@@ -87,18 +96,17 @@ def two_relu_net(t: float) -> nn.Sequential:
     return net
 
 
-def train_for_intervals(hidden: tuple[int, ...], share: float, seed: int = 0, steps: int = 200) -> nn.Sequential:
+def train_for_intervals(hidden: tuple[int, ...], share: float, steps: int = 200) -> nn.Sequential:
     """Train a conventional net on its interval bounds, with eps rising from 0 to `share` of r, as is usual."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         net = relu_net(hidden)
-    points, labels = three_points()
-    z = _units(points)
+    z = _units(POINTS)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
     for step in range(steps):
         epsilon = share * min(1.0, 1.5 * step / steps)
         lower, upper = interval_bounds(net, z - epsilon, z + epsilon)
-        worst = torch.where(labels.unsqueeze(1) == 1, lower, -upper)
+        worst = torch.where(LABELS.unsqueeze(1) == 1, lower, -upper)
         loss = nn.functional.softplus(-5 * worst).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -111,45 +119,38 @@ def _units(x: Tensor) -> Tensor:
     return ((x - 0.5) / RADIUS).unsqueeze(1)
 
 
-def conventional(name: str, net: nn.Sequential) -> Contender:
-    """A conventional net as a contender."""
-
-    @torch.no_grad()
-    def score(x: Tensor) -> Tensor:
-        return net(_units(x)).squeeze(1)
-
-    @torch.no_grad()
-    def bounds(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        low, high = interval_bounds(net, _units(lower), _units(upper))
-        return low.squeeze(1), high.squeeze(1)
-
-    return Contender(name, score, bounds)
-
-
-def distance_contender(net: LinfNet | None = None) -> Contender:
-    """The net of Theorem 1 on the three points; its score is the difference of its logits."""
-    points, labels = three_points()
-    net = net if net is not None else nearest_neighbour_net(points.view(3, 1, 1, 1), labels, CLASSES)
-
-    @torch.no_grad()
-    def score(x: Tensor) -> Tensor:
-        logits = net(x.view(-1, 1, 1, 1))
-        return logits[:, 1] - logits[:, 0]
-
-    @torch.no_grad()
-    def bounds(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        low, high = net.bounds(lower.view(-1, 1, 1, 1), upper.view(-1, 1, 1, 1))
-        return low[:, 1] - high[:, 0], high[:, 1] - low[:, 0]
-
-    return Contender(f"distance net, {len(net.hidden) + 1} layers", score, bounds)
-
-
-def contenders(net: LinfNet | None = None) -> list[Contender]:
-    """The two-relu nets, nets trained on their interval bounds, and the distance net (the given one or Theorem 1's)."""
-    constructed = [conventional(f"2 relus, t = {t:g}", two_relu_net(t)) for t in (0.0, 0.5, 0.9)]
+def contenders(net: LinfNet) -> list[Contender]:
+    """The two-relu nets, nets trained on their interval bounds, and the given distance net."""
+    constructed = [Contender(f"2 relus, t = {t:g}", two_relu_net(t)) for t in (0.0, 0.5, 0.9)]
     trained = [
-        conventional(f"relus {'×'.join(map(str, hidden))}, trained at {share:g} r", train_for_intervals(hidden, share))
+        Contender(f"relus {'×'.join(map(str, hidden))}, trained at {share:g} r", train_for_intervals(hidden, share))
         for hidden in ((64,), (32, 32))
         for share in (0.5, 0.9, 1.0)
     ]
-    return [*constructed, *trained, distance_contender(net)]
+    return [*constructed, *trained, Contender(f"distance net, {len(net.hidden) + 1} layers", net)]
+
+
+def draw_three_points(path: Path, contenders: list[Contender], share: float = 0.95) -> None:
+    """Draw scores and bounds of the first, a middle and the last net at `share` of r, and all proven radii."""
+    figure = new_figure(11, 5.5)
+    grid = figure.add_gridspec(2, 3, height_ratios=(1, 1.2))
+    line = torch.linspace(0, 1, 401)
+    shown = [contenders[0], contenders[len(contenders) // 2 - 1], contenders[-1]]
+    for column, contender in enumerate(shown):
+        axis = figure.add_subplot(grid[0, column])
+        axis.plot(line.numpy(), contender.score(line).numpy(), color="black")
+        boxes = torch.stack(contender.around_points(share * RADIUS), 1).tolist()
+        for left, right, low, high, proven in boxes:
+            colour = "tab:green" if proven else "tab:red"
+            axis.bar(left, high - low, right - left, bottom=low, align="edge", alpha=0.3, color=colour)
+        axis.axhline(0, linestyle=":", color="black")
+        axis.set_title(f"{contender.name}: bounds at {share:g} r", fontsize=9)
+    axis = figure.add_subplot(grid[1, :])
+    radii = [contender.proven / RADIUS for contender in contenders]
+    colours = ["tab:blue"] * (len(radii) - 1) + ["tab:green"]
+    axis.barh([contender.name for contender in contenders], radii, color=colours)
+    axis.axvline(1.0, linestyle="--", color="black")
+    axis.set_xlabel("proven radius / r")
+    axis.tick_params(axis="y", labelsize=7)
+    axis.invert_yaxis()
+    save_figure(figure, path)

@@ -4,7 +4,7 @@ import pytest
 
 from linfnet.recipes import load_recipe
 from linfnet.reproduce.outcome import hardware_of
-from linfnet.reproduce.run_plots import AUTHORS_CURVE, comparable_epochs
+from linfnet.reproduce.plots import AUTHORS_CURVE, comparable_epochs
 
 
 def test_the_hardware_is_what_was_used():

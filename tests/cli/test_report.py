@@ -1,6 +1,7 @@
-"""`linfnet watch` and TensorBoard: the progress of training."""
+"""`linfnet watch`, `linfnet plot` and TensorBoard: the progress of training."""
 
 import json
+import re
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from linfnet.report import read_run
 from linfnet.report.terminal import draw_lines
 from linfnet.train import RunFolder
 
+RECORDS = Path(__file__).parent.parent.parent / "records"
 TINY = ["--set", "limit=200", "width=16", "depth=3", "epochs=[2, 2, 1]", "batch=64", "test_every=2"]
 
 
@@ -134,3 +136,18 @@ def test_without_tensorboard_nothing_is_begun(tmp_path: Path, monkeypatch, capsy
     assert main(["train", "--out", str(tmp_path / "run"), "--tensorboard", *TINY]) == 2
     assert "pip install 'linfnet[tensorboard]'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_figure_from_a_run_and_from_a_record(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["plot", str(run)]) == 0
+    assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["plot", str(RECORDS / "cifar10-8-125-epochs.json"), "--out", str(tmp_path / "c.svg")]) == 0
+    assert "<svg" in (tmp_path / "c.svg").read_text()
+    assert main(["plot", str(run), "--out", "x.gif"]) == 2
+    for name, words in (("cifar10-8-125-epochs", ("above θ", "0 to θ")), ("mnist-0.3-ibp", ("above 0",))):
+        assert main(["plot", str(RECORDS / f"{name}.json"), "--out", str(tmp_path / f"{name}.svg")]) == 0
+        # Matplotlib draws text as glyphs, and leaves each text beside them as a comment.
+        texts = re.findall(r"<!-- (.*) -->", (tmp_path / f"{name}.svg").read_text())
+        assert [text for text in texts if re.match("above|0 to", text)] == list(words)
+    assert main(["plot", str(RECORDS / "demo.json")]) == 2
+    assert "is not the record of a run" in capsys.readouterr().err
