@@ -20,13 +20,12 @@ torch.set_num_threads(1)
 
 TESTS = Path(__file__).parent
 # Markers that `make test-fast` leaves out: by fixture, and by the beginning of a test's name. Tests may also carry one.
-MARKERS_BY_FIXTURE = {"browser": "browser", "processes": "process", "libraries": "emulator"}
+MARKERS_BY_FIXTURE = {"browser": "browser", "processes": "process", "libraries": "emulator", "tools": "process"}
 MARKERS_BY_NAME = {
     "attacks/test_attacks.py::test_best_iterates": "slow",
     "certificates/test_soundness.py::test_the_campaign": "slow",
     "cli/test_demo.py": "slow",
     "cli/test_plot.py": "slow",
-    "data/test_packages.py": "process",
     "distributed/test_group.py": "process",
     "nn/test_net.py::test_training_compiles_once": "slow",
     "ops/test_cuda_emulated.py": "emulator",

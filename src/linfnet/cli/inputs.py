@@ -1,6 +1,7 @@
 """What commands read: the device, a model folder with its data and epsilons, data sets, and images of the user."""
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,6 +20,7 @@ from linfnet.epsilon import parse_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, at_least, require
 from linfnet.nn import Classifier
 from linfnet.nn.model_path import find_model, packaged_hint
+from linfnet.systems import load_model
 from linfnet.train import RunFolder, resume_hint
 
 # Images in one batch of a certificate or an attack.
@@ -46,12 +48,9 @@ def choose_device(name: str) -> torch.device:
     """The device of that name; `auto` takes a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ArgumentError(f"device is {name!r}; wanted auto, cpu or cuda") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ArgumentError(f"device is {name!r}; wanted auto, cpu or cuda")
+    if not re.fullmatch(r"(cpu|cuda)(:\d{1,3})?", name):
+        raise ArgumentError(f"device is {name!r}; wanted auto, cpu, cuda or cuda:INDEX")
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ArgumentError(f"device is {name!r}, but torch cannot use such a GPU on this machine")
     return device
@@ -92,21 +91,11 @@ class ModelInputs:
 
 
 def find_inputs(
-    model: Path,
-    data: str | None,
-    epsilons: tuple[Fraction, ...] = (),
-    *,
-    needs_eps: bool = True,
-    by_name: bool = True,
+    model: Path, data: str | None, epsilons: tuple[Fraction, ...] = (), *, needs_eps: bool = True, by_name: bool = True
 ) -> ModelInputs:
-    """Find the model, and complete the data set and the epsilons from its recipe.
+    """Find the model, and complete the data set and the epsilons (of `--data` and `--eps`) from its recipe.
 
-    Args:
-        model: a run or model folder.
-        data: as given by `--data`.
-        epsilons: as given by `--eps`.
-        needs_eps: whether it is an error if there is no epsilon.
-        by_name: whether the model may also be a packaged one or `hf://user/name`.
+    `needs_eps`: it is an error if there is no epsilon. `by_name`: the model may be a packaged one or `hf://user/name`.
     """
     folder = find_model(model) if by_name else model
     run = finished_run(folder)
@@ -149,6 +138,27 @@ def load_images(net: Classifier, data: str, split: str, limit: int | None, devic
         return NamedImages(pixels[:limit].to(device), names[:limit], None, data)
     images = load_split(net, data, split, limit, device)
     return NamedImages(images.pixels(), [str(k) for k in range(len(images))], images.labels, f"{data} {split}")
+
+
+@dataclass(frozen=True)
+class OnImages:
+    """Options of the commands that certify or attack images."""
+
+    model: Model
+    data: str | None = None
+    """A data set, a folder of images or a .npy array (predicted classes are the labels); by default the run's set."""
+    split: Split = "test"
+    limit: Limit = None
+    device: Device = "auto"
+
+    def load(
+        self, eps: tuple[tuple[str, ...], ...], *, needs_eps: bool = True
+    ) -> tuple[Classifier, NamedImages, ModelInputs]:
+        """The net and the images on the device, and the epsilons."""
+        epsilons, device = parse_epsilons(eps), choose_device(self.device)
+        inputs = find_inputs(self.model, self.data, epsilons, needs_eps=needs_eps)
+        net = load_model(inputs.folder, device=device)
+        return net, load_images(net, inputs.data, self.split, self.limit, device), inputs
 
 
 def read_image(path: Path, shape: tuple[int, int, int]) -> Tensor:

@@ -22,25 +22,25 @@ from linfnet.train import StoppedError
 from linfnet.version import __version__
 
 Command = OmitSubcommandPrefixes[
-    Annotated[Train, subcommand("train")]
-    | Annotated[Evaluate, subcommand("evaluate")]
-    | Annotated[Certify, subcommand("certify")]
-    | Annotated[Attack, subcommand("attack")]
-    | Annotated[Compare, subcommand("compare")]
-    | Annotated[Predict, subcommand("predict")]
-    | Annotated[Export, subcommand("export")]
-    | Annotated[Serve, subcommand("serve")]
-    | Annotated[Plot, subcommand("plot")]
-    | Annotated[Reproduce, subcommand("reproduce")]
-    | Annotated[Report, subcommand("report")]
-    | Annotated[Watch, subcommand("watch")]
-    | Annotated[Recipes, subcommand("recipes")]
-    | Annotated[Data, subcommand("data")]
+    Train
+    | Evaluate
+    | Certify
+    | Attack
+    | Compare
+    | Predict
+    | Export
+    | Serve
+    | Plot
+    | Reproduce
+    | Report
+    | Watch
+    | Recipes
+    | Data
     | Annotated[Separate, subcommand("separation")]
-    | Annotated[Construct, subcommand("construct")]
-    | Annotated[Lipschitz, subcommand("lipschitz")]
-    | Annotated[Doctor, subcommand("doctor")]
-    | Annotated[Demo, subcommand("demo")]
+    | Construct
+    | Lipschitz
+    | Doctor
+    | Demo
 ]
 
 DESCRIPTION = "l-infinity distance nets: neural networks whose robustness is certified by one forward pass."
@@ -69,15 +69,9 @@ def _parse(arguments: list[str]) -> Runnable:
 
 
 def _print_error(line: str) -> None:
-    """Print a line on standard error; a closed terminal must not change the exit code."""
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"{line}\n")
-
-
-def _fail(reason: str) -> int:
-    """Print an error as one line, even if a file name contains a line break."""
-    _print_error(f"error: {' '.join(reason.splitlines())}")
-    return 2
+    """Print on standard error as one line, even if a file name contains a line break."""
+    with contextlib.suppress(OSError):  # a closed terminal must not change the exit code
+        sys.stderr.write(f"{' '.join(line.splitlines())}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -90,14 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         return _parse(arguments).run()
-    except StoppedError as error:
-        _print_error(str(error))
+    except (StoppedError, KeyboardInterrupt) as error:
+        _print_error(str(error) or "interrupted")
         return 130
     except LinfnetError as error:
-        return _fail(str(error))
+        _print_error(f"error: {error}")
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{where}{error.strerror or error}")
-    except KeyboardInterrupt:
-        _print_error("interrupted")
-        return 130
+        _print_error(f"error: {where}{error.strerror or error}")
+    return 2

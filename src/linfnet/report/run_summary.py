@@ -14,7 +14,7 @@ from linfnet.nn.model_path import packaged_hint
 from linfnet.recipes import Recipe
 from linfnet.report.samples import BrokenSamples, Samples, read_broken, read_samples
 from linfnet.results import PGD_100, Result, Results, read_results
-from linfnet.results.samples import broken_files, sample_files
+from linfnet.results.storage import broken_files, sample_files
 from linfnet.train import RunFolder
 
 

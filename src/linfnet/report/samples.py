@@ -13,7 +13,7 @@ from torch import Tensor
 from linfnet.epsilon import parse_epsilon
 from linfnet.errors import LinfnetError
 from linfnet.files import read_tensors
-from linfnet.results import samples as names
+from linfnet.results import storage as names
 
 
 @dataclass(frozen=True)

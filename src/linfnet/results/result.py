@@ -137,14 +137,8 @@ class Results:
 
         A limit that is not below the number of images is the same as none.
         """
-        subjects = [("", data, split, size, attack, eps) for size in (limit, None)]
+        exact, whole = (("", data, split, size, attack, eps) for size in (limit, None))
         for result in self.evaluations:
-            if result.subject == subjects[0] or (result.subject == subjects[1] and result.count <= (limit or 0)):
+            if result.subject == exact or (result.subject == whole and result.count <= (limit or 0)):
                 return result
         return None
-
-    def with_evaluations(self, new: tuple[Result, ...]) -> "Results":
-        """With further evaluations; those of the same subject are replaced."""
-        subjects = {result.subject for result in new}
-        others = tuple(result for result in self.evaluations if result.subject not in subjects)
-        return Results(self.training, others + new)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -51,15 +52,13 @@ def _combine(parts: Sequence[Any], tensors: Callable[[list[Tensor]], Tensor]) ->
     if isinstance(first, Tensor):
         return tensors(list(parts))
     if isinstance(first, dict):
-        keys = cast(dict[Any, Any], first)
-        return {key: _combine([part[key] for part in parts], tensors) for key in keys}
+        return {key: _combine([part[key] for part in parts], tensors) for key in cast(dict[Any, Any], first)}
     if isinstance(first, tuple):
         return tuple(_combine(items, tensors) for items in zip(*parts, strict=True))
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         joined: dict[str, Any] = {}
         for field in dataclasses.fields(first):
-            items = [getattr(part, field.name) for part in parts]
-            rule = field.metadata.get("join")
-            joined[field.name] = _combine(items, tensors) if rule is None else rule(items)
+            rule = field.metadata.get("join", partial(_combine, tensors=tensors))
+            joined[field.name] = rule([getattr(part, field.name) for part in parts])
         return dataclasses.replace(first, **joined)
     return first
