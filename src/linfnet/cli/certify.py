@@ -48,8 +48,7 @@ class Certify(OnImages):
     out: Path | None = None
     """A folder for radii.csv, curve.csv and curve.png (the latter with the extra `plots`)."""
 
-    def run(self) -> int:
-        """Print certified accuracies at each epsilon; write radii and curve into `--out`."""
+    def run(self) -> None:
         net, images, inputs = self.load(self.eps, needs_eps=False)
         with progress_bar("certifying", len(images.pixels)) as advance:
             found = certify_images(net, images.batches(), inputs.epsilons, advance=advance)
@@ -65,7 +64,6 @@ class Certify(OnImages):
             console.print(f"radii and curve: {self.out}")
             title = f"{self.model.name} on {images.title}"
             draw_figure(self.out / "curve.png", lambda path: plot_curve(curve, path, title))
-        return 0
 
 
 def _images_table(
@@ -101,8 +99,7 @@ class Predict:
     images: tyro.conf.Positional[tuple[Path, ...]]
     """Images of the net's size: PNG, JPEG, or .npy with floats in [0, 1] or bytes."""
 
-    def run(self) -> int:
-        """Print a row for each image."""
+    def run(self) -> None:
         if not self.images:
             raise ArgumentError("no image given")
         model = find_model(self.model)
@@ -111,7 +108,6 @@ class Predict:
         pixels = torch.stack([read_image(path, net.image_shape) for path in self.images])
         found = certify_images(net, [(pixels, None)])
         console.print(_images_table(found, self.images, classes, {"certified radius": found.best_radii}))
-        return 0
 
 
 @dataclass(frozen=True)
@@ -134,7 +130,7 @@ class Attack(OnImages):
     out: Path | None = None
     """A folder for attacked.csv and, for each epsilon, the attacked images as .npy."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Print the table; a certified sample that was broken is an error that names it."""
         at_least("--seed", self.seed, 0)
         if not self.attacks:
@@ -156,7 +152,6 @@ class Attack(OnImages):
         for at, certified in zip(results, found.certified_by_any, strict=True):
             check_sandwich(at.epsilon, certified, at.survived)
         console.print("certified ≤ robust ≤ clean holds for every sample")
-        return 0
 
 
 def _attacks_table(images: NamedImages, found: Certification, results: list[Attacked]) -> Table:

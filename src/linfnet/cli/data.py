@@ -45,7 +45,7 @@ class Fetch:
     """Fetch data sets that are present and verified, too."""
     folder: Cache = None
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Fetch one after the other; the first failure ends the command."""
         for name in self.names:
             set_info(name)  # a misspelt name is an error before anything is fetched
@@ -55,7 +55,6 @@ class Fetch:
                 continue
             fetched = self._fetch(name)
             console.print(f"{name}: from {fetched.origin} to {fetched.folder}, content verified")
-        return 0
 
     def _fetch(self, name: str) -> Fetched:
         columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
@@ -94,10 +93,8 @@ class List:
 
     folder: Cache = None
 
-    def run(self) -> int:
-        """Print the table."""
+    def run(self) -> None:
         Console(highlight=False, markup=False).print(_sets_table(self.folder))
-        return 0
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ class Verify:
     folder: Cache = None
 
     def run(self) -> int:
-        """Print a line for each set; returns 2 if any is absent or damaged."""
+        """Print a line for each set; return 2 if any is absent or damaged."""
         for name in self.names:
             set_info(name)
         names = self.names or tuple(name for name in known_sets() if present(name, folder=self.folder))
@@ -126,8 +123,7 @@ class Data:
 
     action: Fetch | List | Verify
 
-    def run(self) -> int:
-        """Run the chosen action."""
+    def run(self) -> int | None:
         return self.action.run()
 
 
@@ -142,8 +138,7 @@ def _version(package: str) -> str:
 class Doctor:
     """Show versions, devices, the kernels that each device uses, and which data sets are present and verified."""
 
-    def run(self) -> int:
-        """Print the tables."""
+    def run(self) -> None:
         versions = titled_table("versions", ("package", "version"), show_header=False)
         versions.add_row("linfnet", f"{__version__} ({environment()['commit'] or 'no commit known'})")
         versions.add_row("python", platform.python_version())
@@ -159,4 +154,3 @@ class Doctor:
         if torch.cuda.is_available():
             console.print(cuda.status())
         console.print(f"data sets in {cache_folder()}:", _sets_table(None), sep="\n")
-        return 0

@@ -66,8 +66,7 @@ class Evaluate(inputs.OnImages):
     steps: int | None = None
     """Steps of the PGD attack; by default those of the run's recipe, or 100."""
 
-    def run(self) -> int:
-        """Evaluate, print the table, and add to results.json and a CSV of all samples."""
+    def run(self) -> None:
         epsilons = inputs.parse_epsilons(self.eps)
         inputs.check_counts(limit=self.limit, steps=self.steps)
         device = inputs.choose_device(own_device(self.device) if launched() else self.device)
@@ -85,7 +84,6 @@ class Evaluate(inputs.OnImages):
             title = f"{len(images)} {self.split} images of {found.data}, accuracy in %"
             console.print(results_table(title, [(self.model.name, result) for result in evaluated.results]))
             console.print(f"results: {self.model / 'results.json'}")
-        return 0
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ class Compare:
     csv: bool = False
     """Write CSV instead of a table; accuracies in [0, 1]."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Print the results in the folders; nothing is computed again."""
         if not self.runs:
             raise ArgumentError("no run given")
@@ -117,7 +115,6 @@ class Compare:
             writer.writerows(rows)
         else:
             Console(width=max(console.width, WIDTH), highlight=False, markup=False).print(_comparison(compared))
-        return 0
 
 
 def _comparison(rows: list[Compared]) -> Table:
@@ -137,9 +134,8 @@ def _comparison(rows: list[Compared]) -> Table:
         certificate = f"{row.certificate} {row.arithmetic}".strip()
         certificate += f" p={row.confidence:g}" if row.confidence < 1 else ""
         costs = ((row.train_seconds, ".0f"), (row.certify_seconds_per_image, ".2g"), (row.parameters, ","))
-        table.add_row(
-            *named, *shares, certificate, *("" if cost is None else format(cost, spec) for cost, spec in costs)
-        )
+        shown = ("" if cost is None else format(cost, style) for cost, style in costs)
+        table.add_row(*named, *shares, certificate, *shown)
     table.caption = "float32: certificates hold for the floating-point program; real: they ignore rounding"
     return table
 
@@ -151,8 +147,7 @@ class Demo:
     out: Path | None = None
     """The run folder, new or empty; by default runs/demo-TIME."""
 
-    def run(self) -> int:
-        """Print the table of both nets, the run folder, and the path of the report."""
+    def run(self) -> None:
         device = inputs.choose_device("auto")
         recipe = load_recipe("digits")
         console.print("training a net on 1,437 handwritten digits …")
@@ -170,4 +165,3 @@ class Demo:
         console.print(results_table(f"{len(test)} test images, accuracy in %", rows))
         console.print(f"run folder: {folder}")
         console.print(f"report, to open in a browser: {write_report((folder,))}")
-        return 0

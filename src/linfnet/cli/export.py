@@ -44,8 +44,7 @@ class Export:
     hub: str | None = None
     """Upload weights, config and model card to the Hugging Face hub as user/name, privately; needs the extra `hub`."""
 
-    def run(self) -> int:
-        """Write the files and print their paths."""
+    def run(self) -> None:
         epsilons = parse_epsilons(self.eps)
         if self.onnx is None and self.vnnlib is None and self.hub is None and not self.card:
             raise ArgumentError("nothing to export: give --onnx, --vnnlib, --card or --hub")
@@ -62,7 +61,6 @@ class Export:
             console.print(f"model card: {write_card(model, net)}")
         if self.hub is not None:
             console.print(f"uploaded: {push_to_hub(model, self.hub)}")
-        return 0
 
     def _write_vnnlib(self, net: Classifier, folder: Path, epsilons: tuple[Fraction, ...]) -> None:
         inputs = find_inputs(self.model, self.data, epsilons)
@@ -103,8 +101,7 @@ class Serve:
     open: bool = False
     """Open the page in the browser."""
 
-    def run(self) -> int:
-        """Serve until interrupted."""
+    def run(self) -> None:
         for module in ("fastapi", "uvicorn", "PIL"):
             require(module, "serve")
         from linfnet.serve import Service, bind, run_server, url_of
@@ -118,4 +115,3 @@ class Serve:
             # Ctrl-C is the usual way to stop a server, not an error.
             with contextlib.suppress(KeyboardInterrupt):
                 run_server(service, bound, frozenset({"localhost", self.host}))
-        return 0

@@ -47,11 +47,9 @@ DESCRIPTION = "l-infinity distance nets: neural networks whose robustness is cer
 
 
 class Runnable(Protocol):
-    """A parsed command."""
+    """A parsed command; `run` returns an exit code other than 0, or nothing."""
 
-    def run(self) -> int:
-        """Run it and return the exit code."""
-        ...
+    def run(self) -> int | None: ...
 
 
 def _parse(arguments: list[str]) -> Runnable:
@@ -83,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"linfnet {__version__}\n")
         return 0
     try:
-        return _parse(arguments).run()
+        return _parse(arguments).run() or 0
     except (StoppedError, KeyboardInterrupt) as error:
         _print_error(str(error) or "interrupted")
         return 130

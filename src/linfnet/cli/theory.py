@@ -54,8 +54,7 @@ class Separate:
     """Write the result as JSON and the pairs as pictures into this folder."""
     device: Device = "auto"
 
-    def run(self) -> int:
-        """Print r and the closest pairs."""
+    def run(self) -> None:
         at_least("--pairs", self.pairs, 1)
         if self.out is not None:
             make_folder(self.out)  # an error before the search, not after it
@@ -100,7 +99,6 @@ class Separate:
             write_json(file, record)
             console.print(f"result: {file}")
             draw_figure(file.with_suffix(".png"), lambda path: draw_pairs(path, found, images, against))
-        return 0
 
 
 @dataclass(frozen=True)
@@ -117,8 +115,7 @@ class Construct:
     """Folder of the net, new or empty; by default runs/construct-DATA-TIME."""
     device: Device = "auto"
 
-    def run(self) -> int:
-        """Build, certify and save the net; print the certified shares."""
+    def run(self) -> None:
         device = inputs.choose_device(self.device)
         out = self.out or new_run_path(f"construct-{self.data}")
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -127,7 +124,6 @@ class Construct:
             self._three_points(out)
         else:
             self._construct(out, device)
-        return 0
 
     def _construct(self, out: Path, device: torch.device) -> None:
         at_least("--layers", self.layers, 2)
@@ -213,8 +209,7 @@ class Lipschitz(inputs.OnImages):
     seed: int = 0
     """Seed of the starting points."""
 
-    def run(self) -> int:
-        """Print both bounds; write them and the quantile plot into the folder."""
+    def run(self) -> None:
         p, epsilon = check_p(self.p, "--p"), parse_epsilon(self.eps, "--eps")
         at_least("--seed", self.seed, 0)
         inputs.check_counts(limit=self.limit, steps=self.steps, restarts=self.restarts)
@@ -257,4 +252,3 @@ class Lipschitz(inputs.OnImages):
         console.print(f"by layer: {'  '.join(f'{bound:.4g}' for bound in estimate.layers)}  ({seconds:.0f} s)")
         console.print(f"result: {file}")
         draw_figure(file.with_suffix(".png"), lambda path: draw_quantiles(path, estimate))
-        return 0
