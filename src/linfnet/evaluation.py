@@ -127,29 +127,24 @@ def evaluate(
         group: the processes that share the work; each returns the evaluation of the whole set.
     """
     sizes = tuple(parse_epsilon(epsilon) for epsilon in epsilons)
-    part = own_part(len(images), BATCH, group)
-    own = replace(images, images=images.images[part], labels=images.labels[part])
-    found = gather(_evaluate_part(net, own, sizes, part.start, steps, seed + part.start // BATCH, advance), group)
-    found = replace(
-        found,
-        limit=len(images) if len(images) < images.info.sizes.get(images.split, 0) else None,
-        at=tuple(replace(at, broken=at.broken.best()) for at in found.at),
-    )
+    own = own_part(len(images), BATCH, group)
+    found = gather(_evaluate_part(net, images, own, sizes, steps, seed, advance), group)
     for at in found.at:
         check_sandwich(at.eps, torch.stack(list(at.certified.values())).any(0), at.survived)
-    return found
+    return replace(found, at=tuple(replace(at, broken=at.broken.best()) for at in found.at))
 
 
 def _evaluate_part(
     net: Classifier,
-    images: ImageSet,
+    whole: ImageSet,
+    own: slice,
     epsilons: tuple[Fraction, ...],
-    first: int,
     steps: int,
     seed: int,
     advance: Callable[[int], None],
 ) -> Evaluation:
-    """Evaluate consecutive images; `first` is the index of the first one in the whole set."""
+    """Evaluate the images `own` of this process, which begin at a multiple of BATCH."""
+    images = replace(whole, images=whole.images[own], labels=whole.labels[own])
     parts = [slice(start, start + BATCH) for start in range(0, len(images), BATCH)] or [slice(0, 0)]
     labels, device, certificates = images.labels, images.labels.device, certificates_of(net)
     with net.at_infinity():
@@ -177,7 +172,7 @@ def _evaluate_part(
                     flags = certificate.at(pixels, truth, eps) if closed is None else closed[part] >= float_above(eps)
                     certified[name][part] = flags
                     seconds[name] += _now(device) - began
-                generator = torch.Generator(device).manual_seed(seed + number)
+                generator = torch.Generator(device).manual_seed(seed + own.start // BATCH + number)
                 moved = pgd(net, pixels[right], truth[right], eps, steps=steps, generator=generator)
                 robust, attacked = _judge(net, moved, truth[right])
                 # Nothing moves at 0: what is correct stays so, also for a net that is judged by fresh noise.
@@ -185,13 +180,13 @@ def _evaluate_part(
                 survived[part] = right.masked_scatter(right, robust)
                 index = right.nonzero().flatten()[~robust] + part.start
                 others = _most_likely_other(attacked[~robust], labels[index])
-                broken = join([broken, Broken(index + first, moved[~robust], others, order[index])]).best()
+                broken = join([broken, Broken(index + own.start, moved[~robust], others, order[index])]).best()
                 advance(len(truth))
             results.append(AtEpsilon(eps, certified, survived, broken, time.perf_counter() - start, seconds))
     return Evaluation(
         data=images.info.name,
         split=images.split,
-        limit=None,
+        limit=len(whole) if len(whole) < whole.info.sizes.get(whole.split, 0) else None,
         attack=AttackSettings("pgd", steps),
         arithmetic=net.arithmetic,
         confidence=net.confidence,

@@ -3,8 +3,8 @@
 import contextlib
 import json
 import os
+import secrets
 import struct
-import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, cast
@@ -22,25 +22,27 @@ def replacing(path: Path) -> Generator[Path]:
 
     An OSError names `path`: that of a full disk has no file name.
     """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    except OSError as error:
-        raise _named(error, path) from None
-    os.close(handle)
-    temporary = Path(name)
-    try:
+        temporary.touch(exist_ok=False)
         yield temporary
-        temporary.chmod(0o666 & ~_umask())
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync_folder(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except OSError as error:
-        if error.filename not in (None, name):
+        if error.filename not in (None, os.fspath(temporary)):
             raise  # about another file, which the block reads
-        raise _named(error, path) from None
+        if error.errno is None:  # raised by a library
+            raise OSError(f"{path}: {error}") from None
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def make_folder(folder: Path) -> Path:
@@ -50,26 +52,6 @@ def make_folder(folder: Path) -> Path:
     except OSError as error:
         raise LinfnetError(f"output folder {folder} cannot be written: {error.strerror}") from None
     return folder
-
-
-def _named(error: OSError, path: Path) -> OSError:
-    if error.errno is None:  # raised by a library
-        return OSError(f"{path}: {error}")
-    return OSError(error.errno, error.strerror, os.fspath(path))
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:
