@@ -1,3 +1,5 @@
+"""`linfnet data fetch`, `list` and `verify`."""
+
 import dataclasses
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`linfnet separation`, `construct` and `lipschitz` at work, and their mistakes."""
+"""`linfnet separation`, `construct` and `lipschitz`: their results, and their errors."""
 
 import json
 from fractions import Fraction

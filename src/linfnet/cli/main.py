@@ -61,9 +61,10 @@ def _parse(arguments: list[str]) -> Runnable:
     except SystemExit as stop:
         if not stop.code:
             raise
-        lines = (line.strip("╭╮╰╯│─+|- \n") for line in message.getvalue().splitlines())
-        words = [line for line in lines if line]
-        raise ArgumentError("; ".join(words[1:]) or "the arguments cannot be parsed; see linfnet --help") from None
+        # The parser draws a box around its message, which ends with the help text of the argument.
+        lines = [text for line in message.getvalue().splitlines() if (text := line.strip("╭╮╰╯│─+|- "))]
+        text = "; ".join(lines[1:]).partition("; Argument helptext")[0]
+        raise ArgumentError(text or "the arguments cannot be parsed; see linfnet --help") from None
 
 
 def _print_error(line: str) -> None:
