@@ -11,11 +11,11 @@ from linfnet import evaluation as evaluation_module
 from linfnet.certificates import Certificate, certificates_of
 from linfnet.data import load
 from linfnet.errors import LinfnetError
-from linfnet.evaluation import EXAMPLES, evaluate, save_evaluation, write_broken
+from linfnet.evaluation import EXAMPLES, evaluate, save_evaluation
 from linfnet.files import read_tensors
 from linfnet.nn import Classifier
 from linfnet.results import AttackSettings, read_results
-from linfnet.results.samples import read_columns, sample_files
+from linfnet.results.storage import broken_files, read_columns, sample_files
 from linfnet.theory import nearest_neighbour_net
 
 
@@ -59,8 +59,9 @@ def test_examples_of_broken_samples_are_kept(net_and_images, tmp_path: Path, mon
     assert (broken.predictions != test.labels[broken.index]).all()
     logits = net(broken.images)  # a tie with the true class is broken, too: no logit is above that of the prediction
     assert torch.equal(logits.gather(1, broken.predictions.unsqueeze(1)).squeeze(1), logits.amax(1))
-    write_broken(result, tmp_path / "broken.safetensors")
-    tensors, metadata = read_tensors(tmp_path / "broken.safetensors")
+    save_evaluation(result, tmp_path)
+    (file,) = broken_files(tmp_path, result.results[0])
+    tensors, metadata = read_tensors(file)
     assert metadata["attack"] == "pgd-10"
     assert torch.equal(tensors["index@0.3"], broken.index)
     assert tensors["images@0"].shape == (0, 1, 8, 8)

@@ -1,3 +1,5 @@
+"""Files are written completely or not at all; errors name the file."""
+
 import json
 from pathlib import Path
 

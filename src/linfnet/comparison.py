@@ -1,16 +1,14 @@
 """Runs of any system in one table: accuracies and cost."""
 
-import dataclasses
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import LinfnetError
 from linfnet.files import read_table
-from linfnet.results import Result, TrainingResult, read_results
+from linfnet.results import read_results
 
 
 @dataclass(frozen=True)
@@ -33,10 +31,6 @@ class Compared:
     certify_seconds_per_image: float | None
     parameters: int | None
 
-    def as_dict(self) -> dict[str, Any]:
-        """All fields by name."""
-        return dataclasses.asdict(self)
-
 
 def compare_runs(folders: Iterable[Path]) -> list[Compared]:
     """The rows of all runs; a run without evaluations has the accuracies that training computed at its end."""
@@ -54,28 +48,26 @@ def compare_runs(folders: Iterable[Path]) -> list[Compared]:
 
 def _rows(folder: Path, run: str) -> Iterator[Compared]:
     results, system = read_results(folder), str(read_table(folder / "config.json").get("system", "linf"))
-    yield from (_evaluated(run, system, result, results.training) for result in results.evaluations)
-    if results.training is not None and not results.evaluations:
-        test, cost = results.training.test, (results.training.seconds, None, results.training.parameters)
-        for eps, share in test.certified.items() or ((None, None),):
+    training = results.training
+    seconds, parameters = (training.seconds, training.parameters) if training else (None, None)
+    for result in results.evaluations:
+        yield Compared(
+            run=run,
+            # Another net was not trained by this run.
+            system="" if result.net else system,
+            images=result.images,
+            eps=format_epsilon(result.eps),
+            clean=result.clean,
+            attacked=result.attacked,
+            certified=result.best_certified,
+            certificate=result.best,
+            arithmetic=result.arithmetic,
+            confidence=result.confidence,
+            train_seconds=None if result.net else seconds,
+            certify_seconds_per_image=result.certify_seconds.get(result.best),
+            parameters=None if result.net else parameters,
+        )
+    if training and not results.evaluations:
+        for eps, share in training.test.certified.items() or ((None, None),):
             named = (run, system, "test, after training", "" if eps is None else format_epsilon(eps))
-            yield Compared(*named, test.clean, None, share, "", "real", 1.0, *cost)
-
-
-def _evaluated(run: str, system: str, result: Result, training: TrainingResult | None) -> Compared:
-    own = training if not result.net else None  # another net was not trained by this run
-    return Compared(
-        run=run,
-        system="" if result.net else system,
-        images=result.images,
-        eps=format_epsilon(result.eps),
-        clean=result.clean,
-        attacked=result.attacked,
-        certified=result.best_certified,
-        certificate=result.best,
-        arithmetic=result.arithmetic,
-        confidence=result.confidence,
-        train_seconds=own.seconds if own else None,
-        certify_seconds_per_image=result.certify_seconds.get(result.best),
-        parameters=own.parameters if own else None,
-    )
+            yield Compared(*named, training.test.clean, None, share, "", "real", 1.0, seconds, None, parameters)

@@ -13,13 +13,13 @@ from linfnet.attacks import check_sandwich, pgd
 from linfnet.certificates import certificates_of
 from linfnet.certificates.rounding import float_above
 from linfnet.data import ImageSet
-from linfnet.distributed.evaluation import LONGEST, SUMMED, gather, join, own_part
 from linfnet.distributed.group import ALONE, Group
+from linfnet.distributed.sharding import LONGEST, SUMMED, gather, join, own_part
 from linfnet.epsilon import parse_epsilon
 from linfnet.files import write_tensors
 from linfnet.nn import Classifier
 from linfnet.nn.margin import label_on_top, margin
-from linfnet.results import AttackSettings, Result, add_evaluations, samples
+from linfnet.results import AttackSettings, Result, add_evaluations, storage
 
 BATCH = 500
 # The number of broken samples that are saved for each epsilon.
@@ -46,15 +46,11 @@ class AtEpsilon:
     """What holds for each sample [N] at one epsilon."""
 
     eps: Fraction
-    certified: dict[str, Tensor]
-    """bool [N] by the name of each certificate."""
-    survived: Tensor
-    """bool [N]: classified correctly, also after the attack."""
-    broken: Broken
-    """A few examples."""
+    certified: dict[str, Tensor]  # bool [N] by the name of each certificate
+    survived: Tensor  # bool [N]: classified correctly, also after the attack
+    broken: Broken  # a few examples
     seconds: float = field(metadata=LONGEST)
-    certify_seconds: dict[str, float] = field(metadata=SUMMED)
-    """For all samples, by the name of each certificate."""
+    certify_seconds: dict[str, float] = field(metadata=SUMMED)  # for all samples, by the name of each certificate
 
 
 @dataclass(frozen=True)
@@ -69,10 +65,8 @@ class Evaluation:
     confidence: float
     logits: Tensor  # [N, K]
     labels: Tensor  # [N]
-    radii: dict[str, Tensor]
-    """float64 [N] in pixels, by the name of each certificate that has radii in closed form; -inf where wrong."""
-    real_radii: Tensor | None
-    """float64 [N] in pixels: the margin radius in real arithmetic, for nets with a margin certificate."""
+    radii: dict[str, Tensor]  # float64 [N] in pixels by each certificate that has them in closed form; -inf where wrong
+    real_radii: Tensor | None  # float64 [N] in pixels: the margin radius in real arithmetic, for Lipschitz nets
     at: tuple[AtEpsilon, ...]
 
     @property
@@ -88,26 +82,24 @@ class Evaluation:
     @property
     def results(self) -> tuple[Result, ...]:
         """The record of each epsilon."""
+        return tuple(map(self._result, self.at))
+
+    def _result(self, at: AtEpsilon) -> Result:
         count = len(self.labels)
-        return tuple(
-            Result(
-                data=self.data,
-                split=self.split,
-                count=count,
-                eps=at.eps,
-                clean=self.clean,
-                attacked=_share(at.survived),
-                certified={name: _share(flags) for name, flags in at.certified.items()},
-                attack=self.attack,
-                limit=self.limit,
-                arithmetic=self.arithmetic,
-                confidence=self.confidence,
-                certify_seconds={
-                    name: float(f"{spent / max(count, 1):.3g}") for name, spent in at.certify_seconds.items()
-                },
-                seconds=round(at.seconds, 2),
-            )
-            for at in self.at
+        return Result(
+            data=self.data,
+            split=self.split,
+            count=count,
+            eps=at.eps,
+            clean=self.clean,
+            attacked=_share(at.survived),
+            certified={name: _share(flags) for name, flags in at.certified.items()},
+            attack=self.attack,
+            limit=self.limit,
+            arithmetic=self.arithmetic,
+            confidence=self.confidence,
+            certify_seconds={name: float(f"{spent / max(count, 1):.3g}") for name, spent in at.certify_seconds.items()},
+            seconds=round(at.seconds, 2),
         )
 
 
@@ -135,31 +127,26 @@ def evaluate(
         group: the processes that share the work; each returns the evaluation of the whole set.
     """
     sizes = tuple(parse_epsilon(epsilon) for epsilon in epsilons)
-    part = own_part(len(images), BATCH, group)
-    own = replace(images, images=images.images[part], labels=images.labels[part])
-    found = gather(_evaluate_part(net, own, sizes, part.start, steps, seed + part.start // BATCH, advance), group)
-    found = replace(
-        found,
-        limit=len(images) if len(images) < images.info.sizes.get(images.split, 0) else None,
-        at=tuple(replace(at, broken=at.broken.best()) for at in found.at),
-    )
+    own = own_part(len(images), BATCH, group)
+    found = gather(_evaluate_part(net, images, own, sizes, steps, seed, advance), group)
     for at in found.at:
         check_sandwich(at.eps, torch.stack(list(at.certified.values())).any(0), at.survived)
-    return found
+    return replace(found, at=tuple(replace(at, broken=at.broken.best()) for at in found.at))
 
 
 def _evaluate_part(
     net: Classifier,
-    images: ImageSet,
+    whole: ImageSet,
+    own: slice,
     epsilons: tuple[Fraction, ...],
-    first: int,
     steps: int,
     seed: int,
     advance: Callable[[int], None],
 ) -> Evaluation:
-    """Evaluate consecutive images; `first` is the index of the first one in the whole set."""
+    """Evaluate the images `own` of this process, which begin at a multiple of BATCH."""
+    images = replace(whole, images=whole.images[own], labels=whole.labels[own])
     parts = [slice(start, start + BATCH) for start in range(0, len(images), BATCH)] or [slice(0, 0)]
-    labels, certificates = images.labels, certificates_of(net)
+    labels, device, certificates = images.labels, images.labels.device, certificates_of(net)
     with net.at_infinity():
         with torch.no_grad():
             logits = torch.cat([net(images.pixels(part)) for part in parts])
@@ -168,9 +155,9 @@ def _evaluate_part(
         radii_seconds = dict.fromkeys(certificates, 0.0)
         for name, certificate in certificates.items():
             if not certificate.resolution:  # in closed form: once for all epsilons
-                start = _now(labels.device)
+                start = _now(device)
                 radii[name] = torch.cat([certificate.radius(images.pixels(part), labels[part]) for part in parts])
-                radii_seconds[name] = _now(labels.device) - start
+                radii_seconds[name] = _now(device) - start
         order = next(iter(radii.values()), torch.full_like(labels, -torch.inf, dtype=torch.float64))
         results: list[AtEpsilon] = []
         for eps in epsilons:
@@ -179,14 +166,13 @@ def _evaluate_part(
             certified = {name: torch.zeros_like(correct) for name in certificates}
             broken = Broken(labels[:0], images.pixels(slice(0, 0)), labels[:0], order[:0])
             for number, part in enumerate(parts):
-                pixels, truth = images.pixels(part), labels[part]
+                pixels, truth, right = images.pixels(part), labels[part], correct[part]
                 for name, certificate in certificates.items():
-                    began = _now(labels.device)
-                    closed = radii[name][part] >= float_above(eps) if name in radii else None
-                    certified[name][part] = certificate.at(pixels, truth, eps) if closed is None else closed
-                    seconds[name] += _now(labels.device) - began
-                right = correct[part]
-                generator = torch.Generator(labels.device).manual_seed(seed + number)
+                    began, closed = _now(device), radii.get(name)
+                    flags = certificate.at(pixels, truth, eps) if closed is None else closed[part] >= float_above(eps)
+                    certified[name][part] = flags
+                    seconds[name] += _now(device) - began
+                generator = torch.Generator(device).manual_seed(seed + own.start // BATCH + number)
                 moved = pgd(net, pixels[right], truth[right], eps, steps=steps, generator=generator)
                 robust, attacked = _judge(net, moved, truth[right])
                 # Nothing moves at 0: what is correct stays so, also for a net that is judged by fresh noise.
@@ -194,23 +180,20 @@ def _evaluate_part(
                 survived[part] = right.masked_scatter(right, robust)
                 index = right.nonzero().flatten()[~robust] + part.start
                 others = _most_likely_other(attacked[~robust], labels[index])
-                new = Broken(index + first, moved[~robust], others, order[index])
-                broken = join([broken, new]).best()
+                broken = join([broken, Broken(index + own.start, moved[~robust], others, order[index])]).best()
                 advance(len(truth))
             results.append(AtEpsilon(eps, certified, survived, broken, time.perf_counter() - start, seconds))
-    real = margin(logits.double(), labels) * net.normalize.std.item() / 2 if net.lipschitz is not None else None
-    sound = all(certificate.arithmetic == "float32" for certificate in certificates.values())
     return Evaluation(
         data=images.info.name,
         split=images.split,
-        limit=None,
+        limit=len(whole) if len(whole) < whole.info.sizes.get(whole.split, 0) else None,
         attack=AttackSettings("pgd", steps),
-        arithmetic="float32" if sound else "real",
-        confidence=min(certificate.confidence for certificate in certificates.values()),
+        arithmetic=net.arithmetic,
+        confidence=net.confidence,
         logits=logits,
         labels=labels,
         radii=radii,
-        real_radii=real,
+        real_radii=margin(logits.double(), labels) * net.normalize.std.item() / 2 if net.lipschitz else None,
         at=tuple(results),
     )
 
@@ -242,41 +225,35 @@ def _most_likely_other(logits: Tensor, labels: Tensor) -> Tensor:
 
 def save_evaluation(evaluation: Evaluation, folder: Path) -> None:
     """Add the results to the folder's results.json, and write the samples and the broken images beside it."""
-    results = evaluation.results
-    add_evaluations(folder, results)
-    if results:
-        path = samples.samples_path(folder, results)
-        write_samples(evaluation, path)
-        write_broken(evaluation, samples.broken_path(path))
+    add_evaluations(folder, evaluation.results)
+    if evaluation.results:
+        path = storage.samples_path(folder, evaluation.results)
+        storage.write_columns(path, _sample_columns(evaluation))
+        tensors: dict[str, Tensor] = {}
+        for at in evaluation.at:
+            tensors[storage.at_epsilon(storage.INDEX, at.eps)] = at.broken.index
+            tensors[storage.at_epsilon(storage.IMAGES, at.eps)] = at.broken.images
+            tensors[storage.at_epsilon(storage.PREDICTIONS, at.eps)] = at.broken.predictions
+        attack = f"{evaluation.attack.name}-{evaluation.attack.steps}"
+        write_tensors(storage.broken_path(path), tensors, {"linfnet": "broken-samples-1", "attack": attack})
 
 
-def write_samples(evaluation: Evaluation, path: Path) -> None:
-    """Write a CSV with a row for each sample: label, prediction, margin, radii, and what holds at each epsilon."""
-    prediction = evaluation.logits.argmax(1)
+def _sample_columns(evaluation: Evaluation) -> dict[str, Sequence[object]]:
+    """For each sample: label, prediction, margin, radii, and what holds at each epsilon."""
+    prediction, attack = evaluation.logits.argmax(1), evaluation.attack
     columns: dict[str, Sequence[object]] = {
-        samples.INDEX: range(len(evaluation.labels)),
-        samples.LABEL: evaluation.labels.tolist(),
-        samples.PREDICTION: prediction.tolist(),
-        samples.RUNNER_UP: _most_likely_other(evaluation.logits, prediction).tolist(),
-        samples.MARGIN: [f"{value:.9g}" for value in evaluation.margins.tolist()],
+        storage.INDEX: range(len(evaluation.labels)),
+        storage.LABEL: evaluation.labels.tolist(),
+        storage.PREDICTION: prediction.tolist(),
+        storage.RUNNER_UP: _most_likely_other(evaluation.logits, prediction).tolist(),
+        storage.MARGIN: [f"{value:.9g}" for value in evaluation.margins.tolist()],
     }
     for name, radii in evaluation.radii.items():
-        columns[samples.radius_column(name)] = radii.tolist()  # in full: a rounded radius might not be certified
+        columns[storage.radius_column(name)] = radii.tolist()  # in full: a rounded radius might not be certified
     if evaluation.real_radii is not None:
-        columns[samples.REAL_MARGIN_RADIUS] = [f"{value:.9g}" for value in evaluation.real_radii.tolist()]
+        columns[storage.REAL_MARGIN_RADIUS] = [f"{value:.9g}" for value in evaluation.real_radii.tolist()]
     for at in evaluation.at:
         for name, flags in at.certified.items():
-            columns[samples.certified_column(name, at.eps)] = flags.int().tolist()
-        columns[samples.attacked_column(evaluation.attack, at.eps)] = at.survived.int().tolist()
-    samples.write_columns(path, columns)
-
-
-def write_broken(evaluation: Evaluation, path: Path) -> None:
-    """Write the examples of broken samples as safetensors: `index@EPS`, `images@EPS` and `predictions@EPS`."""
-    tensors: dict[str, Tensor] = {}
-    for at in evaluation.at:
-        tensors[samples.at_epsilon(samples.INDEX, at.eps)] = at.broken.index
-        tensors[samples.at_epsilon(samples.IMAGES, at.eps)] = at.broken.images
-        tensors[samples.at_epsilon(samples.PREDICTIONS, at.eps)] = at.broken.predictions
-    attack = f"{evaluation.attack.name}-{evaluation.attack.steps}"
-    write_tensors(path, tensors, {"linfnet": "broken-samples-1", "attack": attack})
+            columns[storage.at_epsilon(f"certified_{name}", at.eps)] = flags.int().tolist()
+        columns[storage.at_epsilon(f"{attack.name}{attack.steps}", at.eps)] = at.survived.int().tolist()
+    return columns

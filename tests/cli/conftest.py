@@ -1,4 +1,4 @@
-"""A place with runs in it, and commands that must be refused there."""
+"""A folder with runs, and a function that checks that a command fails with one line and changes nothing."""
 
 import shutil
 from collections.abc import Callable

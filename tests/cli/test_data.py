@@ -40,7 +40,7 @@ def test_the_options_parse() -> None:
 
 def test_list(empty_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put_files(empty_cache / "mnist")
-    assert List().run() == 0
+    assert not List().run()
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[0] == ["set", "images", "shape", "size", "state", "where"]
     assert rows[1] == ["digits", "1,437", "+", "360", "1×8×8", "47.2", "kB", "verified", "part", "of", "linfnet"]
@@ -119,7 +119,7 @@ def test_fetch_reports_the_origin(
         return Fetched("somewhere", empty_cache / name)
 
     monkeypatch.setattr(cli, "fetch", fetch)
-    assert Fetch(("mnist", "cifar10"), "official").run() == 0
+    assert not Fetch(("mnist", "cifar10"), "official").run()
     assert calls == [("mnist", "official", None), ("cifar10", "official", None)]
     assert capsys.readouterr().out == "".join(
         f"{name}: from somewhere to {empty_cache / name}, content verified\n" for name in ("mnist", "cifar10")
@@ -127,7 +127,7 @@ def test_fetch_reports_the_origin(
 
 
 def test_fetch_skips_verified_sets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert Fetch(("digits",)).run() == 0
+    assert not Fetch(("digits",)).run()
     assert capsys.readouterr().out.startswith("digits: already in ")
     with pytest.raises(LinfnetError, match="digits is part of linfnet"):
         Fetch(("digits",), again=True).run()

@@ -69,7 +69,7 @@ def test_missing_and_foreign_weights(place: Path, refused: Callable[..., str]):
         (np.float32(0.5), "has shape (1,)"),
         (np.full((8, 8), -0.1, np.float32), "wanted [0, 1]"),
         (np.full((8, 8), np.nan, np.float32), "wanted [0, 1]"),
-        (np.zeros((9, 9), np.float32), "has shape (1, 9, 9); the net wants (1, 8, 8)"),
+        (np.zeros((9, 9), np.float32), "has shape (1, 9, 9); the net wants images of shape (1, 8, 8)"),
         (np.zeros((8, 8), np.int64), "holds int64"),
         (np.array([{}], dtype=object), "is not a NumPy array"),
     ],
@@ -219,7 +219,7 @@ def test_a_picture_of_another_mode_or_size(place: Path, refused: Callable[..., s
     Image.new("RGB", (8, 8)).save(place / "colour.png")
     assert "colour.png has mode RGB; the net wants L" in refused("predict", "run", "colour.png")
     Image.new("L", (9, 8)).save(place / "wide.png")
-    assert "has shape (1, 8, 9); the net wants (1, 8, 8)" in refused("predict", "run", "wide.png")
+    assert "has shape (1, 8, 9); the net wants images of shape (1, 8, 8)" in refused("predict", "run", "wide.png")
     np.save(place / "stack.npy", np.zeros((3, 1, 9, 9), np.float32))
     assert "the net wants images of shape (1, 8, 8)" in refused("certify", "run", "--data", "stack.npy")
     np.save(place / "none.npy", np.zeros((0, 8, 8), np.float32))

@@ -1,4 +1,4 @@
-"""`linfnet separation`, `construct` and `lipschitz` at work, and their mistakes."""
+"""`linfnet separation`, `construct` and `lipschitz`: their results, and their errors."""
 
 import json
 from fractions import Fraction
@@ -75,7 +75,7 @@ def test_lipschitz_of_a_net(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         (["construct", "digits", "--layers", "1", "--limit", "100"], "layers is 1"),
         (["construct", "three-points", "--layers", "9"], "--layers is 9"),
         (["lipschitz", "nowhere"], "nowhere is not a folder"),
-        (["lipschitz", "nowhere", "--p", "half"], "--p is 'half'"),
+        (["lipschitz", "nowhere", "--p", "half"], "half"),
         (["lipschitz", "nowhere", "--p", "0.5"], "--p is 0.5"),
         (["lipschitz", "nowhere", "--eps", "2"], "--eps is 2"),
     ],

@@ -12,12 +12,12 @@ from torch import Tensor
 from linfnet.certificates.interval import STEPS, certified_by_interval, interval_radius
 from linfnet.certificates.margin import certified_shares, certify_by_margin
 from linfnet.certificates.rounding import check_plain, float_above
-from linfnet.distributed.evaluation import join
+from linfnet.distributed.sharding import join
 from linfnet.errors import LinfnetError
 from linfnet.figures import new_figure, save_figure
 from linfnet.nn import Classifier
 from linfnet.nn.margin import margin
-from linfnet.results.samples import LABEL, PREDICTION, REAL_MARGIN_RADIUS, RUNNER_UP, radius_column, write_columns
+from linfnet.results.storage import LABEL, PREDICTION, REAL_MARGIN_RADIUS, RUNNER_UP, radius_column, write_columns
 
 Curve = tuple[list[Fraction], dict[str, list[float]]]
 """Epsilons, and the certified share at each of them by the name of the certificate."""

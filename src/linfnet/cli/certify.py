@@ -1,6 +1,7 @@
 """`linfnet certify`, `predict` and `attack`: certified radii of images, and attempts to break them."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -11,29 +12,15 @@ import tyro
 from rich.table import Table
 from torch import Tensor
 
-from linfnet.attacks import ATTACKS, Attacked, attack_all, check_sandwich, known_attacks, parse_exponents
-from linfnet.attacks import Attack as AttackFunction
+from linfnet.attacks import DEFAULT_ATTACKS, Attacked, attack_all, check_sandwich, known_attacks, parse_exponents
 from linfnet.certificates import Certification, certify_images, plot_curve, write_curve, write_radii
-from linfnet.cli.console import add_columns, console, draw_figure, guarantee, percent, progress_bar
-from linfnet.cli.inputs import (
-    Device,
-    Epsilons,
-    Limit,
-    Model,
-    NamedImages,
-    Split,
-    choose_device,
-    find_inputs,
-    load_images,
-    parse_epsilons,
-    read_image,
-)
+from linfnet.cli.console import console, draw_figure, guarantee, percent, progress_bar, titled_table
+from linfnet.cli.inputs import Epsilons, Model, NamedImages, OnImages, read_image
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, at_least
 from linfnet.files import make_folder, replacing
-from linfnet.nn import Classifier
 from linfnet.nn.model_path import class_names, find_model
-from linfnet.results.samples import write_columns
+from linfnet.results.storage import write_columns
 from linfnet.systems import load_model
 
 # Up to this many images of the user are listed one by one.
@@ -54,58 +41,46 @@ def format_radius(radius: float) -> str:
 
 
 @dataclass(frozen=True)
-class Certify:
+class Certify(OnImages):
     """Compute for each image how far every pixel may change without changing the predicted class."""
 
-    model: Model
-    data: str | None = None
-    """A data set, a folder of images or a .npy array; by default the run's data set."""
     eps: Epsilons = ()
-    split: Split = "test"
-    limit: Limit = None
     out: Path | None = None
     """A folder for radii.csv, curve.csv and curve.png (the latter with the extra `plots`)."""
-    device: Device = "auto"
 
-    def run(self) -> int:
-        """Print certified accuracies at each epsilon; write radii and curve into `--out`."""
-        epsilons = parse_epsilons(self.eps)
-        device = choose_device(self.device)
-        inputs = find_inputs(self.model, self.data, epsilons, needs_eps=False)
-        net = load_model(inputs.folder, device=device)
-        images = load_images(net, inputs.data, self.split, self.limit, device)
+    def run(self) -> None:
+        net, images, inputs = self.load(self.eps, needs_eps=False)
         with progress_bar("certifying", len(images.pixels)) as advance:
             found = certify_images(net, images.batches(), inputs.epsilons, advance=advance)
         if images.labels is None and len(images.names) <= SHOWN:
-            console.print(_images_table(found, images.names, class_names(inputs.folder, net.classes)))
+            radii = {f"{name} radius": column for name, column in found.radii.items()}
+            console.print(_images_table(found, images.names, class_names(inputs.folder, net.classes), radii))
         console.print(_shares_table(found, images))
         if self.out is not None:
-            self._write(self.out, found, images)
-        return 0
-
-    def _write(self, out: Path, found: Certification, images: NamedImages) -> None:
-        make_folder(out)
-        write_radii(found, out / "radii.csv", images.names)
-        curve = found.curve()
-        write_curve(curve, out / "curve.csv")
-        console.print(f"radii and curve: {out}")
-        title = f"{self.model.name} on {images.title}"
-        draw_figure(out / "curve.png", lambda path: plot_curve(curve, path, title))
+            make_folder(self.out)
+            write_radii(found, self.out / "radii.csv", images.names)
+            curve = found.curve()
+            write_curve(curve, self.out / "curve.csv")
+            console.print(f"radii and curve: {self.out}")
+            title = f"{self.model.name} on {images.title}"
+            draw_figure(self.out / "curve.png", lambda path: plot_curve(curve, path, title))
 
 
-def _images_table(found: Certification, images: list[str], names: list[str]) -> Table:
-    table = Table("image", "class", *(f"{name} radius" for name in found.names), "runner-up")
-    radii = zip(*(column.tolist() for column in found.radii.values()), strict=True)
-    columns = (found.predictions.tolist(), radii, found.runners_up.tolist())
-    for image, first, certified, second in zip(images, *columns, strict=True):
-        table.add_row(image, names[first], *map(format_radius, certified), names[second])
+def _images_table(
+    found: Certification, images: Sequence[object], classes: list[str], radii: dict[str, Tensor]
+) -> Table:
+    table = Table("image", "class", *radii, "runner-up")
+    rows = zip(*(column.tolist() for column in radii.values()), strict=True)
+    columns = (found.predictions.tolist(), found.runners_up.tolist(), rows)
+    for image, first, second, row in zip(images, *columns, strict=True):
+        table.add_row(str(image), classes[first], *map(format_radius, row), classes[second])
     return table
 
 
 def _shares_table(found: Certification, images: NamedImages) -> Table:
     clean = "correct" if images.labels is not None else "without a tie"
-    table = Table(title=f"{len(images.names)} images of {images.title}, in %", title_justify="left")
-    add_columns(table, ("eps",), (clean, *(f"certified ({name})" for name in found.names)))
+    certified = (f"certified ({name})" for name in found.names)
+    table = titled_table(f"{len(images.names)} images of {images.title}, in %", ("eps",), (clean, *certified))
     for eps, *flags in zip(found.epsilons, *found.certified.values(), strict=True):
         shares = (certified.double().mean().item() for certified in flags)
         table.add_row(format_epsilon(eps), *map(percent, (found.clean, *shares)))
@@ -124,32 +99,23 @@ class Predict:
     images: tyro.conf.Positional[tuple[Path, ...]]
     """Images of the net's size: PNG, JPEG, or .npy with floats in [0, 1] or bytes."""
 
-    def run(self) -> int:
-        """Print a row for each image."""
+    def run(self) -> None:
         if not self.images:
             raise ArgumentError("no image given")
         model = find_model(self.model)
         net = load_model(model)
-        names = class_names(model, net.classes)
+        classes = class_names(model, net.classes)
         pixels = torch.stack([read_image(path, net.image_shape) for path in self.images])
         found = certify_images(net, [(pixels, None)])
-        table = Table("image", "class", "certified radius", "runner-up")
-        columns = (found.predictions.tolist(), found.best_radii.tolist(), found.runners_up.tolist())
-        for path, first, radius, second in zip(self.images, *columns, strict=True):
-            table.add_row(str(path), names[first], format_radius(radius), names[second])
-        console.print(table)
-        return 0
+        console.print(_images_table(found, self.images, classes, {"certified radius": found.best_radii}))
 
 
 @dataclass(frozen=True)
-class Attack:
+class Attack(OnImages):
     """Try to break a net with every attack, and compare the result with the certificates."""
 
-    model: Model
-    data: str | None = None
-    """A data set, by default the run's; or a folder or .npy array of images (their predicted classes are attacked)."""
     eps: Epsilons = ()
-    attacks: tuple[str, ...] = ("pgd", "best-pgd", "smoothed", "square")
+    attacks: tuple[str, ...] = DEFAULT_ATTACKS
     """The attacks, in this order: pgd, best-pgd, smoothed, square, autoattack (with the extra `autoattack`)."""
     p: str = "16,64"
     """Exponents whose gradients the smoothed attack follows."""
@@ -159,59 +125,38 @@ class Attack:
     """Starts of best-pgd and smoothed."""
     queries: int = 1000
     """Queries of the Square attack."""
-    split: Split = "test"
-    limit: Limit = None
     seed: int = 0
     """Seed of all random choices."""
     out: Path | None = None
     """A folder for attacked.csv and, for each epsilon, the attacked images as .npy."""
-    device: Device = "auto"
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Print the table; a certified sample that was broken is an error that names it."""
-        epsilons = parse_epsilons(self.eps)
         at_least("--seed", self.seed, 0)
-        attacks = self._attacks()
-        device = choose_device(self.device)
-        inputs = find_inputs(self.model, self.data, epsilons)
-        net = load_model(inputs.folder, device=device)
-        images = load_images(net, inputs.data, self.split, self.limit, device)
-        found = certify_images(net, images.batches(), tuple(sorted(inputs.epsilons)))
-        results = self._attack(net, images.pixels, found, attacks)
-        console.print(_attacks_table(images, found, results))
-        if self.out is not None:
-            _write_attacked(self.out, images.names, found.labels, results)
-        for at, certified in zip(results, found.certified_by_any, strict=True):
-            check_sandwich(at.epsilon, certified, at.survived)
-        console.print("certified ≤ robust ≤ clean holds for every sample")
-        return 0
-
-    def _attacks(self) -> dict[str, AttackFunction]:
-        exponents = parse_exponents(self.p)
         if not self.attacks:
-            raise ArgumentError(f"--attacks names none; known are {', '.join(ATTACKS)}")
-        for name in self.attacks:
-            if name not in ATTACKS:
-                raise ArgumentError(f"--attacks has {name!r}; known are {', '.join(ATTACKS)}")
-        return known_attacks(
-            self.attacks, steps=self.steps, restarts=self.restarts, exponents=exponents, queries=self.queries
-        )
-
-    def _attack(
-        self, net: Classifier, pixels: Tensor, found: Certification, attacks: dict[str, AttackFunction]
-    ) -> list[Attacked]:
+            raise ArgumentError("--attacks is empty; wanted at least one, such as pgd")
+        settings = {"steps": self.steps, "restarts": self.restarts, "queries": self.queries}
+        attacks = known_attacks(self.attacks, exponents=parse_exponents(self.p), **settings)
+        net, images, inputs = self.load(self.eps)
+        found = certify_images(net, images.batches(), tuple(sorted(inputs.epsilons)))
         with console.status("attacking") as status:
 
             def show(name: str, epsilon: Fraction, left: int) -> None:
                 status.update(f"{name} at eps = {format_epsilon(epsilon)}: {left} samples left")
 
-            return attack_all(net, pixels, found.labels, found.epsilons, attacks, seed=self.seed, report=show)
+            labels, epsilons = found.labels, found.epsilons
+            results = attack_all(net, images.pixels, labels, epsilons, attacks, seed=self.seed, report=show)
+        console.print(_attacks_table(images, found, results))
+        if self.out is not None:
+            _write_attacked(self.out, images.names, labels, results)
+        for at, certified in zip(results, found.certified_by_any, strict=True):
+            check_sandwich(at.epsilon, certified, at.survived)
+        console.print("certified ≤ robust ≤ clean holds for every sample")
 
 
 def _attacks_table(images: NamedImages, found: Certification, results: list[Attacked]) -> Table:
     title = f"{len(images.names)} images of {images.title}: accuracy after each attack in this order, in %"
-    names = ("certified", "robust", *results[0].after, "clean")
-    table = add_columns(Table(title=title, title_justify="left"), ("eps",), names)
+    table = titled_table(title, ("eps",), ("certified", "robust", *results[0].after, "clean"))
     for at, certified in zip(results, found.certified_by_any.double().mean(1).tolist(), strict=True):
         shares = (certified, at.robust, *at.after.values(), found.clean)
         table.add_row(format_epsilon(at.epsilon), *map(percent, shares))

@@ -1,8 +1,9 @@
-"""Output of the command line: tables, progress bars and figures; only `main` writes to standard error."""
+"""Output of the command line: tables, progress bars and figures."""
 
 import contextlib
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -55,11 +56,10 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.2f}"
 
 
-def add_columns(table: Table, left: Sequence[str], right: Sequence[str]) -> Table:
-    """Add columns for words and, right-justified, for numbers."""
-    for name in left:
-        table.add_column(name)
-    for name in right:
+def titled_table(title: str, words: Sequence[str], numbers: Sequence[str] = (), **options: Any) -> Table:
+    """An empty table with columns for words and, right-justified, for numbers; `options` as for `rich.table.Table`."""
+    table = Table(*words, title=title, title_justify="left", **options)
+    for name in numbers:
         table.add_column(name, justify="right")
     return table
 
@@ -68,13 +68,12 @@ def results_table(title: str, rows: Sequence[tuple[str, Result]]) -> Table:
     """Clean, attacked and certified accuracy in percent: one row for each net and epsilon."""
     certificates = list(dict.fromkeys(name for _, result in rows for name in result.certified))
     numbers = ("clean", str(rows[0][1].attack), *(f"certified ({name})" for name in certificates))
-    table = add_columns(Table(title=title, title_justify="left"), ("net", "eps"), numbers)
+    table = titled_table(title, ("net", "eps"), numbers)
     for net, result in rows:
         shares = (result.clean, result.attacked, *(result.certified.get(name) for name in certificates))
         table.add_row(net, format_epsilon(result.eps), *map(percent, shares))
-    real = {net: result for net, result in rows if result.arithmetic == "real"}
-    lines = (f"{net}: {guarantee(result.arithmetic, result.confidence)}" for net, result in real.items())
-    table.caption = "\n".join(lines) or None
+    real = {net: guarantee(result.arithmetic, result.confidence) for net, result in rows if result.arithmetic == "real"}
+    table.caption = "\n".join(f"{net}: {text}" for net, text in real.items()) or None
     return table
 
 

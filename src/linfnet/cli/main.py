@@ -22,36 +22,34 @@ from linfnet.train import StoppedError
 from linfnet.version import __version__
 
 Command = OmitSubcommandPrefixes[
-    Annotated[Train, subcommand("train")]
-    | Annotated[Evaluate, subcommand("evaluate")]
-    | Annotated[Certify, subcommand("certify")]
-    | Annotated[Attack, subcommand("attack")]
-    | Annotated[Compare, subcommand("compare")]
-    | Annotated[Predict, subcommand("predict")]
-    | Annotated[Export, subcommand("export")]
-    | Annotated[Serve, subcommand("serve")]
-    | Annotated[Plot, subcommand("plot")]
-    | Annotated[Reproduce, subcommand("reproduce")]
-    | Annotated[Report, subcommand("report")]
-    | Annotated[Watch, subcommand("watch")]
-    | Annotated[Recipes, subcommand("recipes")]
-    | Annotated[Data, subcommand("data")]
+    Train
+    | Evaluate
+    | Certify
+    | Attack
+    | Compare
+    | Predict
+    | Export
+    | Serve
+    | Plot
+    | Reproduce
+    | Report
+    | Watch
+    | Recipes
+    | Data
     | Annotated[Separate, subcommand("separation")]
-    | Annotated[Construct, subcommand("construct")]
-    | Annotated[Lipschitz, subcommand("lipschitz")]
-    | Annotated[Doctor, subcommand("doctor")]
-    | Annotated[Demo, subcommand("demo")]
+    | Construct
+    | Lipschitz
+    | Doctor
+    | Demo
 ]
 
 DESCRIPTION = "l-infinity distance nets: neural networks whose robustness is certified by one forward pass."
 
 
 class Runnable(Protocol):
-    """A parsed command."""
+    """A parsed command; `run` returns an exit code other than 0, or nothing."""
 
-    def run(self) -> int:
-        """Run it and return the exit code."""
-        ...
+    def run(self) -> int | None: ...
 
 
 def _parse(arguments: list[str]) -> Runnable:
@@ -63,21 +61,16 @@ def _parse(arguments: list[str]) -> Runnable:
     except SystemExit as stop:
         if not stop.code:
             raise
-        lines = (line.strip("╭╮╰╯│─+|- \n") for line in message.getvalue().splitlines())
-        words = [line for line in lines if line]
-        raise ArgumentError("; ".join(words[1:]) or "the arguments cannot be parsed; see linfnet --help") from None
+        # The parser draws a box around its message, which ends with the help text of the argument.
+        lines = [text for line in message.getvalue().splitlines() if (text := line.strip("╭╮╰╯│─+|- "))]
+        text = "; ".join(lines[1:]).partition("; Argument helptext")[0]
+        raise ArgumentError(text or "the arguments cannot be parsed; see linfnet --help") from None
 
 
 def _print_error(line: str) -> None:
-    """Print a line on standard error; a closed terminal must not change the exit code."""
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"{line}\n")
-
-
-def _fail(reason: str) -> int:
-    """Print an error as one line, even if a file name contains a line break."""
-    _print_error(f"error: {' '.join(reason.splitlines())}")
-    return 2
+    """Print on standard error as one line, even if a file name contains a line break."""
+    with contextlib.suppress(OSError):  # a closed terminal must not change the exit code
+        sys.stderr.write(f"{' '.join(line.splitlines())}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,15 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"linfnet {__version__}\n")
         return 0
     try:
-        return _parse(arguments).run()
-    except StoppedError as error:
-        _print_error(str(error))
+        return _parse(arguments).run() or 0
+    except (StoppedError, KeyboardInterrupt) as error:
+        _print_error(str(error) or "interrupted")
         return 130
     except LinfnetError as error:
-        return _fail(str(error))
+        _print_error(f"error: {error}")
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{where}{error.strerror or error}")
-    except KeyboardInterrupt:
-        _print_error("interrupted")
-        return 130
+        _print_error(f"error: {where}{error.strerror or error}")
+    return 2

@@ -1,46 +1,27 @@
 """`linfnet separation`, `construct` and `lipschitz`: the paper's theorems on real data and trained nets."""
 
-import math
 import shlex
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import tyro
-from rich.table import Table
 
+from linfnet import theory
 from linfnet.certificates import certified_by_interval, certify_by_margin
 from linfnet.certificates.real import real_certified
-from linfnet.cli.console import add_columns, console, draw_figure, percent, progress_bar
-from linfnet.cli.inputs import (
-    BATCH,
-    Device,
-    Limit,
-    ModelFolder,
-    Split,
-    check_counts,
-    choose_device,
-    find_inputs,
-    load_split,
-)
+from linfnet.cli import inputs
+from linfnet.cli.console import console, draw_figure, percent, progress_bar, titled_table
+from linfnet.cli.inputs import Device, ModelFolder, Split
 from linfnet.data import ImageSet, load
 from linfnet.epsilon import format_epsilon, parse_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.files import make_folder, write_json
 from linfnet.nn import LinfNet
 from linfnet.ops import check_p
-from linfnet.theory import (
-    Separation,
-    check_separation,
-    lipschitz_estimate,
-    nearest_neighbour_net,
-    pairs_to_compare,
-    set_separation,
-)
 from linfnet.theory.lipschitz import draw_quantiles
 from linfnet.theory.separation import draw_pairs
 from linfnet.theory.three_points import RADIUS, contenders, draw_three_points, three_points_net
@@ -50,10 +31,11 @@ from linfnet.train import environment, new_run_path
 SHARE = 1 - Fraction(1, 100000)
 
 
-def _find_separation(images: ImageSet, against: ImageSet | None, count: int) -> Separation:
-    total = pairs_to_compare(images.labels, None if against is None else against.labels)
+def _separation(images: ImageSet, against: ImageSet | None, count: int) -> tuple[theory.Separation, int]:
+    """The closest pairs of different classes, and the number of pairs that were compared."""
+    total = theory.pairs_to_compare(images.labels, None if against is None else against.labels)
     with progress_bar("comparing", total) as advance:
-        return set_separation(images, against, count=count, advance=advance)
+        return theory.set_separation(images, against, count=count, advance=advance), total
 
 
 @dataclass(frozen=True)
@@ -73,69 +55,51 @@ class Separate:
     """Write the result as JSON and the pairs as pictures into this folder."""
     device: Device = "auto"
 
-    def run(self) -> int:
-        """Print r and the closest pairs."""
+    def run(self) -> None:
         at_least("--pairs", self.pairs, 1)
         if self.out is not None:
             make_folder(self.out)  # an error before the search, not after it
-        device = choose_device(self.device)
+        device = inputs.choose_device(self.device)
         images = load(self.data, self.split, device=device).first(self.limit)
-        other = None if self.against is None or self.against == self.split else self.against
-        against = None if other is None else load(self.data, other, device=device).first(self.limit)
+        against = None
+        if self.against not in (None, self.split):
+            against = load(self.data, self.against, device=device).first(self.limit)
+        other = against or images
         start = time.perf_counter()
-        found = _find_separation(images, against, self.pairs)
+        found, total = _separation(images, against, self.pairs)
         seconds = time.perf_counter() - start
-        splits = f"{self.split}-{other or self.split}"
-        self._print(found, images, against, splits, seconds)
-        if self.out is not None:
-            stem = f"separation-{self.data}-{splits}" + (f"-first-{self.limit}" if self.limit else "")
-            file = make_folder(self.out) / f"{stem}.json"
-            write_json(file, {**self._record(found, images, against, splits), "seconds": round(seconds, 1)})
-            console.print(f"result: {file}")
-            draw_figure(file.with_suffix(".png"), lambda path: draw_pairs(path, found, images, against))
-        return 0
-
-    def _print(
-        self, found: Separation, images: ImageSet, against: ImageSet | None, splits: str, seconds: float
-    ) -> None:
-        pairs = pairs_to_compare(images.labels, None if against is None else against.labels)
-        other = images if against is None else against
-        classes = images.info.classes
-        title = f"closest of {pairs:,} pairs of different classes, {splits}"
-        table = Table("distance", "", "image", "class", "image", "class", title=title, title_justify="left")
+        splits, classes = f"{images.split}-{other.split}", images.info.classes
+        title = f"closest of {total:,} pairs of different classes, {splits}"
+        table = titled_table(title, ("distance", "", "image", "class", "image", "class"))
+        closest: list[dict[str, object]] = []
         for pair in found.pairs:
-            ends = (
-                (str(pair.first), classes[int(images.labels[pair.first])]),
-                (str(pair.second), classes[int(other.labels[pair.second])]),
-            )
-            table.add_row(format_epsilon(pair.distance), f"{float(pair.distance):.4f}", *ends[0], *ends[1])
+            distance, samples = format_epsilon(pair.distance), [pair.first, pair.second]
+            labels = [int(images.labels[pair.first]), int(other.labels[pair.second])]
+            closest.append({"distance": distance, "images": samples, "labels": labels})
+            ends = [str(end) for k in (0, 1) for end in (samples[k], classes[labels[k]])]
+            table.add_row(distance, f"{float(pair.distance):.4f}", *ends)
         console.print(table)
         if found.distance == 0:
             console.print("the set is not separated: equal images have different classes")
-        console.print(
-            f"r = {float(found.radius):.4f}, half of {format_epsilon(found.distance)} "
-            f"({images.info.title}, {splits}, {seconds:.1f} s)"
-        )
-
-    def _record(self, found: Separation, images: ImageSet, against: ImageSet | None, splits: str) -> dict[str, Any]:
-        other = images if against is None else against
-        return {
-            "data": self.data,
-            "splits": splits,
-            "images": [len(images), len(other)],
-            "pairs": pairs_to_compare(images.labels, None if against is None else against.labels),
-            "r": float(found.radius),
-            "distance": format_epsilon(found.distance),
-            "closest": [
-                {
-                    "distance": format_epsilon(pair.distance),
-                    "images": [pair.first, pair.second],
-                    "labels": [int(images.labels[pair.first]), int(other.labels[pair.second])],
-                }
-                for pair in found.pairs
-            ],
-            "environment": environment(),
-        }
+        smallest, about = format_epsilon(found.distance), f"{images.info.title}, {splits}, {seconds:.1f} s"
+        console.print(f"r = {float(found.radius):.4f}, half of {smallest} ({about})")
+        if self.out is not None:
+            stem = f"separation-{self.data}-{splits}" + (f"-first-{self.limit}" if self.limit else "")
+            file = self.out / f"{stem}.json"
+            record = {
+                "data": self.data,
+                "splits": splits,
+                "images": [len(images), len(other)],
+                "pairs": total,
+                "r": float(found.radius),
+                "distance": smallest,
+                "closest": closest,
+                "environment": environment(),
+                "seconds": round(seconds, 1),
+            }
+            write_json(file, record)
+            console.print(f"result: {file}")
+            draw_figure(file.with_suffix(".png"), lambda path: draw_pairs(path, found, images, against))
 
 
 @dataclass(frozen=True)
@@ -152,27 +116,29 @@ class Construct:
     """Folder of the net, new or empty; by default runs/construct-DATA-TIME."""
     device: Device = "auto"
 
-    def run(self) -> int:
-        """Build, certify and save the net; print the certified shares."""
-        device = choose_device(self.device)
+    def run(self) -> None:
+        device = inputs.choose_device(self.device)
         out = self.out or new_run_path(f"construct-{self.data}")
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise LinfnetError(f"output folder {out} already holds files; choose another --out")
-        return self._three_points(out) if self.data == "three-points" else self._construct(out, device)
+        if self.data == "three-points":
+            self._three_points(out)
+        else:
+            self._construct(out, device)
 
-    def _construct(self, out: Path, device: torch.device) -> int:
+    def _construct(self, out: Path, device: torch.device) -> None:
         at_least("--layers", self.layers, 2)
         images = load(self.data, "train", device=device).first(self.limit)
         missing = sorted(set(range(len(images.info.classes))) - set(images.labels.tolist()))
         if missing:
             raise ArgumentError(f"the {len(images)} images lack the classes {missing}; take more with --limit")
-        found = _find_separation(images, None, 1)
+        found, _ = _separation(images, None, 1)
         epsilon = found.radius * SHARE
-        check_separation(found, epsilon, self.layers)
-        net = nearest_neighbour_net(images.pixels(), images.labels, len(images.info.classes), layers=self.layers)
-        with progress_bar("certifying", len(images)) as advance:
-            shares = _certified(net, images, epsilon, advance)
-        net.save(make_folder(out), class_names=images.info.classes)
+        theory.check_separation(found, epsilon, self.layers)
+        classes = images.info.classes
+        net = theory.nearest_neighbour_net(images.pixels(), images.labels, len(classes), layers=self.layers)
+        shares = _certified(net, images, epsilon)
+        net.save(make_folder(out), class_names=classes)
         result = {
             "data": self.data,
             "images": len(images),
@@ -184,24 +150,20 @@ class Construct:
             "environment": environment(),
         }
         write_json(out / "construct.json", result)
+        margin, interval = percent(shares["certified_margin"]), percent(shares["certified_interval"])
         console.print(f"{len(images)} training images of {images.info.title}: r = {float(found.radius):.6f}")
         console.print(f"{self.layers} layers, hidden {' × '.join(map(str, net.hidden))}, at eps = r (1 - 1e-5):")
-        console.print(
-            f"certified {percent(shares['certified_margin'])} % by margin, "
-            f"{percent(shares['certified_interval'])} % by interval bounds"
-        )
+        console.print(f"certified {margin} % by margin, {interval} % by interval bounds")
         console.print(f"net: {out}")
         console.print(f"next: linfnet evaluate {shlex.quote(str(out))} --data {self.data} --eps 0.1 --limit 100")
-        return 0
 
-    def _three_points(self, out: Path) -> int:
+    def _three_points(self, out: Path) -> None:
         if self.layers not in (2, 3, 4) or self.limit is not None:
             raise ArgumentError(f"three-points needs 2 to 4 layers (--layers is {self.layers}) and no --limit")
         net = three_points_net(self.layers)
         nets = contenders(net)
         radii = {net.name: net.proven / RADIUS for net in nets}
-        table = Table(title="three points: the share of r that interval bounds certify", title_justify="left")
-        add_columns(table, ("net",), ("certified",))
+        table = titled_table("three points: the share of r that interval bounds certify", ("net",), ("certified",))
         for name, share in radii.items():
             table.add_row(name, f"{share:.6f}")
         console.print(table)
@@ -209,32 +171,33 @@ class Construct:
         write_json(out / "three-points.json", {"r": RADIUS, "proven_share_of_r": radii})
         draw_figure(out / "three-points.png", lambda path: draw_three_points(path, nets))
         console.print(f"net: {out}")
-        return 0
 
 
-def _certified(net: LinfNet, images: ImageSet, epsilon: Fraction, advance: Callable[[int], None]) -> dict[str, float]:
+def _certified(net: LinfNet, images: ImageSet, epsilon: Fraction) -> dict[str, float]:
     """The certified shares: for the program by margin and by interval, and by margin in real arithmetic."""
-    counts = dict.fromkeys(("certified_margin", "certified_interval", "certified_real_margin"), 0)
-    for start in range(0, len(images), BATCH):
-        part = slice(start, start + BATCH)
-        pixels, labels = images.pixels(part), images.labels[part]
-        by_margin = certify_by_margin(net, pixels, labels)
-        real = real_certified(by_margin.logits, labels, net.lipschitz, epsilon)
-        flags = (by_margin.at(epsilon), certified_by_interval(net, pixels, labels, epsilon), real)
-        counts = {name: count + int(flag.sum()) for (name, count), flag in zip(counts.items(), flags, strict=True)}
-        advance(len(labels))
-    return {name: count / len(images) for name, count in counts.items()}
+    counts = torch.zeros(3, dtype=torch.int64)
+    with progress_bar("certifying", len(images)) as advance:
+        for start in range(0, len(images), inputs.BATCH):
+            part = slice(start, start + inputs.BATCH)
+            pixels, labels = images.pixels(part), images.labels[part]
+            by_margin = certify_by_margin(net, pixels, labels)
+            real = real_certified(by_margin.logits, labels, net.lipschitz, epsilon)
+            flags = (by_margin.at(epsilon), certified_by_interval(net, pixels, labels, epsilon), real)
+            counts += torch.stack(flags).sum(1).cpu()
+            advance(len(labels))
+    names = ("certified_margin", "certified_interval", "certified_real_margin")
+    return {name: count / len(images) for name, count in zip(names, counts.tolist(), strict=True)}
 
 
 @dataclass(frozen=True)
-class Lipschitz:
+class Lipschitz(inputs.OnImages):
     """Bound the Lipschitz constant of a trained net relaxed to a finite p, from above and from below."""
 
     model: ModelFolder
-    p: str = "8"
+    data: str | None = None
+    """Another data set than the run's."""
+    p: float = 8.0
     """Exponent of all layers: a number >= 1, or inf."""
-    split: Split = "test"
-    limit: Limit = None
     eps: str = "1/255"
     """Radius of the balls in which logits are compared, in pixel units."""
     steps: int = 20
@@ -245,23 +208,27 @@ class Lipschitz:
     """Images in one batch; each takes a row for every label."""
     seed: int = 0
     """Seed of the starting points."""
-    data: str | None = None
-    """Another data set than the run's."""
-    device: Device = "auto"
 
-    def run(self) -> int:
-        """Print both bounds; write them and the quantile plot into the folder."""
-        p, epsilon = self._p(), parse_epsilon(self.eps, "--eps")
+    def run(self) -> None:
+        p, epsilon = check_p(self.p, "--p"), parse_epsilon(self.eps, "--eps")
         at_least("--seed", self.seed, 0)
-        device = choose_device(self.device)
-        net, images = self._load(device)
-        pixels = images.pixels()
-        generator = torch.Generator(device).manual_seed(self.seed)
+        inputs.check_counts(limit=self.limit, steps=self.steps, restarts=self.restarts)
+        device = inputs.choose_device(self.device)
+        data = inputs.find_inputs(self.model, self.data, needs_eps=False, by_name=False).data
+        net = LinfNet.load(self.model, device=device)
+        images = inputs.load_split(net, data, self.split, self.limit, device)
         start = time.perf_counter()
-        settings: dict[str, Any] = {"epsilon": epsilon, "steps": self.steps, "restarts": self.restarts}
         with progress_bar("ascending", len(images)) as advance:
-            estimate = lipschitz_estimate(
-                net, pixels, p, batch=self.batch, generator=generator, advance=advance, **settings
+            estimate = theory.lipschitz_estimate(
+                net,
+                images.pixels(),
+                p,
+                epsilon=epsilon,
+                steps=self.steps,
+                restarts=self.restarts,
+                batch=self.batch,
+                generator=torch.Generator(device).manual_seed(self.seed),
+                advance=advance,
             )
         seconds = time.perf_counter() - start
         summary = estimate.summary()
@@ -285,17 +252,3 @@ class Lipschitz:
         console.print(f"by layer: {'  '.join(f'{bound:.4g}' for bound in estimate.layers)}  ({seconds:.0f} s)")
         console.print(f"result: {file}")
         draw_figure(file.with_suffix(".png"), lambda path: draw_quantiles(path, estimate))
-        return 0
-
-    def _p(self) -> float:
-        try:
-            value = float(self.p)
-        except ValueError:
-            raise ArgumentError(f"--p is {self.p!r}; wanted a number >= 1 or inf") from None
-        return math.inf if math.isinf(check_p(value, "--p")) else value
-
-    def _load(self, device: torch.device) -> tuple[LinfNet, ImageSet]:
-        check_counts(limit=self.limit, steps=self.steps, restarts=self.restarts)
-        inputs = find_inputs(self.model, self.data, needs_eps=False, by_name=False)
-        net = LinfNet.load(self.model, device=device)
-        return net, load_split(net, inputs.data, self.split, self.limit, device)

@@ -4,6 +4,5 @@ from linfnet.export.hub import push_to_hub as push_to_hub
 from linfnet.export.hub import write_card as write_card
 from linfnet.export.onnx import onnx_runner as onnx_runner
 from linfnet.export.onnx import verify_onnx as verify_onnx
+from linfnet.export.onnx import vnnlib_property as vnnlib_property
 from linfnet.export.onnx import write_onnx as write_onnx
-from linfnet.export.vnnlib import vnnlib_lines as vnnlib_lines
-from linfnet.export.vnnlib import write_vnnlib as write_vnnlib

@@ -10,8 +10,6 @@ from linfnet.nn.model_card import model_card
 from linfnet.results import read_results
 from linfnet.systems import load_model
 
-FILES = ("model.safetensors", "config.json", "README.md")
-
 
 def write_card(folder: Path, net: Classifier) -> Path:
     """Write the model card of a folder again, with all results that the folder has now; `net` is the folder's."""
@@ -27,9 +25,10 @@ def push_to_hub(folder: Path, name: str, *, private: bool = True) -> str:
     if (folder / "results.json").is_file() or not (folder / "README.md").is_file():
         write_card(folder, load_model(folder))
     api: Any = huggingface_hub.HfApi()
+    files = ["model.safetensors", "config.json", "README.md"]
     try:
         address = api.create_repo(name, private=private, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=folder, allow_patterns=list(FILES))
+        api.upload_folder(repo_id=name, folder_path=folder, allow_patterns=files)
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
         raise LinfnetError(f"{name} cannot be uploaded: {str(error).splitlines()[0]}") from None
     return str(address)

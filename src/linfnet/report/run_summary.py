@@ -19,8 +19,7 @@ from linfnet.files import read_table, read_tensors
 from linfnet.nn.model_card import names_in
 from linfnet.nn.model_path import packaged_hint
 from linfnet.recipes import Recipe
-from linfnet.results import PGD_100, Result, Results, read_results
-from linfnet.results import samples as sample_names
+from linfnet.results import PGD_100, Result, Results, read_results, storage
 from linfnet.train import RunFolder
 
 
@@ -150,13 +149,13 @@ def _read_samples(path: Path, main: tuple[Result, ...]) -> tuple[Samples | None,
     certified = path / "radii.csv"
     if not main:
         return _read_tables([certified] if certified.is_file() else []), {}
-    samples = _read_tables(sample_names.sample_files(path, main[0]))
+    samples = _read_tables(storage.sample_files(path, main[0]))
     if samples is not None and certified.is_file():
         proven = _read_tables([certified])
         if proven is not None and proven.same_images(samples):
             samples = replace(samples, interval_radii=proven.interval_radii)
     broken: dict[Fraction, BrokenSamples] = {}
-    for file in sample_names.broken_files(path, main[0]):
+    for file in storage.broken_files(path, main[0]):
         broken |= _read_broken(file)
     return samples, broken
 
@@ -175,8 +174,8 @@ def _read_tables(files: Sequence[Path]) -> Samples | None:
 def _read_table(file: Path) -> Samples:
     """Read one CSV of `linfnet evaluate` or `linfnet certify`."""
     try:
-        columns = sample_names.read_columns(file)
-        margin, interval = sample_names.radius_column("margin"), sample_names.radius_column("interval")
+        columns = storage.read_columns(file)
+        margin, interval = storage.radius_column("margin"), storage.radius_column("interval")
 
         def numbers(name: str) -> NDArray[np.float64]:
             return np.array(columns[name], dtype=np.float64)
@@ -185,11 +184,11 @@ def _read_table(file: Path) -> Samples:
             return np.array(columns[name], dtype=np.int64)
 
         return Samples(
-            labels=classes(sample_names.LABEL),
-            predictions=classes(sample_names.PREDICTION),
-            runners_up=classes(sample_names.RUNNER_UP) if sample_names.RUNNER_UP in columns else None,
+            labels=classes(storage.LABEL),
+            predictions=classes(storage.PREDICTION),
+            runners_up=classes(storage.RUNNER_UP) if storage.RUNNER_UP in columns else None,
             radii=numbers(margin) if margin in columns else None,
-            real_radii=numbers(sample_names.REAL_MARGIN_RADIUS) if margin in columns else None,
+            real_radii=numbers(storage.REAL_MARGIN_RADIUS) if margin in columns else None,
             interval_radii=numbers(interval) if interval in columns else None,
         )
     except (OSError, UnicodeDecodeError, ValueError, KeyError, csv.Error) as error:
@@ -199,13 +198,13 @@ def _read_table(file: Path) -> Samples:
 def _read_broken(file: Path) -> dict[Fraction, BrokenSamples]:
     """Read the broken samples of an evaluation, by epsilon."""
     tensors, _ = read_tensors(file)
-    epsilons = [name.partition("@")[2] for name in tensors if name.startswith(f"{sample_names.INDEX}@")]
+    epsilons = [name.partition("@")[2] for name in tensors if name.startswith(f"{storage.INDEX}@")]
     try:
         return {
             parse_epsilon(eps): BrokenSamples(
-                tensors[f"{sample_names.INDEX}@{eps}"].tolist(),
-                tensors[f"{sample_names.IMAGES}@{eps}"],
-                tensors[f"{sample_names.PREDICTIONS}@{eps}"].tolist(),
+                tensors[f"{storage.INDEX}@{eps}"].tolist(),
+                tensors[f"{storage.IMAGES}@{eps}"],
+                tensors[f"{storage.PREDICTIONS}@{eps}"].tolist(),
             )
             for eps in epsilons
         }

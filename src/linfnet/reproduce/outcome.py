@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from linfnet.files import write_json
 from linfnet.reproduce.studies import Cell, Study
-from linfnet.results.samples import write_columns
+from linfnet.results.storage import write_columns
 
 
 @dataclass(frozen=True)

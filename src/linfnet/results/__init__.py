@@ -1,13 +1,13 @@
-"""Results: one typed record of what an evaluation found, and the file that holds them."""
+"""Results of training and evaluations: typed records, and the files that hold them."""
 
-from linfnet.results.file import add_evaluations as add_evaluations
-from linfnet.results.file import read_results as read_results
-from linfnet.results.file import results_from_json as results_from_json
-from linfnet.results.file import results_to_json as results_to_json
-from linfnet.results.file import write_training as write_training
 from linfnet.results.result import PGD_100 as PGD_100
 from linfnet.results.result import Accuracies as Accuracies
 from linfnet.results.result import AttackSettings as AttackSettings
 from linfnet.results.result import Result as Result
 from linfnet.results.result import Results as Results
 from linfnet.results.result import TrainingResult as TrainingResult
+from linfnet.results.storage import add_evaluations as add_evaluations
+from linfnet.results.storage import read_results as read_results
+from linfnet.results.storage import results_from_json as results_from_json
+from linfnet.results.storage import results_to_json as results_to_json
+from linfnet.results.storage import write_training as write_training

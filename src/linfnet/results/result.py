@@ -125,26 +125,14 @@ class Results:
     evaluations: tuple[Result, ...] = ()
 
     def find(
-        self,
-        data: str,
-        eps: Fraction,
-        *,
-        split: str = "test",
-        limit: int | None = None,
-        attack: AttackSettings = PGD_100,
+        self, data: str, eps: Fraction, *, limit: int | None = None, attack: AttackSettings = PGD_100
     ) -> Result | None:
-        """The evaluation of the folder's own net on these images at this epsilon, or None.
+        """The evaluation of the folder's own net on these test images at this epsilon, or None.
 
         A limit that is not below the number of images is the same as none.
         """
-        subjects = [("", data, split, size, attack, eps) for size in (limit, None)]
+        exact, whole = (("", data, "test", size, attack, eps) for size in (limit, None))
         for result in self.evaluations:
-            if result.subject == subjects[0] or (result.subject == subjects[1] and result.count <= (limit or 0)):
+            if result.subject == exact or (result.subject == whole and result.count <= (limit or 0)):
                 return result
         return None
-
-    def with_evaluations(self, new: tuple[Result, ...]) -> "Results":
-        """With further evaluations; those of the same subject are replaced."""
-        subjects = {result.subject for result in new}
-        others = tuple(result for result in self.evaluations if result.subject not in subjects)
-        return Results(self.training, others + new)

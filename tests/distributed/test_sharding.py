@@ -9,8 +9,8 @@ import torch
 
 from linfnet import evaluation as evaluation_module
 from linfnet.data import load
-from linfnet.distributed.evaluation import join, own_part
 from linfnet.distributed.group import Group
+from linfnet.distributed.sharding import join, own_part
 from linfnet.evaluation import evaluate
 from linfnet.nn import LinfNet
 from linfnet.theory import nearest_neighbour_net

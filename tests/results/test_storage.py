@@ -1,4 +1,4 @@
-"""results.json is written and read by one module: version 2, and version 1 of older runs and records."""
+"""results.json of version 2, and of version 1 from older runs and records; the files that describe single images."""
 
 import copy
 import json
@@ -25,6 +25,7 @@ from linfnet.results import (
     results_to_json,
     write_training,
 )
+from linfnet.results.storage import broken_files, broken_path, read_columns, sample_files, samples_path, write_columns
 
 RECORDS = Path(__file__).parent.parent.parent / "records"
 TENTH = Fraction(1, 10)
@@ -177,3 +178,27 @@ def test_find_takes_a_limit_beyond_the_set_as_none():
     assert results.find("digits", TENTH, attack=attack, limit=7) == few
     assert results.find("digits", TENTH, attack=attack, limit=8) is None
     assert results.find("digits", TENTH) is None
+
+
+SUBSET = Result("mnist", "test", 500, Fraction(8, 255), 0.9, 0.8, {"margin": 0.7}, limit=500)
+
+
+def test_files_of_the_same_images_are_found(tmp_path: Path):
+    many = [replace(SUBSET, eps=Fraction(k, 1000)) for k in range(1, 61)]
+    sets = [[SUBSET], many, [*many, SUBSET]]
+    paths = [samples_path(tmp_path, results) for results in sets]
+    assert len(set(paths)) == 3
+    for path in paths:
+        assert len(path.name) < 200
+        path.touch()
+        broken_path(path).touch()
+    samples_path(tmp_path, [replace(SUBSET, limit=5)]).touch()
+    assert sample_files(tmp_path, SUBSET) == sorted(paths)
+    assert broken_files(tmp_path, many[0]) == sorted(map(broken_path, paths))
+
+
+def test_columns_survive_the_file(tmp_path: Path):
+    write_columns(tmp_path / "x.csv", {"a": [1, 2], "b": ["x,y", ""]})
+    assert read_columns(tmp_path / "x.csv") == {"a": ("1", "2"), "b": ("x,y", "")}
+    write_columns(tmp_path / "x.csv", {"a": [], "b": []})
+    assert read_columns(tmp_path / "x.csv") == {"a": (), "b": ()}

@@ -1,0 +1,229 @@
+"""The files of results in a run or model folder; no other module knows their names, keys and columns.
+
+results.json has the fields of `Results` and of the records in it (version 2). Version 1, still read, has evaluations
+under keys such as `mnist-test-first-500-pgd-20 eps=0.3`. `samples-IMAGES-eps-EPSILONS.csv` has a row for each image,
+`….broken.safetensors` a few images that the attack found. `linfnet certify` writes radii.csv with the same columns.
+"""
+
+import csv
+import dataclasses
+import hashlib
+import re
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, cast, get_args, get_origin, get_type_hints
+
+from filelock import FileLock
+
+from linfnet.epsilon import format_epsilon, parse_epsilon
+from linfnet.errors import LinfnetError
+from linfnet.files import read_table, replacing, write_json
+from linfnet.results.result import Result, Results, Share, TrainingResult
+
+VERSION = 2
+FILE = "results.json"
+
+LABEL, PREDICTION, RUNNER_UP, MARGIN = "label", "prediction", "runner_up", "margin"
+REAL_MARGIN_RADIUS = "real_margin_radius"
+# The tensors of a file of broken images, each with one entry per image.
+INDEX, IMAGES, PREDICTIONS = "index", "images", "predictions"
+# File systems allow 255 bytes in a file name; this many may be epsilons.
+_LONGEST = 100
+
+
+def read_results(folder: Path) -> Results:
+    """All results of a run or model folder so far; an error names the file and the value that is wrong."""
+    file = folder / FILE
+    if not file.exists():
+        return Results()
+    document = read_table(file)
+    try:
+        return results_from_json(document)
+    except LinfnetError as error:
+        raise LinfnetError(f"{file}: {error}") from None
+
+
+def write_training(folder: Path, training: TrainingResult) -> None:
+    """Store the result of training; evaluations stay."""
+    with _lock(folder):
+        write_json(folder / FILE, results_to_json(Results(training, read_results(folder).evaluations)))
+
+
+def add_evaluations(folder: Path, evaluations: tuple[Result, ...]) -> None:
+    """Add evaluations, all or none; those of the same subject are replaced."""
+    subjects = {result.subject for result in evaluations}
+    with _lock(folder):
+        results = read_results(folder)
+        others = tuple(result for result in results.evaluations if result.subject not in subjects)
+        write_json(folder / FILE, results_to_json(Results(results.training, others + evaluations)))
+
+
+def _lock(folder: Path) -> FileLock:
+    """Evaluations that end at the same time must not overwrite each other."""
+    return FileLock(folder / f".{FILE}.lock")
+
+
+def results_to_json(results: Results) -> dict[str, Any]:
+    """The contents of results.json as JSON values."""
+    return {"version": VERSION, **_to_json(results)}
+
+
+def _to_json(value: Any) -> Any:
+    """Dataclasses become tables of their fields, without empty ones; epsilons become text."""
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {name: _to_json(item) for name, item in fields.items() if item not in (None, "")}
+    if isinstance(value, Mapping):
+        return {_to_json(key): _to_json(item) for key, item in cast(Mapping[Any, Any], value).items()}
+    if isinstance(value, tuple):
+        return [_to_json(item) for item in cast(tuple[Any, ...], value)]
+    return format_epsilon(value) if isinstance(value, Fraction) else value
+
+
+def results_from_json(document: Mapping[str, Any]) -> Results:
+    """Parse a document of either version; raises an error that names the wrong value."""
+    if "version" not in document:
+        document = _upgrade(document)
+    if document["version"] != VERSION:
+        raise LinfnetError(f"version is {document['version']!r}; this linfnet reads 1 and {VERSION}: update linfnet")
+    training = _parse(TrainingResult, document["training"], "training") if "training" in document else None
+    entries = _parse(list, document.get("evaluations"), "evaluations")
+    return Results(training, tuple(_parse(Result, entry, f"evaluation {k}") for k, entry in enumerate(entries, 1)))
+
+
+_PLAIN: dict[Any, tuple[Any, str]] = {
+    dict: (dict, "a table"),
+    list: (list, "a list"),
+    str: (str, "text"),
+    int: (int, "a whole number of at least 0"),
+    float: (int | float, "a number of at least 0"),
+    Share: (int | float, "a number from 0 to 1"),
+}
+
+
+def _parse(kind: Any, value: Any, name: str) -> Any:
+    """A JSON value as the type of a field; raises an error that names the value if it is of another type."""
+    if dataclasses.is_dataclass(kind):
+        return _parse_record(cast(type, kind), _parse(dict, value, name), name)
+    if get_origin(kind) is Mapping:
+        key, item = get_args(kind)
+        items = _parse(dict, value, name).items()
+        return {_parse(key, k, f"a key of {name}"): _parse(item, each, f"{k!r} of {name}") for k, each in items}
+    if kind is Fraction:
+        return parse_epsilon(_parse(str, value, name), name)
+    types, wanted = _PLAIN[kind]
+    valid = isinstance(value, types) and not isinstance(value, bool)
+    if valid and isinstance(value, int | float):
+        valid = 0 <= value <= (1 if kind == Share else 2**63)
+    if not valid:
+        raise LinfnetError(f"{name} is {reprlib.repr(value)}; wanted {wanted}")
+    return value
+
+
+def _parse_record(kind: type, table: dict[str, Any], name: str) -> Any:
+    hints = get_type_hints(kind, include_extras=True)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        hint, choices = hints[field.name], get_args(hints[field.name])
+        optional = type(None) in choices
+        required = not optional and field.default is field.default_factory is dataclasses.MISSING
+        if field.name in table or required:
+            parsed = choices[0] if optional else hint
+            values[field.name] = _parse(parsed, table.get(field.name), f"{field.name!r} of {name}")
+        elif optional:
+            values[field.name] = None
+    return kind(**values)
+
+
+_KEY_1 = re.compile(
+    r"(?:(?P<net>.+) )?(?P<data>\S+?)-(?P<split>test|train)"
+    r"(?:-first-(?P<limit>\d{1,9}))?(?:-pgd-\d+)? eps=(?P<eps>\S+)"
+)
+
+
+def _upgrade(old: Mapping[str, Any]) -> dict[str, Any]:
+    """A document of version 1 as version 2, without entries that lack a figure or have another kind of key."""
+    new: dict[str, Any] = {"version": VERSION, "evaluations": []}
+    if "train" in old:
+        train = _parse(dict, old["train"], "train")
+        if {"clean", "epochs", "seconds", "seed", "parameters"} <= train.keys():
+            on_training_images = {"train": train["training_images"]} if "training_images" in train else {}
+            new["training"] = {**train, "test": train, **on_training_images}
+    for key, value in old.items():
+        match = _KEY_1.fullmatch(key)
+        entry = _parse(dict, value, repr(key)) if match else {}
+        certified = {name.removeprefix("certified_"): entry[name] for name in sorted(entry) if "certified_" in name}
+        certified.pop("and_broken", None)  # was always 0
+        if match and certified and {"samples", "clean", "pgd", "pgd_steps"} <= entry.keys():
+            subject: dict[str, Any] = {name: text for name, text in match.groupdict().items() if text}
+            if "limit" in subject:
+                subject["limit"] = int(subject["limit"])
+            figures = {
+                "count": entry["samples"],
+                "attack": {"name": "pgd", "steps": entry["pgd_steps"]},
+                "attacked": entry["pgd"],
+                "certified": certified,
+                "certify_seconds": entry.get("certify_seconds_per_image", {}),
+            }
+            new["evaluations"].append({**entry, **subject, **figures})
+    return new
+
+
+def radius_column(certificate: str) -> str:
+    """The column of the radii of a certificate: margin_radius, interval_radius, …"""
+    return f"{certificate}_radius"
+
+
+def at_epsilon(name: str, eps: Fraction) -> str:
+    """The name of a column or tensor that holds for one epsilon.
+
+    >>> at_epsilon(INDEX, Fraction(8, 255))
+    'index@8/255'
+    """
+    return f"{name}@{format_epsilon(eps)}"
+
+
+def samples_path(folder: Path, results: Sequence[Result]) -> Path:
+    """The CSV of one evaluation, which may cover several epsilons.
+
+    >>> result = Result("mnist", "test", 500, Fraction(8, 255), 0.9, 0.8, {"margin": 0.7}, limit=500)
+    >>> samples_path(Path("run"), [result]).name
+    'samples-mnist-test-first-500-eps-8-255.csv'
+    """
+    epsilons = "_".join(format_epsilon(result.eps).replace("/", "-") for result in results)
+    if len(epsilons) > _LONGEST:
+        digest = hashlib.sha256(epsilons.encode()).hexdigest()[:8]
+        epsilons = f"{epsilons[:_LONGEST].rpartition('_')[0]}_and-more-{digest}"
+    return folder / f"samples-{results[0].images}-eps-{epsilons}.csv"
+
+
+def broken_path(samples: Path) -> Path:
+    """The file of broken images beside a CSV of samples."""
+    return samples.with_suffix(".broken.safetensors")
+
+
+def sample_files(folder: Path, result: Result, suffix: str = ".csv") -> list[Path]:
+    """The CSVs of all evaluations of the same images with the same attack, at whatever epsilons."""
+    return sorted(folder.glob(f"samples-{result.images}-eps-*{suffix}"))
+
+
+def broken_files(folder: Path, result: Result) -> list[Path]:
+    """The files of broken images of the same evaluations."""
+    return sample_files(folder, result, ".broken.safetensors")
+
+
+def write_columns(path: Path, columns: Mapping[str, Iterable[Any]]) -> None:
+    """Write columns of equal length as CSV, in one step."""
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+
+
+def read_columns(path: Path) -> dict[str, tuple[str, ...]]:
+    """The columns of a CSV by name, as text; raises ValueError where rows differ in length."""
+    with path.open(newline="", encoding="utf-8") as file:
+        header, *rows = list(csv.reader(file))
+    return dict(zip(header, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(header, ())
