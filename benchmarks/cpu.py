@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="how often the contenders take turns")
     parser.add_argument("--quick", action="store_true", help="leave out large p, which torch.cdist takes minutes for")
     options = parser.parse_args()
-    if not cpu.available():
+    if not cpu.levels():
         raise SystemExit(cpu.status())
     console = Console(width=150)
     console.print(f"{cpu_name()}, torch {torch.__version__}, {torch.get_num_threads()} threads; {cpu.status()}")

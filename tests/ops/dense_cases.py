@@ -13,11 +13,15 @@ from torch import Tensor
 
 from linfnet.ops import Reference
 from linfnet.ops.cuda import Cuda
-from linfnet.ops.cuda.linf import decoded_index
 from linfnet.ops.powers import LARGEST_CHAINED
 
 REFERENCE = Reference()
 ROUNDING = 2.0**-23
+
+
+def decoded_index(saved: Tensor) -> Tensor:
+    """The index of the maximum from what the forward pass at infinity saved: the lower 31 bits."""
+    return saved & 0x7FFFFFFF
 
 
 def draw(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:

@@ -59,4 +59,4 @@ class Faulty(Kernel):
 def run(emulator: Launcher, function: str, *, threads: int = 32, shared: int = 0, **arguments: Argument) -> None:
     """Launch one block of a faulty kernel."""
     device = torch.device("cpu")
-    emulator.launch(Faulty("", function), device, (1, 1, 1), threads=threads, shared=shared, **arguments)
+    emulator.launch(device, Faulty("", function), (1, 1, 1), threads=threads, shared=shared, **arguments)

@@ -5,12 +5,11 @@ from collections.abc import Callable
 
 import dense_cases
 import torch
-from dense_cases import REFERENCE, ROUNDING, error
+from dense_cases import REFERENCE, ROUNDING, decoded_index, error
 from torch import Tensor
 
 from linfnet.ops.cuda import Cuda, pruned
-from linfnet.ops.cuda.layout import rows_for
-from linfnet.ops.cuda.linf import decoded_index
+from linfnet.ops.cuda.layout import ALIGNMENT, row_groups
 from linfnet.ops.cuda.nvrtc import Launcher
 from linfnet.ops.powers import PowerMode, power_mode
 
@@ -44,8 +43,8 @@ def run(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> tuple[tu
     """(y, grad_x, grad_w) and use_dense."""
     y, saved = kernels.forward_saving(x, w, p)
     assert torch.allclose(kernels.forward(x, w, p), y, rtol=8 * ROUNDING, atol=0, equal_nan=True)
-    use_dense = pruned.saved_layout(x, w, p).use_dense(saved)
-    return (y, *kernels.backward(grad, x, w, y, saved, p, True, True)), int(use_dense.item())
+    use_dense = int(saved[0])
+    return (y, *kernels.backward(grad, x, w, y, saved, p, True, True)), use_dense
 
 
 def check(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float, use_dense: int) -> None:
@@ -69,8 +68,8 @@ def check_residual(kernels: Cuda, x: Tensor, w: Tensor, p: float) -> None:
     """The same as for the dense kernels, saved transposed."""
     x, w = dense_cases.ties(x), dense_cases.ties(w)
     y, saved = kernels.forward_saving(x, w, p)
-    (n, out), padded = y.shape, rows_for(len(x)).padded
-    residual = pruned.saved_layout(x, w, p).plane(saved, 0).view(out, padded)[:, :n].t()
+    (n, out), padded = y.shape, row_groups(len(x))[0]
+    residual = saved[ALIGNMENT:][: out * padded].view(torch.float32).view(out, padded)[:, :n].t()
     dense_cases.check_residual(x, w, y, residual, p)
 
 
@@ -118,7 +117,7 @@ def check_infinity(launcher: Launcher, x: Tensor, w: Tensor, use_dense: int) -> 
     index = wanted_index.long().to(x.device)
     negative = x.gather(1, index) < w.t().gather(0, index)
     assert torch.equal(saved < 0, negative)
-    assert pruned.maximum(launcher, x, w, index=False)[2].item() == use_dense
+    assert pruned.Pruned(launcher, x, w, math.inf).lists().use_dense.item() == use_dense
 
 
 def largest(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:

@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from linfnet.ops.cuda.nvrtc import KERNELS, Argument, Kernel, Launcher, Parameter
+from linfnet.ops.cuda.nvrtc import KERNELS, Argument, Grid, Kernel, Launcher, Parameter
 
 HEADERS = [Path(__file__).with_name(name) for name in ("simt.h", "fibres.h")]
 FLAGS = "-std=c++17 -O1 -w -shared -fPIC -fvisibility=hidden -ffp-contract=off -fno-strict-aliasing -U_FORTIFY_SOURCE"
@@ -39,11 +39,11 @@ needs_compiler = pytest.mark.skipif(
 
 
 def check_launch(
-    kernel: Kernel, grid: tuple[int, int, int], threads: int, arguments: Mapping[str, Argument], shared: int, most: int
+    kernel: Kernel, grid: Grid, threads: int, arguments: Mapping[str, Argument], shared: int, most: int
 ) -> None:
     """Check a launch against the kernel's parameters and the limits of a GPU with `most` bytes of shared memory."""
-    kernel.signature.pack(dict(arguments))
-    for parameter in kernel.signature.parameters:
+    kernel.pack(dict(arguments))
+    for parameter in kernel.parameters:
         argument = arguments[parameter.name]
         what = (kernel.function, parameter, argument)
         if parameter.kind in INTEGERS:
@@ -117,19 +117,12 @@ class Emulator(Launcher):
         pass
 
     def launch(
-        self,
-        kernel: Kernel,
-        device: torch.device,
-        grid: tuple[int, int, int],
-        *,
-        threads: int | None = None,
-        shared: int = 0,
-        **arguments: Argument,
+        self, device: torch.device, kernel: Kernel, grid: Grid, threads: int = 0, shared: int = 0, **arguments: Argument
     ) -> None:
         threads = threads or kernel.threads
         check_launch(kernel, grid, threads, arguments, shared, self._shared)
         tensors: list[tuple[Parameter, Tensor]] = []
-        for parameter in kernel.signature.parameters:
+        for parameter in kernel.parameters:
             argument = arguments[parameter.name]
             if isinstance(argument, Tensor):
                 tensors.append((parameter, argument))
@@ -138,7 +131,7 @@ class Emulator(Launcher):
             assert apart, f"{kernel.function}: `{first.name}` and `{second.name}` share memory, and one is written"
         copies = {parameter.name: Fenced(tensor, self._fence, mark) for mark, (parameter, tensor) in enumerate(tensors)}
         fenced = {name: copy.inside for name, copy in copies.items()}
-        addresses, _values = kernel.signature.pack({**arguments, **fenced})
+        addresses, _values = kernel.pack({**arguments, **fenced})
         error = self._function(kernel)((ctypes.c_int * 3)(*grid), threads, shared, self._order, addresses)
         assert error is None, f"{kernel.function}: {error.decode()}"
         inactive = any(must_return(kernel, parameter, tensor) for parameter, tensor in tensors)

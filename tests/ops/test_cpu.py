@@ -15,7 +15,7 @@ from linfnet.errors import ArgumentError
 from linfnet.ops import cpu, linf_distance_bounds, lp_distance
 from linfnet.ops.api import lp_distance_backward, lp_distance_inference, lp_distance_saving
 
-pytestmark = pytest.mark.skipif(not cpu.available(), reason="the extension is not built")
+pytestmark = pytest.mark.skipif(not cpu.levels(), reason="the extension is not built")
 
 EXPONENTS = (1.0, 1.5, 2.0, 3.0, 8.0, 12.0, 28.0, 30.5, 64.0, 200.0, 1000.0, 1e4, math.inf)
 SHAPES = ((1, 1, 1), (3, 1, 63), (1, 10, 3), (5, 33, 100), (33, 37, 257), (2, 3, 1030), (12, 13, 1030))
@@ -195,9 +195,9 @@ def test_both_sides_of_the_sparsity_switch(few: bool, p: float) -> None:
 def test_only_the_gradients_asked_for(p: float) -> None:
     x, w, grad = random_pair((6, 7, 50))
     y, saved = lp_distance_saving(x, w, p, "cpu")
-    both = lp_distance_backward(grad, x, w, y, saved, p, "cpu", True, True)
+    both = lp_distance_backward(grad, x, w, y, saved, p, True, True, "cpu")
     for need_x, need_w in ((True, False), (False, True)):
-        grad_x, grad_w = lp_distance_backward(grad, x, w, y, saved, p, "cpu", need_x, need_w)
+        grad_x, grad_w = lp_distance_backward(grad, x, w, y, saved, p, need_x, need_w, "cpu")
         assert torch.equal(grad_x, both[0] if need_x else torch.empty(0))
         assert torch.equal(grad_w, both[1] if need_w else torch.empty(0))
 
@@ -224,7 +224,7 @@ def test_opcheck(p: float) -> None:
     leaves = x.clone().requires_grad_(), w.clone().requires_grad_()
     torch.library.opcheck(lp_distance_inference, (x, w, p, "cpu"))
     torch.library.opcheck(lp_distance_saving, (*leaves, p, "cpu"))
-    torch.library.opcheck(lp_distance_backward, (grad, x, w, y, saved, p, "cpu", True, True))
+    torch.library.opcheck(lp_distance_backward, (grad, x, w, y, saved, p, True, True, "cpu"))
 
 
 @pytest.mark.parametrize("p", [8.0, 30.5, math.inf])

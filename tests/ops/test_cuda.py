@@ -6,12 +6,11 @@ import warnings
 import dense_cases as cases
 import pytest
 import torch
-from dense_cases import REFERENCE
+from dense_cases import REFERENCE, decoded_index
 from kernel_steps import replayed_step, step
 
 from linfnet.ops import default_implementation, linf_distance_bounds, lp_distance
 from linfnet.ops.cuda import Cuda
-from linfnet.ops.cuda.linf import decoded_index
 
 pytestmark = [
     pytest.mark.gpu,

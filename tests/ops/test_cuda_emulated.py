@@ -67,7 +67,7 @@ def test_the_largest_number_may_be_anywhere(emulator: Emulator, size: int) -> No
     for index in {0, size // 2, size - 3, size - 2, size - 1} & set(range(size)):
         first, second = torch.rand(2, size).unbind()
         first[index], second[index] = -3.0, math.inf
-        largest = Dense(emulator).largest(first, second).view(torch.float32)
+        largest = Dense(emulator, first[None], second[None], 2.0).largest(first, second).view(torch.float32)
         assert largest.tolist() == [3.0, math.inf]
 
 

@@ -20,9 +20,9 @@ from linfnet.ops import implementations
 from linfnet.ops.cuda import Cuda, dense, dispatch, pruned, tensor_core
 from linfnet.ops.cuda.dense import backward_kernel, backward_memory, backward_rows, forward_kernel
 from linfnet.ops.cuda.dispatch import kernels_ahead
+from linfnet.ops.cuda.infinity import FINISH_DEFINITIONS, bounds_kernel, maximum_kernel
 from linfnet.ops.cuda.layout import backward_plan, forward_plan
-from linfnet.ops.cuda.linf import FINISH_DEFINITIONS, bounds_kernel, maximum_kernel
-from linfnet.ops.cuda.nvrtc import KERNELS, Argument, Kernel, Launcher, NoKernelsError
+from linfnet.ops.cuda.nvrtc import KERNELS, Argument, Grid, Kernel, Launcher, NoKernelsError
 
 
 class Recorder(Launcher):
@@ -40,17 +40,10 @@ class Recorder(Launcher):
 
     def prepare(self, device: torch.device, key: Hashable, kernels: Callable[[], Iterable[Kernel]]) -> None:
         for kernel in kernels():
-            assert kernel.signature.parameters
+            assert kernel.parameters
 
     def launch(
-        self,
-        kernel: Kernel,
-        device: torch.device,
-        grid: tuple[int, int, int],
-        *,
-        threads: int | None = None,
-        shared: int = 0,
-        **arguments: Argument,
+        self, device: torch.device, kernel: Kernel, grid: Grid, threads: int = 0, shared: int = 0, **arguments: Argument
     ) -> None:
         check_launch(kernel, grid, threads or kernel.threads, arguments, shared, self._shared)
         self.functions.append(kernel.function)
@@ -73,7 +66,7 @@ def test_launches_fit_the_kernels(p: float, shape: tuple[int, int, int]) -> None
     used = set(recorder.functions)
     assert ({"dense_maximum", "scatter"} if math.isinf(p) else {"dense_sums", "dense_gradients"}) <= used
     listed = {"listed_maximum"} if math.isinf(p) else {"listed_distance", "listed_grad_w", "listed_grad_x"}
-    assert (listed <= used) == pruned.supports(n, out, features, p)
+    assert (listed <= used) == pruned.supports(x, w, p)
     assert kernels.bounds(x, x, w)[0].shape == (n, out)
     assert kernels.bounds_saving(x, x, w)[3].shape == (n, out)
 
@@ -170,15 +163,15 @@ def test_nothing_is_launched_for_nothing(p: float, shape: tuple[int, int, int]) 
 )
 def test_plans_cover_everything_once(shape: tuple[int, int, int]) -> None:
     n, out, features = shape
-    there = forward_plan(n, out, features, 132)
-    assert there.span % 32 == 0
-    assert there.span // 32 <= 2**16
-    assert (there.parts - 1) * there.span < features <= there.parts * there.span
-    back = backward_plan(n, out, features, 132)
-    assert back.row_span % 8 == 0
-    assert back.out_span % 128 == 0
-    assert (back.grid[1] - 1) * back.out_span < out <= back.grid[1] * back.out_span
-    assert (back.grid[2] - 1) * back.row_span < n <= back.grid[2] * back.row_span
+    (_, _, parts), span = forward_plan(n, out, features, 132)
+    assert span % 32 == 0
+    assert span // 32 <= 2**16
+    assert (parts - 1) * span < features <= parts * span
+    (_, out_parts, row_parts), out_span, row_span = backward_plan(n, out, features, 132)
+    assert row_span % 8 == 0
+    assert out_span % 128 == 0
+    assert (out_parts - 1) * out_span < out <= out_parts * out_span
+    assert (row_parts - 1) * row_span < n <= row_parts * row_span
 
 
 @pytest.mark.parametrize(

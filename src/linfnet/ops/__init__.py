@@ -4,11 +4,10 @@ Importing the modules of the implementations registers them in `KERNELS`, in ord
 """
 
 from linfnet.ops import cpu as cpu
+from linfnet.ops import cuda as cuda
 from linfnet.ops.api import check_p as check_p
 from linfnet.ops.api import linf_distance_bounds as linf_distance_bounds
 from linfnet.ops.api import lp_distance as lp_distance
-from linfnet.ops.cpu import Cpu as Cpu
-from linfnet.ops.cuda import Cuda as Cuda
 from linfnet.ops.implementations import KERNELS as KERNELS
 from linfnet.ops.implementations import Implementation as Implementation
 from linfnet.ops.implementations import choose as choose

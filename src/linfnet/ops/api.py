@@ -5,98 +5,78 @@ nothing. The registration is low-level because `torch.library.custom_op` costs m
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from linfnet.errors import ArgumentError
-from linfnet.ops.implementations import choose, get
+from linfnet.ops.implementations import bounds_like, choose, get, gradients_like
 
 _library = torch.library.Library("linfnet", "DEF")
 
 
-def _define(schema: str, function: Any, fake: Any) -> None:
+def _define(schema: str, method: str, fake: Callable[..., Any]) -> Any:
+    """Define an operator that calls a method of the implementation named by its last argument.
+
+    `fake`: the same for tensors without data.
+    """
     name = schema.split("(")[0]
+
+    def call(*arguments: Any) -> Any:
+        return getattr(get(arguments[-1]), method)(*arguments[:-1])
+
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, function, "CompositeExplicitAutograd")
+    _library.impl(name, call, "CompositeExplicitAutograd")
     torch.library.register_fake(f"linfnet::{name}", fake, lib=_library)
-
-
-def _inference(x: Tensor, w: Tensor, p: float, impl: str) -> Tensor:
-    return get(impl).forward(x, w, p)
+    return getattr(torch.ops.linfnet, name).default
 
 
 def _inference_fake(x: Tensor, w: Tensor, p: float, impl: str) -> Tensor:
     return x.new_empty(x.shape[0], w.shape[0])
 
 
-def _forward(x: Tensor, w: Tensor, p: float, impl: str) -> tuple[Tensor, Tensor]:
-    return get(impl).forward_saving(x, w, p)
-
-
 def _forward_fake(x: Tensor, w: Tensor, p: float, impl: str) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape[0], w.shape[0]), get(impl).saved_like(x, w, p)
 
 
-def _backward(
-    grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, impl: str, need_x: bool, need_w: bool
-) -> tuple[Tensor, Tensor]:
-    return get(impl).backward(grad, x, w, y, saved, p, need_x, need_w)
-
-
 def _backward_fake(
-    grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, impl: str, need_x: bool, need_w: bool
+    grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, need_x: bool, need_w: bool, impl: str
 ) -> tuple[Tensor, Tensor]:
-    return (
-        torch.empty_like(x) if need_x else x.new_empty(0),
-        torch.empty_like(w) if need_w else w.new_empty(0),
-    )
-
-
-def _bounds_inference(lower: Tensor, upper: Tensor, w: Tensor, impl: str) -> tuple[Tensor, Tensor]:
-    return get(impl).bounds(lower, upper, w)
+    return gradients_like(x, w, need_x, need_w)
 
 
 def _bounds_inference_fake(lower: Tensor, upper: Tensor, w: Tensor, impl: str) -> tuple[Tensor, Tensor]:
-    shape = (lower.shape[0], w.shape[0])
-    return lower.new_empty(shape), lower.new_empty(shape)
-
-
-def _bounds(lower: Tensor, upper: Tensor, w: Tensor, impl: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return get(impl).bounds_saving(lower, upper, w)
+    return bounds_like(lower, w)
 
 
 def _bounds_fake(lower: Tensor, upper: Tensor, w: Tensor, impl: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    shape = (lower.shape[0], w.shape[0])
-    near, far = (lower.new_empty(shape, dtype=torch.int32) for _ in range(2))
-    return lower.new_empty(shape), lower.new_empty(shape), near, far
+    return (*bounds_like(lower, w), *bounds_like(lower, w, torch.int32))
 
 
-_define("lp_distance_inference(Tensor x, Tensor w, float p, str impl) -> Tensor", _inference, _inference_fake)
-_define("lp_distance(Tensor x, Tensor w, float p, str impl) -> (Tensor, Tensor)", _forward, _forward_fake)
-_define(
-    "lp_distance_backward(Tensor grad, Tensor x, Tensor w, Tensor y, Tensor saved, float p, str impl, "
-    "bool need_x, bool need_w) -> (Tensor, Tensor)",
-    _backward,
+lp_distance_inference = _define(
+    "lp_distance_inference(Tensor x, Tensor w, float p, str impl) -> Tensor", "forward", _inference_fake
+)
+lp_distance_saving = _define(
+    "lp_distance(Tensor x, Tensor w, float p, str impl) -> (Tensor, Tensor)", "forward_saving", _forward_fake
+)
+lp_distance_backward = _define(
+    "lp_distance_backward(Tensor grad, Tensor x, Tensor w, Tensor y, Tensor saved, float p, bool need_x, bool need_w, "
+    "str impl) -> (Tensor, Tensor)",
+    "backward",
     _backward_fake,
 )
-_define(
+bounds_inference = _define(
     "linf_distance_bounds_inference(Tensor lower, Tensor upper, Tensor w, str impl) -> (Tensor, Tensor)",
-    _bounds_inference,
+    "bounds",
     _bounds_inference_fake,
 )
-_define(
+bounds_saving = _define(
     "linf_distance_bounds(Tensor lower, Tensor upper, Tensor w, str impl) -> (Tensor, Tensor, Tensor, Tensor)",
-    _bounds,
+    "bounds_saving",
     _bounds_fake,
 )
-
-lp_distance_inference = torch.ops.linfnet.lp_distance_inference.default
-lp_distance_saving = torch.ops.linfnet.lp_distance.default
-lp_distance_backward = torch.ops.linfnet.lp_distance_backward.default
-bounds_inference = torch.ops.linfnet.linf_distance_bounds_inference.default
-bounds_saving = torch.ops.linfnet.linf_distance_bounds.default
 
 
 def _save_distance(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -110,7 +90,7 @@ def _distance_gradients(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tupl
     if grad is None:
         return None, None, None, None
     need_x, need_w = ctx.needs_input_grad[:2]
-    grad_x, grad_w = lp_distance_backward(grad.contiguous(), *ctx.saved_tensors, ctx.p, ctx.impl, need_x, need_w)
+    grad_x, grad_w = lp_distance_backward(grad.contiguous(), *ctx.saved_tensors, ctx.p, need_x, need_w, ctx.impl)
     return grad_x if need_x else None, grad_w if need_w else None, None, None
 
 

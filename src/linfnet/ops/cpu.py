@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from linfnet.errors import ArgumentError
-from linfnet.ops.implementations import KERNELS
+from linfnet.ops.implementations import KERNELS, bounds_like, gradients_like
 from linfnet.ops.reference import Reference
 
 _kernels: Any
@@ -26,11 +26,6 @@ try:
     _kernels, _import_error = importlib.import_module("linfnet.ops._cpu"), ""
 except ImportError as error:
     _kernels, _import_error = None, str(error)
-
-
-def available() -> bool:
-    """Whether the extension is installed."""
-    return _kernels is not None
 
 
 def status() -> str:
@@ -90,35 +85,30 @@ class Cpu:
         return device_type == "cpu" and dtype is torch.float32 and _kernels is not None
 
     def forward(self, x: Tensor, w: Tensor, p: float) -> Tensor:
+        return self._forward(x, w, p, None)
+
+    def forward_saving(self, x: Tensor, w: Tensor, p: float) -> tuple[Tensor, Tensor]:
+        saved = self.saved_like(x, w, p)
+        return self._forward(x, w, p, saved if p == math.inf else None), saved
+
+    def _forward(self, x: Tensor, w: Tensor, p: float, index: Tensor | None) -> Tensor:
         if not _accurate(p):
             return self._reference.forward(x, w, p)
         (n, features), out = x.shape, w.shape[0]
         y = x.new_empty((n, out))
         if n * out * features == 0:
+            if index is not None:
+                index.zero_()
             return y.zero_()
         # Named, so that copies of strided tensors outlive the call.
         x, w = x.contiguous(), w.contiguous()
-        threads = _threads(n, out, features)
-        _kernels.forward(x.data_ptr(), w.data_ptr(), y.data_ptr(), 0, p, n, out, features, threads)
+        saved, threads = 0 if index is None else index.data_ptr(), _threads(n, out, features)
+        _kernels.forward(x.data_ptr(), w.data_ptr(), y.data_ptr(), saved, p, n, out, features, threads)
         return y
-
-    def forward_saving(self, x: Tensor, w: Tensor, p: float) -> tuple[Tensor, Tensor]:
-        saved = self.saved_like(x, w, p)
-        if p != math.inf:
-            return self.forward(x, w, p), saved
-        (n, features), out = x.shape, w.shape[0]
-        y = x.new_empty((n, out))
-        if n * out * features == 0:
-            return y.zero_(), saved.zero_()
-        x, w = x.contiguous(), w.contiguous()
-        threads = _threads(n, out, features)
-        _kernels.forward(x.data_ptr(), w.data_ptr(), y.data_ptr(), saved.data_ptr(), p, n, out, features, threads)
-        return y, saved
 
     def saved_like(self, x: Tensor, w: Tensor, p: float) -> Tensor:
         # For finite p, searching the terms that matter again is faster than storing and reading them.
-        shape = (x.shape[0], w.shape[0]) if p == math.inf else (0,)
-        return x.new_empty(shape, dtype=torch.int32)
+        return self._reference.saved_like(x, w, p)
 
     def backward(
         self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, need_x: bool, need_w: bool
@@ -126,29 +116,24 @@ class Cpu:
         if not _accurate(p):
             return self._reference.backward(grad, x, w, y, saved, p, need_x, need_w)
         (n, features), out = x.shape, w.shape[0]
-        grad_x = x.new_empty(x.shape if need_x else (0,))
-        grad_w = w.new_empty(w.shape if need_w else (0,))
+        grad_x, grad_w = gradients_like(x, w, need_x, need_w)
         if n * out * features == 0:
             return grad_x.zero_(), grad_w.zero_()
         grad, x, w, y, saved = (t.contiguous() for t in (grad, x, w, y, saved))
         # An empty tensor has the address 0, which tells the kernel that the gradient is not needed.
-        _kernels.backward(
-            *(t.data_ptr() for t in (grad, x, w, y, saved, grad_x, grad_w)),
-            *(p, n, out, features, _threads(n, out, features)),
-        )
+        addresses = [t.data_ptr() for t in (grad, x, w, y, saved, grad_x, grad_w)]
+        _kernels.backward(*addresses, p, n, out, features, _threads(n, out, features))
         return grad_x, grad_w
 
     def bounds(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        smallest, largest = (lower.new_empty((lower.shape[0], w.shape[0])) for _ in range(2))
-        self._bounds(lower, upper, w, (smallest, largest))
-        return smallest, largest
+        results = bounds_like(lower, w)
+        self._bounds(lower, upper, w, results)
+        return results
 
     def bounds_saving(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        shape = (lower.shape[0], w.shape[0])
-        smallest, largest = lower.new_empty(shape), lower.new_empty(shape)
-        near, far = (lower.new_empty(shape, dtype=torch.int32) for _ in range(2))
-        self._bounds(lower, upper, w, (smallest, largest, near, far))
-        return smallest, largest, near, far
+        results = (*bounds_like(lower, w), *bounds_like(lower, w, torch.int32))
+        self._bounds(lower, upper, w, results)
+        return results
 
     def _bounds(self, lower: Tensor, upper: Tensor, w: Tensor, results: tuple[Tensor, ...]) -> None:
         (n, features), out = lower.shape, w.shape[0]

@@ -39,7 +39,7 @@ class Implementation(Protocol):
     def backward(
         self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, need_x: bool, need_w: bool
     ) -> tuple[Tensor, Tensor]:
-        """(grad_x, grad_w); one that is not needed is an empty tensor of shape [0]."""
+        """(grad_x, grad_w); one that is not needed has shape [0]."""
         ...
 
     def bounds(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,6 +49,17 @@ class Implementation(Protocol):
     def bounds_saving(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(smallest, largest, index of the first coordinate that attains each; both int32 [n, out])."""
         ...
+
+
+def gradients_like(x: Tensor, w: Tensor, need_x: bool, need_w: bool) -> tuple[Tensor, Tensor]:
+    """Uninitialised gradients, contiguous; one that is not needed is empty."""
+    return x.new_empty(x.shape if need_x else (0,)), w.new_empty(w.shape if need_w else (0,))
+
+
+def bounds_like(lower: Tensor, w: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """Two uninitialised tensors [n, out]: for the bounds, or for their indices (int32)."""
+    shape = lower.shape[0], w.shape[0]
+    return lower.new_empty(shape, dtype=dtype), lower.new_empty(shape, dtype=dtype)
 
 
 # Classes, which are instantiated once; of those that support a tensor, the one registered last is preferred.

@@ -38,28 +38,25 @@ def uses_ratio(p: float) -> bool:
 
 
 @functools.cache
-def _power_tree(limit: int) -> dict[int, tuple[int, ...]]:
-    """Knuth's power tree: for each n up to `limit` a chain (1, 2, ..., n), which is shortest for every n < 77."""
-    chains: dict[int, tuple[int, ...]] = {1: (1,)}
-    level = [1]
-    while any(n not in chains for n in range(1, limit + 1)):
-        following: list[int] = []
-        for n in level:
-            for step in chains[n]:
-                if n + step not in chains:
-                    chains[n + step] = (*chains[n], n + step)
-                    following.append(n + step)
-        level = following
-    return chains
-
-
 def addition_chain(n: int) -> tuple[int, ...]:
     """A short addition chain for n >= 1: it starts with 1, ends with n, and each number is the sum of two earlier ones.
+
+    It is a path in Knuth's power tree, which is shortest for every n < 77.
 
     >>> addition_chain(8), addition_chain(15)
     ((1, 2, 4, 8), (1, 2, 3, 5, 10, 15))
     """
-    return _power_tree(max(128, n))[n]
+    chains: dict[int, tuple[int, ...]] = {1: (1,)}
+    level = [1]
+    while n not in chains:
+        following: list[int] = []
+        for last in level:
+            for step in chains[last]:
+                if last + step not in chains:
+                    chains[last + step] = (*chains[last], last + step)
+                    following.append(last + step)
+        level = following
+    return chains[n]
 
 
 def snapped_p(p: float) -> float:
@@ -112,9 +109,8 @@ def power_source(name: str, exponent: float | None, *, signed: bool) -> str:
         result = "exp2_fast(fmaf(special, log2_fast(fabsf(d)), offset))"
         result = f"copysignf({result}, d)" if signed else result
     else:
-        exponent = ctypes.c_float(
-            exponent
-        ).value  # as kernels receive it: slightly below a whole number, it is rounded up
+        # As kernels receive it: slightly below a whole number, it is rounded up.
+        exponent = ctypes.c_float(exponent).value
         n = math.floor(exponent)
         result = _whole_power(n, lines, signed=signed)
         if exponent != n:

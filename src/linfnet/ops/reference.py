@@ -12,15 +12,18 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from linfnet.ops.implementations import KERNELS
+from linfnet.ops.implementations import KERNELS, bounds_like, gradients_like
 
 # Elements of the largest intermediate tensor [rows, outs, in]: 16 MiB in float32.
 BLOCK_ELEMENTS = 1 << 22
 
 
-def _blocks(n: int, out: int, features: int) -> Iterator[tuple[slice, slice]]:
+def _blocks(x: Tensor, w: Tensor) -> Iterator[tuple[slice, slice]]:
     """Divide [n, out] into blocks of at most BLOCK_ELEMENTS (row, output, feature) triples, or of one pair."""
-    pairs = max(1, BLOCK_ELEMENTS // max(1, features))
+    (n, features), out = x.shape, w.shape[0]
+    if features == 0:
+        return
+    pairs = max(1, BLOCK_ELEMENTS // features)
     outs = min(max(1, out), pairs)
     rows = max(1, pairs // outs)
     for top in range(0, n, rows):
@@ -48,9 +51,7 @@ class Reference:
 
     def forward(self, x: Tensor, w: Tensor, p: float) -> Tensor:
         y = x.new_zeros(x.shape[0], w.shape[0])
-        if x.shape[1] == 0:
-            return y
-        for rows, outs in _blocks(x.shape[0], w.shape[0], x.shape[1]):
+        for rows, outs in _blocks(x, w):
             if math.isinf(p):
                 y[rows, outs] = _difference(x[rows], w[outs]).abs_().amax(-1)
             else:
@@ -58,10 +59,11 @@ class Reference:
         return y
 
     def forward_saving(self, x: Tensor, w: Tensor, p: float) -> tuple[Tensor, Tensor]:
-        if not math.isinf(p) or x.shape[1] == 0:
-            return self.forward(x, w, p), self.saved_like(x, w, p).zero_()
-        y, index = x.new_zeros(x.shape[0], w.shape[0]), self.saved_like(x, w, p)
-        for rows, outs in _blocks(x.shape[0], w.shape[0], x.shape[1]):
+        index = self.saved_like(x, w, p).zero_()
+        if not math.isinf(p):
+            return self.forward(x, w, p), index
+        y = x.new_zeros(x.shape[0], w.shape[0])
+        for rows, outs in _blocks(x, w):
             y[rows, outs], index[rows, outs] = _difference(x[rows], w[outs]).abs_().max(-1)
         return y, index
 
@@ -72,8 +74,7 @@ class Reference:
     def backward(
         self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, need_x: bool, need_w: bool
     ) -> tuple[Tensor, Tensor]:
-        grad_x = torch.zeros_like(x) if need_x else x.new_empty(0)
-        grad_w = torch.zeros_like(w) if need_w else w.new_empty(0)
+        grad_x, grad_w = (gradient.zero_() for gradient in gradients_like(x, w, need_x, need_w))
         if x.shape[1] == 0 or grad.numel() == 0:
             return grad_x, grad_w
         if math.isinf(p):
@@ -84,7 +85,7 @@ class Reference:
             if need_w:
                 grad_w.scatter_add_(1, index.t(), flow.neg().t())
             return grad_x, grad_w
-        for rows, outs in _blocks(x.shape[0], w.shape[0], x.shape[1]):
+        for rows, outs in _blocks(x, w):
             difference = _difference(x[rows], w[outs])
             scale = torch.where(y[rows, outs] == 0, 1.0, y[rows, outs]).unsqueeze(-1)
             # dy/dx_i = sign(d_i) * (|d_i| / y)^(p - 1); the sign makes it zero where x = w, at p = 1 too.
@@ -100,12 +101,9 @@ class Reference:
         return smallest, largest
 
     def bounds_saving(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        n, out, features = lower.shape[0], w.shape[0], lower.shape[1]
-        smallest, largest = lower.new_zeros(n, out), lower.new_zeros(n, out)
-        near, far = (lower.new_zeros(n, out, dtype=torch.int32) for _ in range(2))
-        if features == 0:
-            return smallest, largest, near, far
-        for rows, outs in _blocks(n, out, features):
+        smallest, largest = (bound.zero_() for bound in bounds_like(lower, w))
+        near, far = (index.zero_() for index in bounds_like(lower, w, torch.int32))
+        for rows, outs in _blocks(lower, w):
             below, above = _difference(lower[rows], w[outs]), _difference(upper[rows], w[outs])
             gap = torch.maximum(below, above.neg()).clamp_(min=0)
             farthest = torch.maximum(below.abs_(), above.abs_())

@@ -3,23 +3,24 @@
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from linfnet.ops.cuda.infinity import FINISH_DEFINITIONS, Infinity
 from linfnet.ops.cuda.layout import (
     BLOCK_DEFINITIONS,
     BLOCK_FEATURES,
     BLOCK_OUTS,
     TILE_DEFINITIONS,
     WARPS,
+    Layer,
     aligned,
     backward_plan,
-    forward_plan,
     line,
 )
-from linfnet.ops.cuda.linf import FINISH_DEFINITIONS, Linf
-from linfnet.ops.cuda.nvrtc import Kernel, Launcher
+from linfnet.ops.cuda.nvrtc import Kernel
 from linfnet.ops.powers import LARGEST_CHAINED, power_source
 
 _ABSOLUTE_MAX = Kernel("scale.cu", "absolute_max")
@@ -90,161 +91,110 @@ def target_exponent(budget: float, exponent: float) -> int:
     return min(30, math.floor(budget / exponent)) if exponent > 0 else 0
 
 
-def gradients_like(x: Tensor, w: Tensor, need_x: bool, need_w: bool) -> tuple[Tensor, Tensor]:
-    """Uninitialised gradients; one that is not needed is empty."""
-    return torch.empty_like(x) if need_x else x.new_empty(0), torch.empty_like(w) if need_w else w.new_empty(0)
-
-
 @dataclass(frozen=True)
 class Coefficients:
-    """c[b, o] = g (s y)^(1 - p): the numbers, which rows and outputs have pairs out of range, and what defines s."""
+    """c[b, o] = g (s y)^(1 - p), and which rows and outputs have pairs out of range.
+
+    `scale`: the arguments of kernels that define s: `output_max`, bits of the largest y and |g|, and `target_exponent`,
+    the exponent to which s scales the largest y.
+    """
 
     value: Tensor
     offset: Tensor | None
     flags: Tensor
-    output_max: Tensor
-    target_exponent: int
+    scale: dict[str, Any]
 
 
-class Dense:
+class Dense(Layer):
     """The kernels for finite p that read all features."""
 
-    def __init__(self, launcher: Launcher, use_dense: Tensor | None = None) -> None:
-        """`use_dense`: int32 [1] on the device; if it is 0 when the kernels run, they return at once."""
-        self._launcher, self._use_dense = launcher, use_dense
+    def saved_like(self) -> Tensor:
+        return self.x.new_empty(self.n, self.out)
 
     def largest(self, first: Tensor, second: Tensor | None = None) -> Tensor:
         """The largest |a| of each tensor, as bits of a float: int32 [2]; zero for a missing tensor."""
         max_bits = torch.zeros(2, dtype=torch.int32, device=first.device)
         sizes = first.numel(), 0 if second is None else second.numel()
-        blocks = min(4 * self._launcher.multiprocessors(first.device), -(-max(sizes) // (4 * _ABSOLUTE_MAX.threads)))
-        self._launcher.launch(
-            _ABSOLUTE_MAX, first.device, (blocks, 1 if second is None else 2, 1),
+        blocks = min(4 * self.multiprocessors(), -(-max(sizes) // (4 * _ABSOLUTE_MAX.threads)))
+        self.launch_flagged(
+            _ABSOLUTE_MAX, (blocks, 1 if second is None else 2, 1), max_bits=max_bits,
             first_matrix=first, first_size=sizes[0], second_matrix=second, second_size=sizes[1],
-            max_bits=max_bits, use_dense=self._use_dense,
         )  # fmt: skip
         return max_bits
 
-    def distance(
-        self, x: Tensor, w: Tensor, p: float, residual: Tensor | None = None, into: Tensor | None = None
-    ) -> Tensor:
-        """Distances; `residual`, if given, receives the exact distances minus the rounded ones."""
-        if chained(p):
-            pair_max, input_max = None, self.largest(x, w)
+    def forward(self, saved: Tensor | None = None, into: Tensor | None = None) -> Tensor:
+        """The distances; saves their residuals: the exact distances minus the rounded ones."""
+        if chained(self.p):
+            pair_max, input_max = None, self.largest(self.x, self.w)
         else:
-            pair_max = Linf(self._launcher, self._use_dense).maximum(x, w)
+            pair_max = Infinity(self.launcher, self.x, self.w, math.inf, self.use_dense).forward()
             input_max = self.largest(pair_max)
-        n, out, features = x.shape[0], *w.shape
-        plan = forward_plan(n, out, features, self._launcher.multiprocessors(x.device))
-        sums = x.new_empty(plan.parts, n, out)
-        self._launcher.launch(
-            forward_kernel(p if chained(p) else None), x.device, plan.grid,
-            x=x, w=w, sums=sums, pair_max=pair_max, input_max=input_max, n=n, out=out, features=features,
-            span=plan.span, aligned=aligned(features, x, w), p=p, target_exponent=sum_exponent(p),
-            use_dense=self._use_dense,
+        grid, span = self.forward_plan()
+        sums = self.x.new_empty(grid[2], self.n, self.out)
+        self.launch_flagged(
+            forward_kernel(self.p if chained(self.p) else None), grid,
+            x=self.x, w=self.w, sums=sums, pair_max=pair_max, input_max=input_max, **self.sizes, span=span,
+            aligned=aligned(self.features, self.x, self.w), p=self.p, target_exponent=sum_exponent(self.p),
         )  # fmt: skip
-        return self.finish(sums, x, w, input_max, p, residual, into, pair_max)
+        return self.finish(sums, input_max, saved, into, pair_max)
 
     def finish(
-        self,
-        sums: Tensor,
-        x: Tensor,
-        w: Tensor,
-        input_max: Tensor,
-        p: float,
-        residual: Tensor | None,
-        into: Tensor | None = None,
-        pair_max: Tensor | None = None,
+        self, sums: Tensor, input_max: Tensor, saved: Tensor | None, into: Tensor | None, pair_max: Tensor | None
     ) -> Tensor:
         """Distances from partial sums [parts, n, out] of scaled powers; pairs out of range are recomputed."""
-        n, out, features = x.shape[0], *w.shape
-        y = x.new_empty(n, out) if into is None else into
-        self._launcher.launch(
-            _FINISH_SUM, x.device, line(n * out, _FINISH_SUM.threads),
-            part=sums, parts=sums.shape[0], x=x, w=w, pair_max=pair_max, input_max=input_max, y=y, residual=residual,
-            n=n, out=out, features=features, p=p, target_exponent=sum_exponent(p), use_dense=self._use_dense,
+        y = self.x.new_empty(self.n, self.out) if into is None else into
+        self.launch_flagged(
+            _FINISH_SUM, line(y.numel(), _FINISH_SUM.threads),
+            part=sums, parts=sums.shape[0], x=self.x, w=self.w, pair_max=pair_max, input_max=input_max, y=y,
+            residual=saved, **self.sizes, p=self.p, target_exponent=sum_exponent(self.p),
         )  # fmt: skip
         return y
 
     def backward(
-        self,
-        grad: Tensor,
-        x: Tensor,
-        w: Tensor,
-        y: Tensor,
-        residual: Tensor,
-        p: float,
-        need_x: bool,
-        need_w: bool,
-        into: tuple[Tensor, Tensor] | None = None,
-        output_max: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Gradients of x and w; `output_max`: bits of the largest y and |grad|, if known."""
-        n, out, features = x.shape[0], *w.shape
-        coefficients = self.coefficients(grad, y, residual, p, output_max)
-        plan = backward_plan(n, out, features, self._launcher.multiprocessors(x.device))
-        results = into or gradients_like(x, w, need_x, need_w)
-        part_x, part_w = (
-            (result[None] if parts == 1 else x.new_empty(parts, *result.shape)) if need else None
-            for result, parts, need in zip(results, plan.grid[1:], (need_x, need_w), strict=True)
-        )
-        rows = backward_rows(p, self._launcher.shared_memory(x.device))
-        self._launcher.launch(
-            backward_kernel(p if chained(p) else None, need_x, need_w, rows), x.device, plan.grid,
-            shared=backward_memory(rows, p)[1] if need_x else 0,
-            x=x, w=w, coefficient=coefficients.value, offset=coefficients.offset, output_max=coefficients.output_max,
-            part_x=part_x, part_w=part_w, n=n, out=out, features=features, out_span=plan.out_span,
-            row_span=plan.row_span, aligned=aligned(out, coefficients.value), exponent=p - 1,
-            target_exponent=coefficients.target_exponent, use_dense=self._use_dense,
-        )  # fmt: skip
-        for part, result in zip((part_x, part_w), results, strict=True):
-            if part is not None:
-                self._add(part, result)
-        self.repair(grad, x, w, y, p, coefficients, (results[0] if need_x else None, results[1] if need_w else None))
-        return results
-
-    def coefficients(
-        self, grad: Tensor, y: Tensor, residual: Tensor, p: float, output_max: Tensor | None = None
-    ) -> Coefficients:
-        """The numbers by which the slopes of each pair are multiplied."""
-        (n, out), general = y.shape, not chained(p)
-        exponent = 0 if general else target_exponent(48, p - 1)
-        output_max = self.largest(y, grad) if output_max is None else output_max
-        flags = torch.zeros(n + out, dtype=torch.int32, device=y.device)
-        value, offset = torch.empty_like(y), torch.empty_like(y) if general else None
-        self._launcher.launch(
-            _COEFFICIENTS, y.device, line(n * out, _COEFFICIENTS.threads),
-            grad=grad, y=y, residual=residual, output_max=output_max, coefficient=value, offset=offset, flags=flags,
-            n=n, out=out, exponent=p - 1, target_exponent=exponent, general=general, use_dense=self._use_dense,
-        )  # fmt: skip
-        return Coefficients(value, offset, flags, output_max, exponent)
-
-    def repair(
-        self,
-        grad: Tensor,
-        x: Tensor,
-        w: Tensor,
-        y: Tensor,
-        p: float,
-        coefficients: Coefficients,
-        results: tuple[Tensor | None, Tensor | None],
+        self, grad: Tensor, y: Tensor, saved: Tensor, results: tuple[Tensor, Tensor], output_max: Tensor | None = None
     ) -> None:
+        """`output_max`: bits of the largest y and |grad|, if known."""
+        p, coefficients = self.p, self.coefficients(grad, y, saved, output_max)
+        grid, out_span, row_span = backward_plan(self.n, self.out, self.features, self.multiprocessors())
+        part_x, part_w = parts = [
+            (result[None] if count == 1 else result.new_empty(count, *result.shape)) if result.numel() else None
+            for result, count in zip(results, grid[1:], strict=True)
+        ]
+        rows = backward_rows(p, self.launcher.shared_memory(self.x.device))
+        self.launch_flagged(
+            backward_kernel(p if chained(p) else None, part_x is not None, part_w is not None, rows), grid,
+            shared=0 if part_x is None else backward_memory(rows, p)[1],
+            x=self.x, w=self.w, coefficient=coefficients.value, offset=coefficients.offset, part_x=part_x,
+            part_w=part_w, **self.sizes, out_span=out_span, row_span=row_span,
+            aligned=aligned(self.out, coefficients.value), exponent=p - 1, **coefficients.scale,
+        )  # fmt: skip
+        for part, result in zip(parts, results, strict=True):
+            if part is not None and part.shape[0] > 1:
+                size = result.numel()
+                grid = (min(8 * self.multiprocessors(), -(-size // _ADD_PARTS.threads)), 1, 1)
+                self.launch_flagged(_ADD_PARTS, grid, part=part, parts=part.shape[0], sum=result, size=size)
+        self.repair(grad, y, coefficients, results)
+
+    def coefficients(self, grad: Tensor, y: Tensor, residual: Tensor, output_max: Tensor | None = None) -> Coefficients:
+        """The numbers by which the slopes of each pair are multiplied."""
+        general = not chained(self.p)
+        output_max = self.largest(y, grad) if output_max is None else output_max
+        scale = {"output_max": output_max, "target_exponent": 0 if general else target_exponent(48, self.p - 1)}
+        flags = torch.zeros(self.n + self.out, dtype=torch.int32, device=y.device)
+        value, offset = torch.empty_like(y), torch.empty_like(y) if general else None
+        self.launch_flagged(
+            _COEFFICIENTS, line(y.numel(), _COEFFICIENTS.threads),
+            grad=grad, y=y, residual=residual, coefficient=value, offset=offset, flags=flags, n=self.n, out=self.out,
+            exponent=self.p - 1, general=general, **scale,
+        )  # fmt: skip
+        return Coefficients(value, offset, flags, scale)
+
+    def repair(self, grad: Tensor, y: Tensor, coefficients: Coefficients, results: tuple[Tensor, Tensor]) -> None:
         """Add the slopes of the pairs out of range to the gradients of x and w."""
         for result, of_x in zip(results, (True, False), strict=True):
-            if result is not None:
-                self._launcher.launch(
-                    _REPAIR, x.device, (result.shape[0], 1, 1),
-                    grad=grad, x=x, w=w, y=y, output_max=coefficients.output_max, flags=coefficients.flags,
-                    result=result, n=y.shape[0], out=w.shape[0], features=w.shape[1], exponent=p - 1,
-                    target_exponent=coefficients.target_exponent, general=not chained(p), of_x=of_x,
-                    use_dense=self._use_dense,
+            if result.numel():
+                self.launch_flagged(
+                    _REPAIR, (result.shape[0], 1, 1),
+                    grad=grad, x=self.x, w=self.w, y=y, flags=coefficients.flags, result=result, **self.sizes,
+                    exponent=self.p - 1, general=not chained(self.p), of_x=of_x, **coefficients.scale,
                 )  # fmt: skip
-
-    def _add(self, part: Tensor, result: Tensor) -> None:
-        if part.shape[0] == 1:
-            return
-        blocks = min(8 * self._launcher.multiprocessors(part.device), -(-result.numel() // _ADD_PARTS.threads))
-        self._launcher.launch(
-            _ADD_PARTS, part.device, (blocks, 1, 1),
-            part=part, parts=part.shape[0], sum=result, size=result.numel(), use_dense=self._use_dense,
-        )  # fmt: skip

@@ -15,9 +15,12 @@ from torch import Tensor
 from linfnet.errors import LinfnetError
 from linfnet.ops.cuda import dense, nvrtc, pruned, tensor_core
 from linfnet.ops.cuda.dense import Dense
-from linfnet.ops.cuda.linf import Linf, maximum_kernel
+from linfnet.ops.cuda.infinity import Infinity, maximum_kernel
+from linfnet.ops.cuda.layout import Layer
 from linfnet.ops.cuda.nvrtc import Kernel, Launcher
-from linfnet.ops.implementations import KERNELS
+from linfnet.ops.cuda.pruned import Pruned
+from linfnet.ops.cuda.tensor_core import TensorCore
+from linfnet.ops.implementations import KERNELS, bounds_like, gradients_like
 from linfnet.ops.powers import LARGEST_PAIRED, snapped_after, snapped_p, uses_ratio
 
 # In a short run a snapped p is used for few steps: kernels for the next values of p are compiled ahead.
@@ -59,8 +62,8 @@ def _obstacle() -> str | None:
         major, minor = torch.cuda.get_device_capability(device)
         if major < 8:  # no asynchronous copies
             return f"{torch.cuda.get_device_name(device)} has architecture sm_{major}{minor}; wanted sm_80 or later"
-        probe = torch.ones(1, device=device)
-        Dense(Launcher()).largest(probe)
+        probe = torch.ones((1, 1), device=device)
+        Dense(Launcher(), probe, probe, 1.0).largest(probe)
     except (LinfnetError, OSError) as error:  # no compiler for this GPU, or a driver that rejects its output
         return str(error).splitlines()[0]
     return None
@@ -94,122 +97,54 @@ class Cuda:
             _warn_once(obstacle)
         return obstacle is None
 
+    def _layer(self, x: Tensor, w: Tensor, p: float) -> Layer:
+        if tensor_core.supports(x, w, p):
+            kind = TensorCore
+        elif pruned.supports(x, w, p):
+            kind = Pruned
+        else:
+            kind = Infinity if math.isinf(p) else Dense
+        return kind(self._launcher, x, w, p)
+
     def forward(self, x: Tensor, w: Tensor, p: float) -> Tensor:
         if 0 in (x.shape[0], *w.shape):
             return x.new_zeros(x.shape[0], w.shape[0])
-        if tensor_core.supports(x, w, p):
-            return self._tensor_core_distance(x, w, p)
-        if not _is_pruned(x, w, p):
-            return self._linf().maximum(x, w) if math.isinf(p) else self._dense().distance(x, w, p)
-        compute = self._pruned_maximum if math.isinf(p) else self._pruned_distance
-        parts = [compute(part, w, p) for part in x.split(pruned.MOST_ROWS)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self._layer(x, w, p).forward()
 
     def forward_saving(self, x: Tensor, w: Tensor, p: float) -> tuple[Tensor, Tensor]:
-        if 0 in (x.shape[0], *w.shape):
-            return self.forward(x, w, p), self.saved_like(x, w, p).zero_()
-        shared = self._launcher.shared_memory(x.device)
-        self._launcher.prepare(x.device, (_kernel_key(p), x.shape[0]), lambda: kernels_ahead(p, x.shape[0], shared))
-        if math.isinf(p):
-            if not _is_pruned(x, w, p):
-                return self._linf().maximum_and_index(x, w)
-            y, index, use_dense = pruned.maximum(self._launcher, x, w, index=True)
-            return self._linf(use_dense).maximum_and_index(x, w, y, index)
-        saved = self.saved_like(x, w, p)
-        if tensor_core.supports(x, w, p):
-            compute = self._tensor_core_distance
-        else:
-            compute = self._pruned_distance if _is_pruned(x, w, p) else self._dense().distance
-        return compute(x, w, p, saved), saved
+        layer, n = self._layer(x, w, p), x.shape[0]
+        saved = layer.saved_like()
+        if 0 in (n, *w.shape):
+            return self.forward(x, w, p), saved.zero_()
+        shared = self._launcher.shared_memory
+        self._launcher.prepare(x.device, (_kernel_key(p), n), lambda: kernels_ahead(p, n, shared(x.device)))
+        return layer.forward(saved), saved
 
     def saved_like(self, x: Tensor, w: Tensor, p: float) -> Tensor:
-        if _is_pruned(x, w, p) and not math.isinf(p):
-            return x.new_empty(pruned.saved_layout(x, w, p).size, dtype=torch.int32)
-        if tensor_core.supports(x, w, p):
-            return x.new_empty(tensor_core.saved_layout(x.shape[0], w.shape[0]).size, dtype=torch.int32)
-        # At infinity the index of the maximum and its sign; otherwise the residual of y.
-        return x.new_empty(x.shape[0], w.shape[0], dtype=torch.int32 if math.isinf(p) else x.dtype)
+        return self._layer(x, w, p).saved_like()
 
     def backward(
         self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, need_x: bool, need_w: bool
     ) -> tuple[Tensor, Tensor]:
+        results = gradients_like(x, w, need_x, need_w)
         if grad.numel() == 0 or x.shape[1] == 0 or not (need_x or need_w):
-            return (
-                torch.zeros_like(x) if need_x else x.new_empty(0),
-                torch.zeros_like(w) if need_w else w.new_empty(0),
-            )
-        if math.isinf(p):
-            scatter = self._linf().scatter
-            return (
-                scatter(grad, y, saved, x, transposed=False) if need_x else x.new_empty(0),
-                scatter(grad, y, saved, w, transposed=True) if need_w else w.new_empty(0),
-            )
-        if tensor_core.supports(x, w, p):
-            compute = self._tensor_core_backward
-        else:
-            compute = self._pruned_backward if _is_pruned(x, w, p) else self._dense().backward
-        return compute(grad, x, w, y, saved, p, need_x, need_w)
+            return results[0].zero_(), results[1].zero_()
+        self._layer(x, w, p).backward(grad, y, saved, results)
+        return results
 
     def bounds(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        return self._linf().bounds(lower, upper, w)
+        results = bounds_like(lower, w)
+        self._bounds(lower, upper, w, results)
+        return results
 
     def bounds_saving(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self._linf().bounds_saving(lower, upper, w)
+        results = (*bounds_like(lower, w), *bounds_like(lower, w, torch.int32))
+        self._bounds(lower, upper, w, results)
+        return results
 
-    def _dense(self, use_dense: Tensor | None = None) -> Dense:
-        return Dense(self._launcher, use_dense)
-
-    def _linf(self, use_dense: Tensor | None = None) -> Linf:
-        return Linf(self._launcher, use_dense)
-
-    def _pruned_maximum(self, x: Tensor, w: Tensor, p: float) -> Tensor:
-        y, _, use_dense = pruned.maximum(self._launcher, x, w, index=False)
-        return self._linf(use_dense).maximum(x, w, into=y)
-
-    def _pruned_distance(self, x: Tensor, w: Tensor, p: float, saved: Tensor | None = None) -> Tensor:
-        """Distances from the lists, or by the dense kernels for layers with too long lists."""
-        y, use_dense = pruned.forward(self._launcher, x, w, p, saved)
-        layout = pruned.saved_layout(x, w, p)
-        residual = None if saved is None else layout.residual(saved, *y.shape)
-        return self._dense(use_dense).distance(x, w, p, residual, into=y)
-
-    def _pruned_backward(
-        self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, need_x: bool, need_w: bool
-    ) -> tuple[Tensor, Tensor]:
-        layout = pruned.saved_layout(x, w, p)
-        fallback, residual = self._dense(layout.use_dense(saved)), layout.residual(saved, *y.shape)
-        # Slopes from ratios are at most 1 and need no scale: then only the dense kernels need the maxima.
-        output_max = (fallback if uses_ratio(p) else self._dense()).largest(y, grad)
-        results = pruned.backward(self._launcher, grad, x, w, y, saved, output_max, p, need_x, need_w)
-        return fallback.backward(grad, x, w, y, residual, p, need_x, need_w, into=results, output_max=output_max)
-
-    def _tensor_core_distance(self, x: Tensor, w: Tensor, p: float, saved: Tensor | None = None) -> Tensor:
-        """Distances by matrix products, or by the dense kernels for layers with too much cancellation."""
-        layout, residual, unexpanded = tensor_core.saved_layout(x.shape[0], w.shape[0]), None, None
-        if saved is None:
-            use_dense = torch.empty(1, dtype=torch.int32, device=x.device)
-        else:
-            use_dense, residual, unexpanded = layout.use_dense(saved), layout.plane(saved, 0), layout.extra(saved)
-        input_max, exponent = self._dense().largest(x, w), dense.sum_exponent(p)
-        sums = tensor_core.forward(self._launcher, x, w, input_max, p, exponent, use_dense, unexpanded)
-        y = self._dense().finish(sums[None], x, w, input_max, p, residual)
-        return self._dense(use_dense).distance(x, w, p, residual, into=y)
-
-    def _tensor_core_backward(
-        self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, need_x: bool, need_w: bool
-    ) -> tuple[Tensor, Tensor]:
-        layout, kernels = tensor_core.saved_layout(*y.shape), self._dense()
-        residual, unexpanded = layout.plane(saved, 0), layout.extra(saved)
-        coefficients = kernels.coefficients(grad, y, residual, p)
-        results = dense.gradients_like(x, w, need_x, need_w)
-        needed = results[0] if need_x else None, results[1] if need_w else None
-        output_max, exponent = coefficients.output_max, coefficients.target_exponent
-        inputs = (coefficients.value, unexpanded, x, w, kernels.largest(x, w), output_max, exponent)
-        tensor_core.backward(self._launcher, tensor_core.Slopes(*inputs), p, needed)
-        kernels.repair(grad, x, w, y, p, coefficients, needed)
-        fallback = self._dense(layout.use_dense(saved))
-        return fallback.backward(grad, x, w, y, residual, p, need_x, need_w, into=results, output_max=output_max)
-
-
-def _is_pruned(x: Tensor, w: Tensor, p: float) -> bool:
-    return pruned.supports(x.shape[0], w.shape[0], w.shape[1], p)
+    def _bounds(self, lower: Tensor, upper: Tensor, w: Tensor, results: tuple[Tensor, ...]) -> None:
+        if 0 not in (lower.shape[0], *w.shape):
+            Infinity(self._launcher, lower, w, math.inf).bounds(upper, results)
+            return
+        for result in results:
+            result.zero_()

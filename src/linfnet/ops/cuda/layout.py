@@ -1,14 +1,16 @@
-"""How the work of a layer is divided into blocks, and what a forward pass saves: pure arithmetic on shapes.
+"""A layer, how its work is divided into blocks, and the parts of what a forward pass saves.
 
 The constants are passed to the CUDA sources as definitions; the kernels do not repeat them.
 """
 
 import math
-from dataclasses import dataclass
-from functools import cache
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
-import torch
 from torch import Tensor
+
+from linfnet.ops.cuda.nvrtc import Grid, Launcher
 
 # Rows of x and of w per block of the dense forward kernels, and features per run.
 TILE, RUN = 64, 32
@@ -24,8 +26,8 @@ MOST_PARTIAL_BYTES = 1 << 30
 LANE_GROUP = 128
 # Rows and columns of the squares that are transposed.
 SQUARE = 32
-
-Grid = tuple[int, int, int]
+# Multiple of elements at which the parts of saved memory start.
+ALIGNMENT = 64
 
 
 def line(count: int, threads: int) -> Grid:
@@ -43,38 +45,21 @@ def aligned(features: int, *tensors: Tensor) -> bool:
     return features % 4 == 0 and all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
 
 
-@dataclass(frozen=True)
-class ForwardPlan:
-    """`parts` blocks share the features of one tile, `span` features each (a multiple of RUN)."""
-
-    grid: Grid
-    parts: int
-    span: int
-
-
 @cache
-def forward_plan(n: int, out: int, features: int, multiprocessors: int) -> ForwardPlan:
-    """One block per tile; if there are few tiles (a 10-class head has 8), the features are divided as well.
+def forward_plan(n: int, out: int, features: int, multiprocessors: int) -> tuple[Grid, int]:
+    """The grid of the dense forward kernels, and the number of features per block, a multiple of RUN.
 
-    >>> forward_plan(512, 5120, 5120, 132), forward_plan(512, 10, 5120, 132).parts
-    (ForwardPlan(grid=(8, 80, 1), parts=1, span=5120), 40)
+    One block per tile; if there are few tiles (a 10-class head has 8), the features are divided as well.
+
+    >>> forward_plan(512, 5120, 5120, 132), forward_plan(512, 10, 5120, 132)
+    (((8, 80, 1), 5120), ((8, 1, 40), 128))
     """
     rows, columns = math.ceil(n / TILE), math.ceil(out / TILE)
     parts = max(1, 3 * multiprocessors // (rows * columns)) if rows * columns < multiprocessors else 1
     runs = math.ceil(features / RUN)
     parts = max(parts, math.ceil(runs / MOST_RUNS))
     span = math.ceil(runs / min(parts, runs)) * RUN
-    parts = math.ceil(features / span)
-    return ForwardPlan((rows, columns, parts), parts, span)
-
-
-@dataclass(frozen=True)
-class BackwardPlan:
-    """A block processes BLOCK_FEATURES features, `out_span` outputs and `row_span` rows."""
-
-    grid: Grid
-    out_span: int
-    row_span: int
+    return (rows, columns, math.ceil(features / span)), span
 
 
 def _divisions(total: int) -> list[int]:
@@ -83,14 +68,16 @@ def _divisions(total: int) -> list[int]:
 
 
 @cache
-def backward_plan(n: int, out: int, features: int, multiprocessors: int) -> BackwardPlan:
-    """The division with the least estimated time: full waves of blocks, little traffic for partial results.
+def backward_plan(n: int, out: int, features: int, multiprocessors: int) -> tuple[Grid, int, int]:
+    """The grid of the dense backward kernel, and the number of outputs and of rows per block.
+
+    This division has the least estimated time: full waves of blocks, little traffic for partial results.
 
     >>> backward_plan(512, 5120, 5120, 132)
-    BackwardPlan(grid=(80, 8, 2), out_span=640, row_span=256)
+    ((80, 8, 2), 640, 256)
     """
     columns, tiles, stages = math.ceil(features / BLOCK_FEATURES), math.ceil(out / BLOCK_OUTS), math.ceil(n / ROW_UNIT)
-    best: tuple[float, BackwardPlan] | None = None
+    least, best = math.inf, ((columns, 1, 1), tiles * BLOCK_OUTS, stages * ROW_UNIT)
     for out_parts in _divisions(tiles):
         for row_parts in _divisions(stages):
             partial = 4 * features * max(out_parts * n, row_parts * out)
@@ -102,63 +89,60 @@ def backward_plan(n: int, out: int, features: int, multiprocessors: int) -> Back
             # Cycles: 2000 instructions for 8 rows, 4 warps share a scheduler; 1500 bytes are moved per cycle.
             block = tile_share * (math.ceil(min(n, row_share * ROW_UNIT) / 8) * 2000 + 3000) * 4
             time = waves * block + traffic / 1500
-            if best is None or time < best[0]:
-                plan = BackwardPlan((columns, out_parts, row_parts), tile_share * BLOCK_OUTS, row_share * ROW_UNIT)
-                best = time, plan
-    assert best is not None
-    return best[1]
+            if time < least:
+                least, best = time, ((columns, out_parts, row_parts), tile_share * BLOCK_OUTS, row_share * ROW_UNIT)
+    return best
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Rows of a transposed matrix: `padded` is a multiple of a group, in which a lane owns `vectors` float4."""
+def row_groups(n: int) -> tuple[int, int]:
+    """n rows filled up to whole groups of 128, 256 or 512, and the number of float4 that a lane owns in a group.
 
-    padded: int
-    vectors: int
-
-
-def rows_for(n: int) -> Rows:
-    """Groups of 128, 256 or 512 rows.
-
-    >>> [rows_for(n).padded for n in (100, 129, 512, 513)]
-    [128, 256, 512, 1024]
+    >>> [row_groups(n) for n in (100, 129, 512, 513)]
+    [(128, 1), (256, 2), (512, 4), (1024, 4)]
     """
     vectors = 1 if n <= LANE_GROUP else 2 if n <= 2 * LANE_GROUP else 4
     group = LANE_GROUP * vectors
-    return Rows(-(-n // group) * group, vectors)
+    return -(-n // group) * group, vectors
 
 
-@dataclass(frozen=True)
-class Saved:
-    """What a forward pass at finite p saves if the dense kernels are only a fallback: one int32 tensor.
+def filled(lengths: Sequence[int]) -> list[int]:
+    """The lengths rounded up to multiples of ALIGNMENT."""
+    return [-(-length // ALIGNMENT) * ALIGNMENT for length in lengths]
 
-    A header of 64 numbers, the first of which is the use_dense flag; then `planes` planes of `pairs` floats; then
-    `extra_size` numbers, the lists of the pruned kernels or the bits of the tensor-core kernels.
-    """
 
-    pairs: int
-    planes: int
-    extra_size: int
-    HEADER = 64
+def aligned_parts(memory: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    """Parts of a tensor of length sum(filled(lengths)); each starts at a multiple of ALIGNMENT."""
+    parts = memory.split_with_sizes(filled(lengths))
+    return [part[:length] for part, length in zip(parts, lengths, strict=True)]
 
-    @property
-    def size(self) -> int:
-        """Length of the tensor."""
-        return self.HEADER + self.pairs * self.planes + self.extra_size
 
-    def use_dense(self, memory: Tensor) -> Tensor:
-        """The flag, int32 [1]: 1 if the dense kernels compute the layer."""
-        return memory[:1]
+class Layer(ABC):
+    """The distances of x [n, features] to w [out, features] at one p; each subclass computes them by other kernels."""
 
-    def plane(self, memory: Tensor, index: int) -> Tensor:
-        """Numbers saved for each pair, float32 [pairs]."""
-        start = self.HEADER + index * self.pairs
-        return memory[start : start + self.pairs].view(torch.float32)
+    def __init__(self, launcher: Launcher, x: Tensor, w: Tensor, p: float, use_dense: Tensor | None = None) -> None:
+        """`use_dense`: int32 [1] on the device; if it is 0 when the dense kernels run, they return at once."""
+        self.launcher, self.x, self.w, self.p, self.use_dense = launcher, x, w, p, use_dense
+        (self.n, self.features), self.out = x.shape, w.shape[0]
+        self.sizes = {"n": self.n, "out": self.out, "features": self.features}
+        self.launch: Callable[..., None] = partial(launcher.launch, x.device)
+        self.launch_flagged: Callable[..., None] = partial(launcher.launch, x.device, use_dense=use_dense)
 
-    def residual(self, memory: Tensor, n: int, out: int) -> Tensor:
-        """The residuals of y, float32 [n * out], where the dense kernels store them."""
-        return memory[self.HEADER : self.HEADER + n * out].view(torch.float32)
+    @abstractmethod
+    def saved_like(self) -> Tensor:
+        """An uninitialised tensor for what `forward` saves."""
 
-    def extra(self, memory: Tensor) -> Tensor:
-        """The extra numbers."""
-        return memory[self.HEADER + self.pairs * self.planes :]
+    @abstractmethod
+    def forward(self, saved: Tensor | None = None) -> Tensor:
+        """The distances [n, out]; `saved`, if given, receives what `backward` needs."""
+
+    @abstractmethod
+    def backward(self, grad: Tensor, y: Tensor, saved: Tensor, results: tuple[Tensor, Tensor]) -> None:
+        """Write the gradients of x and w into `results`; one that is empty is not needed."""
+
+    def multiprocessors(self) -> int:
+        """Number of multiprocessors of the device."""
+        return self.launcher.multiprocessors(self.x.device)
+
+    def forward_plan(self) -> tuple[Grid, int]:
+        """The division for the dense forward kernels."""
+        return forward_plan(self.n, self.out, self.features, self.launcher.multiprocessors(self.x.device))

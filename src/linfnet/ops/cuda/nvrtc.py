@@ -11,7 +11,7 @@ import importlib.util
 import os
 import re
 import threading
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -25,10 +25,13 @@ from linfnet.errors import LinfnetError
 from linfnet.files import replacing
 
 KERNELS = Path(__file__).parent / "kernels"
+Grid = tuple[int, int, int]
 
 # Numbers are passed with the width that the kernel declares; None is a null pointer.
 Argument = Tensor | int | float | None
 _NUMBERS: dict[str, Any] = {"int": ctypes.c_int, "i64": ctypes.c_longlong, "float": ctypes.c_float}
+# Device attributes of the driver.
+_MULTIPROCESSORS, _SHARED_MEMORY = 16, 97
 
 
 class NoKernelsError(LinfnetError):
@@ -48,32 +51,6 @@ def _pointer(tensor: Tensor | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
 
 
-class Signature:
-    """The parameters of a kernel and the threads of a block (0 if not declared), parsed from the kernel's source."""
-
-    def __init__(self, source: str, function: str) -> None:
-        bounds = r"__global__ void\s+(?:__launch_bounds__\((\d+)[^)]*\)\s+)?"
-        found = re.search(rf"{bounds}{function}\(([^)]*)\)", source)
-        if found is None:
-            raise NoKernelsError(f"the source has no kernel {function}")
-        self.function, self.threads = function, int(found[1] or 0)
-        self.parameters: list[Parameter] = []
-        for text in found[2].split(","):
-            *kind, name = re.sub(r"\bconst\b|__restrict__", "", text).split()
-            self.parameters.append(Parameter(name, "".join(kind), "*" in text and "const" not in text))
-        self._layout = [(one.name, _NUMBERS.get(one.kind, _pointer)) for one in self.parameters]
-        self._names = {one.name for one in self.parameters}
-        self._addresses = ctypes.c_void_p * len(self._layout)
-
-    def pack(self, arguments: dict[str, Argument]) -> tuple[ctypes.Array[ctypes.c_void_p], list[Any]]:
-        """The argument array for cuLaunchKernel, and the values it points to, which must outlive it."""
-        if arguments.keys() != self._names:
-            wrong = sorted(arguments.keys() ^ self._names)
-            raise TypeError(f"{self.function}: arguments {', '.join(wrong)} are missing or not declared by the kernel")
-        values = [convert(arguments[name]) for name, convert in self._layout]
-        return self._addresses(*map(ctypes.addressof, values)), values
-
-
 @dataclass(frozen=True)
 class Kernel:
     """One function of a source file, compiled with the given definitions; `power` replaces `#include "power"`."""
@@ -89,14 +66,40 @@ class Kernel:
         return defined + _expanded(self.file).replace('#include "power"', self.power)
 
     @cached_property
-    def signature(self) -> Signature:
-        """Parsed once: a launch only looks up arguments by name."""
-        return Signature(self.source(), self.function)
+    def _declaration(self) -> re.Match[str]:
+        bounds = r"__global__ void\s+(?:__launch_bounds__\((\d+)[^)]*\)\s+)?"
+        match = re.search(rf"{bounds}{self.function}\(([^)]*)\)", self.source())
+        if match is None:
+            raise NoKernelsError(f"the source has no kernel {self.function}")
+        return match
 
-    @property
+    @cached_property
     def threads(self) -> int:
-        """Threads of a block as declared by `__launch_bounds__`."""
-        return self.signature.threads
+        """Threads of a block as declared by `__launch_bounds__`, or 0."""
+        return int(self._declaration[1] or 0)
+
+    @cached_property
+    def parameters(self) -> list[Parameter]:
+        """The parameters that the source declares."""
+        parameters: list[Parameter] = []
+        for text in self._declaration[2].split(","):
+            *kind, name = re.sub(r"\bconst\b|__restrict__", "", text).split()
+            parameters.append(Parameter(name, "".join(kind), "*" in text and "const" not in text))
+        return parameters
+
+    @cached_property
+    def _converters(self) -> tuple[dict[str, Callable[[Any], Any]], type[ctypes.Array[ctypes.c_void_p]]]:
+        converters = {one.name: _NUMBERS.get(one.kind, _pointer) for one in self.parameters}
+        return converters, ctypes.c_void_p * len(converters)
+
+    def pack(self, arguments: dict[str, Argument]) -> tuple[ctypes.Array[ctypes.c_void_p], list[Any]]:
+        """The argument array for cuLaunchKernel, and the values it points to, which must outlive it."""
+        converters, addresses = self._converters
+        if arguments.keys() != converters.keys():
+            wrong = ", ".join(sorted(arguments.keys() ^ converters.keys()))
+            raise TypeError(f"{self.function}: arguments {wrong} are missing or not declared by the kernel")
+        values = [convert(arguments[name]) for name, convert in converters.items()]
+        return addresses(*map(ctypes.addressof, values)), values
 
 
 @cache
@@ -107,22 +110,17 @@ def _expanded(file: str) -> str:
 
 def cache_folder() -> Path:
     """The folder of compiled kernels."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "linfnet" / "kernels"
-
-
-def _library_paths() -> Iterator[str]:
-    """Candidate paths of NVRTC in the version of torch's CUDA: torch's own packages first, then the system."""
-    major = (torch.version.cuda or "13").split(".")[0]
-    package = importlib.util.find_spec("nvidia")
-    for root in (package.submodule_search_locations or []) if package else []:
-        yield from sorted(str(path) for path in Path(root).glob(f"*/lib/libnvrtc.so.{major}*"))
-    yield from (f"libnvrtc.so.{major}", "libnvrtc.so")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "linfnet" / "kernels"
 
 
 @cache
 def _nvrtc() -> ctypes.CDLL:
-    for path in _library_paths():
+    """NVRTC in the version of torch's CUDA: from torch's own packages, otherwise from the system."""
+    major = (torch.version.cuda or "13").split(".")[0]
+    package = importlib.util.find_spec("nvidia")
+    folders = (package.submodule_search_locations or []) if package else []
+    paths = [str(path) for folder in folders for path in sorted(Path(folder).glob(f"*/lib/libnvrtc.so.{major}*"))]
+    for path in (*paths, f"libnvrtc.so.{major}", "libnvrtc.so"):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(path)
     raise NoKernelsError("NVRTC was not found in torch's packages or on the library path")
@@ -136,11 +134,11 @@ def _driver() -> ctypes.CDLL:
         raise NoKernelsError("the CUDA driver library was not found") from error
 
 
-def _check(code: int, what: str) -> None:
+def _check(code: int, what: str, name: str = "") -> None:
     if code:
         text = ctypes.c_char_p()
         _driver().cuGetErrorString(code, ctypes.byref(text))
-        raise LinfnetError(f"CUDA: {what} failed: {(text.value or b'error').decode()} ({code})")
+        raise LinfnetError(f"CUDA: {what}{name} failed: {(text.value or b'error').decode()} ({code})")
 
 
 def nvrtc_version() -> tuple[int, int]:
@@ -206,23 +204,30 @@ def _architecture(device: int) -> str:
     return f"sm_{major}{minor}"
 
 
-@contextlib.contextmanager
-def _context(device: int) -> Generator[None]:
-    """Make torch's context of a device current: a thread that only launches kernels may have none."""
-    _check(_driver().cuCtxPushCurrent_v2(_primary_context(device)), "making the context current")
-    try:
-        yield
-    finally:
+class _Context:
+    """Makes torch's context of a device current: a thread that only launches kernels may have none."""
+
+    def __init__(self, device: int) -> None:
+        torch.cuda.current_stream(device)
+        self._context, handle = ctypes.c_void_p(), ctypes.c_int()
+        _check(_driver().cuDeviceGet(ctypes.byref(handle), device), "finding the device")
+        _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(self._context), handle), "retaining the context")
+
+    def __enter__(self) -> None:
+        _check(_driver().cuCtxPushCurrent_v2(self._context), "making the context current")
+
+    def __exit__(self, *_: object) -> None:
         _driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
+_context = cache(_Context)
+
+
 @cache
-def _primary_context(device: int) -> ctypes.c_void_p:
-    torch.cuda.current_stream(device)
-    context, handle = ctypes.c_void_p(), ctypes.c_int()
-    _check(_driver().cuDeviceGet(ctypes.byref(handle), device), "finding the device")
-    _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), "retaining the context")
-    return context
+def _attribute(device: int, number: int) -> int:
+    value = ctypes.c_int()
+    _check(_driver().cuDeviceGetAttribute(ctypes.byref(value), number, device), "reading an attribute of the device")
+    return value.value
 
 
 @cache
@@ -238,7 +243,7 @@ def _function(kernel: Kernel, device: int) -> ctypes.c_void_p:
         static = ctypes.c_int()
         _check(_driver().cuFuncGetAttribute(ctypes.byref(static), 1, function), "reading the static shared memory")
         # Allow as much dynamic shared memory as the static shared memory of the function leaves.
-        most = _shared_memory(device) - static.value
+        most = _attribute(device, _SHARED_MEMORY) - static.value
         _check(_driver().cuFuncSetAttribute(function, 8, most), "raising the shared memory limit")
     return function
 
@@ -248,11 +253,11 @@ class Launcher:
 
     def multiprocessors(self, device: torch.device) -> int:
         """Number of multiprocessors of the device."""
-        return _multiprocessors(device.index)
+        return _attribute(device.index, _MULTIPROCESSORS)
 
     def shared_memory(self, device: torch.device) -> int:
         """Bytes of shared memory that a block of threads may use."""
-        return _shared_memory(device.index)
+        return _attribute(device.index, _SHARED_MEMORY)
 
     def prepare(self, device: torch.device, key: Hashable, kernels: Callable[[], Iterable[Kernel]]) -> None:
         """Compile kernels in other threads while the device works; once for each key."""
@@ -261,40 +266,21 @@ class Launcher:
         _prepared.add((device.index, key))
         architecture = _architecture(device.index)
         for kernel in kernels():
-            key_ahead = (kernel.source(), architecture)
-            if key_ahead not in _ahead:
-                _ahead[key_ahead] = _pool().submit(binary, kernel.source(), kernel.file, architecture)
+            source = kernel.source()
+            if (source, architecture) not in _ahead:
+                _ahead[source, architecture] = _pool().submit(binary, source, kernel.file, architecture)
 
     def launch(
-        self,
-        kernel: Kernel,
-        device: torch.device,
-        grid: tuple[int, int, int],
-        *,
-        threads: int | None = None,
-        shared: int = 0,
-        **arguments: Argument,
+        self, device: torch.device, kernel: Kernel, grid: Grid, threads: int = 0, shared: int = 0, **arguments: Argument
     ) -> None:
         """Run a kernel on `grid` blocks, with the arguments that its source declares, by name.
 
         `threads` is needed if the kernel has no `__launch_bounds__`; `shared`: bytes of dynamic shared memory.
         """
         function = _function(kernel, device.index)
-        addresses, _values = kernel.signature.pack(arguments)
-        stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
+        addresses, _values = kernel.pack(arguments)
+        stream = ctypes.c_void_p(torch.cuda.current_stream(device.index).cuda_stream)
         size = threads or kernel.threads
         with _context(device.index):
             code = _driver().cuLaunchKernel(function, *grid, size, 1, 1, shared, stream, addresses, None)
-        _check(code, f"launching {kernel.function}")
-
-
-@cache
-def _shared_memory(device: int) -> int:
-    most = ctypes.c_int()
-    _check(_driver().cuDeviceGetAttribute(ctypes.byref(most), 97, device), "reading the shared memory limit")
-    return most.value
-
-
-@cache
-def _multiprocessors(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+        _check(code, "launching ", kernel.function)

@@ -8,13 +8,24 @@ whole layer; otherwise those return at once.
 """
 
 import math
-from dataclasses import dataclass
 from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 
-from linfnet.ops.cuda.layout import LANE_GROUP, SQUARE, Grid, Rows, Saved, line, rows_for, squares
+from linfnet.ops.cuda.dense import Dense
+from linfnet.ops.cuda.infinity import Infinity
+from linfnet.ops.cuda.layout import (
+    LANE_GROUP,
+    SQUARE,
+    Grid,
+    Layer,
+    aligned_parts,
+    filled,
+    line,
+    row_groups,
+    squares,
+)
 from linfnet.ops.cuda.nvrtc import Kernel, Launcher
 from linfnet.ops.powers import PowerMode, power_mode, power_source, uses_ratio
 
@@ -26,8 +37,6 @@ MOST_ROWS = 1024
 DISTANCE_VECTORS, GRAD_W_VECTORS, GRAD_X_VECTORS = 2, 4, 2
 # Layers with more weights would need gigabytes for the lists.
 MOST_WEIGHTS = 1 << 28
-# Share of listed features from which the dense kernels are faster: with products, with special functions, at infinity.
-MOST_SHARE, MOST_SHARE_GENERAL, MOST_SHARE_INFINITE = 0.34, 0.5, 0.15
 
 
 def _definitions(p: float, vectors: int) -> tuple[tuple[str, int], ...]:
@@ -67,14 +76,17 @@ def warps(function: str, count: int) -> Grid:
     return line(count, list_kernel(function).threads // 32)
 
 
-def supports(n: int, out: int, features: int, p: float) -> bool:
+def supports(x: Tensor, w: Tensor, p: float) -> bool:
     """Whether lists can save time: p is large enough, and so is the layer."""
-    return p >= SMALLEST_P and n >= 32 and out >= 32 and 256 <= features <= MOST_WEIGHTS // out
+    if p < SMALLEST_P:
+        return False
+    n, (out, features) = x.shape[0], w.shape
+    return n >= 32 and out >= 32 and 256 <= features <= MOST_WEIGHTS // out
 
 
 def kernels(p: float, n: int) -> tuple[Kernel, ...]:
     """What a training step of n rows compiles for p."""
-    vectors = rows_for(n).vectors
+    vectors = row_groups(n)[1]
     if math.isinf(p):
         return (maximum_kernel(True, min(vectors, DISTANCE_VECTORS)),)
     grad_w = backward_kernel(p, min(vectors, GRAD_W_VECTORS), "listed_grad_w")
@@ -91,200 +103,162 @@ def cut(p: float) -> float:
     return 1.0 if math.isinf(p) else 2.0 ** ((math.log2(p) - 30) / p)
 
 
-def _filled(length: int) -> int:
-    return -(-length // 64) * 64
+def most_share(p: float) -> float:
+    """Share of listed features from which the dense kernels are faster."""
+    return 0.15 if math.isinf(p) else 0.34 if power_mode(p) == PowerMode.SCALE_PER_OUTPUT else 0.5
 
 
-@dataclass(frozen=True)
 class Lists:
-    """x transposed, the range of each feature, and the threshold, scale and listed features of each output."""
+    """The listed features of each output and what they are computed from, as parts of one int32 tensor.
 
-    rows: Rows
-    x_transposed: Tensor  # [features, padded]
-    ranges: Tensor  # [features, 2]
-    thresholds: Tensor  # [out]
-    scales: Tensor  # [out]
-    entries: Tensor  # [out, features, 2]: feature and weight
-    counts: Tensor  # [out]
+    use_dense: [1]; first and second: numbers saved for each pair [out, padded], or None; x_transposed: [features,
+    padded]; ranges: [features, 2]; thresholds and scales: [out]; entries: [out, features, 2], feature and weight;
+    counts: [out].
+    """
 
-    @staticmethod
-    def lengths(n: int, out: int, features: int) -> tuple[int, ...]:
-        """The length of each tensor."""
-        return (features * rows_for(n).padded, 2 * features, out, out, 2 * out * features, out)
-
-    @staticmethod
-    def size(n: int, out: int, features: int) -> int:
-        """Their total length, each filled up so that the next one is aligned."""
-        return sum(_filled(length) for length in Lists.lengths(n, out, features))
-
-    @staticmethod
-    def within(memory: Tensor, n: int, out: int, features: int) -> "Lists":
-        """As parts of `memory`, int32 [size]."""
-        lengths = Lists.lengths(n, out, features)
-        parts = memory.split([_filled(length) for length in lengths])
-        *floats, entries, counts = (part[:length] for part, length in zip(parts, lengths, strict=True))
-        x_transposed, ranges, thresholds, scales = (part.view(torch.float32) for part in floats)
-        return Lists(rows_for(n), x_transposed, ranges, thresholds, scales, entries, counts)
-
-    @staticmethod
-    def new(x: Tensor, w: Tensor) -> "Lists":
-        """In newly allocated memory."""
-        (n, features), out = x.shape, w.shape[0]
-        memory = x.new_empty(Lists.size(n, out, features), dtype=torch.int32)
-        return Lists.within(memory, n, out, features)
-
-    def grid(self, first: int, vectors: int) -> Grid:
-        """One block per output (or feature) and group of rows."""
-        return (first, self.rows.padded // (LANE_GROUP * vectors), 1)
-
-    def build(self, launcher: Launcher, x: Tensor, w: Tensor, p: float, most_share: float, use_dense: Tensor) -> None:
-        """Fill the lists; set `use_dense` if more than `most_share` of all features of all outputs are listed."""
-        (n, features), out, padded = x.shape, w.shape[0], self.rows.padded
-        total = torch.zeros(1, dtype=torch.int32, device=x.device)
-        launcher.launch(
-            list_kernel("transpose"), x.device, squares(padded, features),
-            source=x, target=self.x_transposed, rows=n, columns=features, padded=padded,
-        )  # fmt: skip
-        launcher.launch(
-            list_kernel("ranges"), x.device, warps("ranges", features),
-            x_transposed=self.x_transposed, range=self.ranges, features=features, padded=padded,
-        )  # fmt: skip
-        launcher.launch(
-            list_kernel("output_lists"), x.device, (out, 1, 1),
-            w=w, range=self.ranges, thresholds=self.thresholds, scales=self.scales, entries=self.entries,
-            counts=self.counts, total=total, features=features, cut=cut(p),
-            target_exponent=min(30, math.floor(100 / p)),  # powers of the largest |d| stay below 2^100
-        )  # fmt: skip
-        decide_dense(launcher, total, int(out * features * most_share), use_dense)
+    def __init__(self, memory: Tensor, lengths: tuple[int, ...]) -> None:
+        self.use_dense, *floats, self.entries, self.counts = aligned_parts(memory, lengths)
+        first, second, *others = (part.view(torch.float32) for part in floats)
+        self.first, self.second = (plane if plane.numel() else None for plane in (first, second))
+        self.x_transposed, self.ranges, self.thresholds, self.scales = others
+        # Common arguments of the kernels that read the lists.
+        self.listed = {"x_transposed": self.x_transposed, "entries": self.entries, "counts": self.counts}
+        self.saved = {"scales": self.scales, "saved_first": self.first, "use_dense": self.use_dense}
 
 
-def decide_dense(launcher: Launcher, total: Tensor, most: int, use_dense: Tensor) -> None:
+def decide_dense(layer: Layer, total: Tensor, most: int, use_dense: Tensor) -> None:
     """Set `use_dense` to whether `total` exceeds `most`."""
-    kernel = list_kernel("decide_dense")
-    launcher.launch(kernel, total.device, (1, 1, 1), total=total, most=most, use_dense=use_dense)
+    layer.launch(list_kernel("decide_dense"), (1, 1, 1), total=total, most=most, use_dense=use_dense)
 
 
-def _transpose_back(
-    launcher: Launcher, source: Tensor, target: Tensor, padded: int, use_dense: Tensor, nonfinite: Tensor | None = None
-) -> None:
-    rows, columns = target.shape
-    launcher.launch(
-        list_kernel("transpose_back"), target.device, squares(padded, columns),
-        source=source, target=target, nonfinite=nonfinite, rows=rows, columns=columns, padded=padded,
-        use_dense=use_dense,
-    )  # fmt: skip
+class Pruned(Layer):
+    """The kernels that read only listed features; the dense kernels compute the layer if the lists are too long."""
 
+    def __init__(self, launcher: Launcher, x: Tensor, w: Tensor, p: float) -> None:
+        super().__init__(launcher, x, w, p)
+        self.padded, self.vectors = row_groups(self.n)
 
-def saved_layout(x: Tensor, w: Tensor, p: float) -> Saved:
-    """Per pair one number, or two if each pair has its own scale; then the lists."""
-    n, (out, features) = x.shape[0], w.shape
-    planes = 1 if power_mode(p) == PowerMode.SCALE_PER_OUTPUT else 2
-    return Saved(out * rows_for(n).padded, planes, Lists.size(n, out, features))
+    def _lengths(self, *, saving: bool) -> tuple[int, ...]:
+        """The lengths of the parts of `Lists`; one number is saved for each pair, or two if each has its own scale."""
+        out, features, first = self.out, self.features, self.out * self.padded if saving else 0
+        second = 0 if power_mode(self.p) == PowerMode.SCALE_PER_OUTPUT else first
+        return (1, first, second, features * self.padded, 2 * features, out, out, 2 * out * features, out)
 
+    def saved_like(self) -> Tensor:
+        if math.isinf(self.p):
+            return self.x.new_empty(self.n, self.out, dtype=torch.int32)
+        return self.x.new_empty(sum(filled(self._lengths(saving=True))), dtype=torch.int32)
 
-def forward(launcher: Launcher, x: Tensor, w: Tensor, p: float, saved: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(y, use_dense): distances, valid if use_dense is 0; `saved`, if given, receives what the backward pass needs."""
-    n, (out, features) = x.shape[0], w.shape
-    layout, first, second = saved_layout(x, w, p), None, None
-    if saved is None:
-        use_dense, lists = torch.empty(1, dtype=torch.int32, device=x.device), Lists.new(x, w)
-    else:
-        use_dense, lists = layout.use_dense(saved), Lists.within(layout.extra(saved), n, out, features)
-        first, second = layout.plane(saved, 0), layout.plane(saved, 1) if layout.planes == 2 else None
-    lists.build(launcher, x, w, p, MOST_SHARE if layout.planes == 1 else MOST_SHARE_GENERAL, use_dense)
-    padded, vectors = lists.rows.padded, min(lists.rows.vectors, DISTANCE_VECTORS)
-    transposed, y = x.new_empty(out, padded), x.new_empty(n, out)
-    launcher.launch(
-        forward_kernel(p, vectors), x.device, lists.grid(out, vectors),
-        x_transposed=lists.x_transposed, entries=lists.entries, counts=lists.counts, scales=lists.scales, y=transposed,
-        saved_first=first, saved_second=second, features=features, padded=padded, p=p, use_dense=use_dense,
-    )  # fmt: skip
-    _transpose_back(launcher, transposed, y, padded, use_dense)
-    return y, use_dense
+    def _grid(self, first: int, vectors: int) -> Grid:
+        """One block per output (or feature) and group of rows."""
+        return (first, self.padded // (LANE_GROUP * vectors), 1)
 
-
-def maximum(launcher: Launcher, x: Tensor, w: Tensor, *, index: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-    """(y, index of the feature that attains it, use_dense) at infinity; valid if use_dense is 0."""
-    n, (out, features) = x.shape[0], w.shape
-    use_dense, lists = torch.empty(1, dtype=torch.int32, device=x.device), Lists.new(x, w)
-    lists.build(launcher, x, w, math.inf, MOST_SHARE_INFINITE, use_dense)
-    padded, vectors = lists.rows.padded, min(lists.rows.vectors, DISTANCE_VECTORS)
-    transposed = [x.new_empty(out, padded) for _ in range(1 + index)]
-    results = [x.new_empty(n, out) for _ in range(1 + index)]
-    launcher.launch(
-        maximum_kernel(index, vectors), x.device, lists.grid(out, vectors),
-        x_transposed=lists.x_transposed, entries=lists.entries, counts=lists.counts, y=transposed[0],
-        index=transposed[1].view(torch.int32) if index else None, features=features, padded=padded,
-        use_dense=use_dense,
-    )  # fmt: skip
-    for source, result in zip(transposed, results, strict=True):
-        _transpose_back(launcher, source, result, padded, use_dense)
-    return results[0], results[1].view(torch.int32) if index else None, use_dense
-
-
-def backward(
-    launcher: Launcher,
-    grad: Tensor,
-    x: Tensor,
-    w: Tensor,
-    y: Tensor,
-    saved: Tensor,
-    output_max: Tensor,
-    p: float,
-    need_x: bool,
-    need_w: bool,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of x and w, valid if use_dense is 0; `output_max`: bits of the largest y and |grad|."""
-    n, (out, features) = x.shape[0], w.shape
-    layout = saved_layout(x, w, p)
-    use_dense, lists = layout.use_dense(saved), Lists.within(layout.extra(saved), n, out, features)
-    padded, first = lists.rows.padded, layout.plane(saved, 0)
-    coefficients = x.new_empty(layout.pairs)
-    nonfinite = torch.zeros(n + out, dtype=torch.int32, device=x.device)
-    launcher.launch(
-        list_kernel("transposed_coefficients"), x.device, squares(padded, out),
-        grad=grad, y=y, scales=lists.scales, saved_first=first,
-        saved_second=layout.plane(saved, 1) if layout.planes == 2 else None, output_max=output_max,
-        coefficients=coefficients, nonfinite=nonfinite, n=n, out=out, padded=padded, exponent=p - 1,
-        use_dense=use_dense,
-    )  # fmt: skip
-    grad_x, grad_w = x.new_empty(0), w.new_empty(0)
-    if need_w:
-        grad_w = torch.zeros_like(w)
-        launcher.launch(
-            backward_kernel(p, min(lists.rows.vectors, GRAD_W_VECTORS), "listed_grad_w"), x.device, (out, 1, 1),
-            x_transposed=lists.x_transposed, entries=lists.entries, counts=lists.counts, scales=lists.scales,
-            coefficients=coefficients, saved_first=first, output_max=output_max, nonfinite=nonfinite[n:],
-            grad_w=grad_w, features=features, padded=padded, exponent=p - 1, use_dense=use_dense,
+    def lists(self, saved: Tensor | None = None) -> Lists:
+        """Compute the lists, in `saved` if it is given; set `use_dense` if they are too long."""
+        x, features, padded = self.x, self.features, self.padded
+        lengths = self._lengths(saving=saved is not None)
+        lists = Lists(x.new_empty(sum(filled(lengths)), dtype=torch.int32) if saved is None else saved, lengths)
+        total = torch.zeros(1, dtype=torch.int32, device=x.device)
+        common = {"features": features, "range": lists.ranges}
+        self.launch(
+            list_kernel("transpose"), squares(padded, features),
+            source=x, target=lists.x_transposed, rows=self.n, columns=features, padded=padded,
         )  # fmt: skip
-    if need_x:
-        grad_x = torch.empty_like(x)
-        entries, counts = _feature_lists(launcher, w, lists, use_dense)
-        vectors, transposed = min(lists.rows.vectors, GRAD_X_VECTORS), x.new_empty(features, padded)
-        launcher.launch(
-            backward_kernel(p, vectors, "listed_grad_x"), x.device, lists.grid(features, vectors),
-            x_transposed=lists.x_transposed, entries=entries, counts=counts, scales=lists.scales,
-            coefficients=coefficients, saved_first=first, output_max=output_max, grad_x_transposed=transposed,
-            out=out, padded=padded, exponent=p - 1, use_dense=use_dense,
+        grid = warps("ranges", features)
+        self.launch(list_kernel("ranges"), grid, **common, x_transposed=lists.x_transposed, padded=padded)
+        self.launch(
+            list_kernel("output_lists"), (self.out, 1, 1),
+            **common, w=self.w, thresholds=lists.thresholds, scales=lists.scales, entries=lists.entries,
+            counts=lists.counts, total=total, cut=cut(self.p),
+            target_exponent=min(30, math.floor(100 / self.p)),  # powers of the largest |d| stay below 2^100
         )  # fmt: skip
-        _transpose_back(launcher, transposed, grad_x, padded, use_dense, nonfinite)
-    return grad_x, grad_w
+        decide_dense(self, total, int(self.out * features * most_share(self.p)), lists.use_dense)
+        return lists
 
+    def forward(self, saved: Tensor | None = None) -> Tensor:
+        x, w, p, infinite = self.x, self.w, self.p, math.isinf(self.p)
+        if saved is None and self.n > MOST_ROWS:
+            return torch.cat([Pruned(self.launcher, rows, w, p).forward() for rows in x.split(MOST_ROWS)])
+        lists, y = self.lists(None if infinite else saved), x.new_empty(self.n, self.out)
+        results = [y, saved.view(torch.float32)] if infinite and saved is not None else [y]
+        transposed = [x.new_empty(self.out, self.padded) for _ in results]
+        common = {**lists.listed, "y": transposed[0], "features": self.features, "padded": self.padded}
+        vectors = min(self.vectors, DISTANCE_VECTORS)
+        grid = self._grid(self.out, vectors)
+        if infinite:
+            index = None if saved is None else transposed[1].view(torch.int32)
+            kernel = maximum_kernel(saved is not None, vectors)
+            self.launch(kernel, grid, **common, index=index, use_dense=lists.use_dense)
+        else:
+            self.launch(forward_kernel(p, vectors), grid, **common, **lists.saved, saved_second=lists.second, p=p)
+        for source, result in zip(transposed, results, strict=True):
+            self._transpose_back(source, result, lists.use_dense)
+        if infinite:
+            return Infinity(self.launcher, x, w, p, lists.use_dense).forward(saved, y)
+        residual = None if lists.first is None else lists.first[: y.numel()]
+        return Dense(self.launcher, x, w, p, lists.use_dense).forward(residual, y)
 
-def _feature_lists(launcher: Launcher, w: Tensor, lists: Lists, use_dense: Tensor) -> tuple[Tensor, Tensor]:
-    """The same lists by feature: entries [features, out, 2] (output and weight) and counts [features]."""
-    out, features = w.shape
-    bits = w.new_empty(-(-out // 32) * features, dtype=torch.int32)
-    entries = w.new_empty(out * features * 2, dtype=torch.int32)
-    counts = w.new_empty(features, dtype=torch.int32)
-    kernel = list_kernel("mark_listed")
-    launcher.launch(
-        kernel, w.device, (-(-features // kernel.threads), -(-out // 32), 1),
-        w=w, range=lists.ranges, thresholds=lists.thresholds, bits=bits, out=out, features=features,
-        use_dense=use_dense,
-    )  # fmt: skip
-    launcher.launch(
-        list_kernel("feature_lists"), w.device, warps("feature_lists", features),
-        w=w, bits=bits, entries=entries, counts=counts, out=out, features=features, use_dense=use_dense,
-    )  # fmt: skip
-    return entries, counts
+    def _transpose_back(
+        self, source: Tensor, target: Tensor, use_dense: Tensor, nonfinite: Tensor | None = None
+    ) -> None:
+        rows, columns = target.shape
+        self.launch(
+            list_kernel("transpose_back"), squares(self.padded, columns),
+            source=source, target=target, nonfinite=nonfinite, rows=rows, columns=columns, padded=self.padded,
+            use_dense=use_dense,
+        )  # fmt: skip
+
+    def backward(self, grad: Tensor, y: Tensor, saved: Tensor, results: tuple[Tensor, Tensor]) -> None:
+        if math.isinf(self.p):
+            Infinity(self.launcher, self.x, self.w, self.p).backward(grad, y, saved, results)
+            return
+        lists = Lists(saved, self._lengths(saving=True))
+        assert lists.first is not None
+        dense = Dense(self.launcher, self.x, self.w, self.p, lists.use_dense)
+        # Slopes from ratios are at most 1 and need no scale: then only the dense kernels need the maxima.
+        output_max = (dense if uses_ratio(self.p) else Dense(self.launcher, self.x, self.w, self.p)).largest(y, grad)
+        self._gradients(grad, y, lists, output_max, results)
+        dense.backward(grad, y, lists.first[: y.numel()], results, output_max)
+
+    def _gradients(
+        self, grad: Tensor, y: Tensor, lists: Lists, output_max: Tensor, results: tuple[Tensor, Tensor]
+    ) -> None:
+        """Gradients from the lists, valid if use_dense is 0."""
+        grad_x, grad_w = results
+        coefficients = self.x.new_empty(self.out * self.padded)
+        nonfinite = torch.zeros(self.n + self.out, dtype=torch.int32, device=self.x.device)
+        numbers = {"output_max": output_max, "padded": self.padded, "exponent": self.p - 1}
+        common = {**lists.saved, **numbers, "coefficients": coefficients}
+        self.launch(
+            list_kernel("transposed_coefficients"), squares(self.padded, self.out),
+            **common, grad=grad, y=y, saved_second=lists.second, nonfinite=nonfinite, n=self.n, out=self.out,
+        )  # fmt: skip
+        if grad_w.numel():
+            grad_w.zero_()
+            self.launch(
+                backward_kernel(self.p, min(self.vectors, GRAD_W_VECTORS), "listed_grad_w"), (self.out, 1, 1),
+                **common, **lists.listed, nonfinite=nonfinite[self.n :], grad_w=grad_w, features=self.features,
+            )  # fmt: skip
+        if grad_x.numel():
+            entries, counts = self._feature_lists(lists)
+            vectors, transposed = min(self.vectors, GRAD_X_VECTORS), self.x.new_empty(self.features, self.padded)
+            self.launch(
+                backward_kernel(self.p, vectors, "listed_grad_x"), self._grid(self.features, vectors),
+                **common, x_transposed=lists.x_transposed, entries=entries, counts=counts,
+                grad_x_transposed=transposed, out=self.out,
+            )  # fmt: skip
+            self._transpose_back(transposed, grad_x, lists.use_dense, nonfinite)
+
+    def _feature_lists(self, lists: Lists) -> tuple[Tensor, Tensor]:
+        """The same lists by feature: entries [features, out, 2] (output and weight) and counts [features]."""
+        w, out, features, words = self.w, self.out, self.features, -(-self.out // 32)
+        bits, entries, counts = (
+            w.new_empty(size, dtype=torch.int32) for size in (words * features, out * features * 2, features)
+        )
+        common = {"w": w, "bits": bits, "out": out, "features": features, "use_dense": lists.use_dense}
+        mark = list_kernel("mark_listed")
+        grid = (-(-features // mark.threads), words, 1)
+        self.launch(mark, grid, **common, range=lists.ranges, thresholds=lists.thresholds)
+        grid = warps("feature_lists", features)
+        self.launch(list_kernel("feature_lists"), grid, **common, entries=entries, counts=counts)
+        return entries, counts

@@ -10,13 +10,14 @@ much larger than the gradient if x and w are close to each other: the forward pa
 are computed without expansion.
 """
 
-from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from linfnet.ops.cuda.layout import Saved, line
+from linfnet.ops.cuda.dense import Dense, sum_exponent
+from linfnet.ops.cuda.layout import Grid, Layer, aligned_parts, filled, line
 from linfnet.ops.cuda.nvrtc import Kernel, Launcher
 from linfnet.ops.cuda.pruned import decide_dense
 
@@ -77,20 +78,15 @@ def most_bytes(n: int, out: int, features: int, p: float) -> int:
 
 def supports(x: Tensor, w: Tensor, p: float) -> bool:
     """Whether matrix products save time: p in POWERS, a large but not huge layer, sizes that can be divided."""
+    if p not in POWERS:
+        return False
     (n, features), out = x.shape, w.shape[0]
-    if p not in POWERS or n < 64 or n > 65535 or out > 65535 or n * out * features < SMALLEST:
+    if n < 64 or n > 65535 or out > 65535 or n * out * features < SMALLEST:
         return False
     if chunks_of(features) is None or chunks_of(out) is None or most_bytes(n, out, features, p) > MOST_BYTES:
         return False
-    return _has_products(x.device)
-
-
-@cache
-def _has_products(device: torch.device) -> bool:
-    """Whether torch multiplies float16 matrices into float32, and the device has tensor cores for it."""
-    if device.type != "cuda":
-        return device.type == "cpu"  # in tests
-    return hasattr(torch.ops.aten.bmm, "dtype") and torch.cuda.get_device_capability(device) >= (8, 0)
+    # In tests on a CPU, and wherever torch multiplies float16 matrices into float32.
+    return x.device.type == "cpu" or hasattr(torch.ops.aten.bmm, "dtype")
 
 
 def _products(a: Tensor, b: Tensor, into: Tensor | None = None) -> Tensor:
@@ -106,149 +102,127 @@ def _aligned(matrix: Tensor) -> Tensor:
     return matrix if matrix.data_ptr() % 16 == 0 else matrix.clone()
 
 
-def _layer_powers(launcher: Launcher, a: Tensor, input_max: Tensor, p: int, *, of_x: bool) -> tuple[Tensor, Tensor]:
-    """Powers in float16 [2, rows, p - 1, features], with one scale for the layer; sums of a^p [rows]."""
-    rows, features = a.shape
-    halves = a.new_empty(2, rows, p - 1, features, dtype=torch.float16)
-    power_sum = a.new_empty(rows)
-    launcher.launch(
-        kernel("powers", p), a.device, (rows, 1, 1),
-        a=a, input_max=input_max, halves_out=halves, stride=halves[0].numel(), power_sum=power_sum, features=features,
-        of_x=of_x,
-    )  # fmt: skip
-    return halves, power_sum
-
-
-def _feature_powers(launcher: Launcher, a: Tensor, input_max: Tensor, p: int, *, thrice: bool) -> tuple[Tensor, Tensor]:
-    """The exponent that scales each feature, and its powers in float16: [2 or 3, rows, (p - 1) * features]."""
-    rows, features = a.shape
-    exponents = a.new_empty(features, dtype=torch.int32)
-    launcher.launch(
-        kernel("feature_exponents", p), a.device, line(features, 32),
-        a=a, input_max=input_max, exponents=exponents, rows=rows, features=features,
-    )  # fmt: skip
-    halves = a.new_empty(3 if thrice else 2, rows, (p - 1) * features, dtype=torch.float16)
-    launcher.launch(
-        kernel("feature_powers", p), a.device, (rows, 1, 1),
-        a=a, exponents=exponents, halves_out=halves, rows=rows, features=features, thrice=thrice,
-    )  # fmt: skip
-    return exponents, halves
-
-
 def _by_sums(halves: Tensor, chunks: int) -> Tensor:
     """[rows, p - 1, features] as [(p - 1) * chunks, rows, features / chunks], without a copy."""
     rows, terms, features = halves.shape
     return halves.view(rows, terms * chunks, features // chunks).transpose(0, 1)
 
 
-def saved_layout(n: int, out: int) -> Saved:
-    """The residual of each pair, then a bit for each pair whose slopes are not expanded."""
-    return Saved(n * out, 1, -(-n * out // 32))
+class TensorCore(Layer):
+    """The kernels before and after matrix products; the dense kernels compute the layer if too many pairs cancel."""
 
+    def __init__(self, launcher: Launcher, x: Tensor, w: Tensor, p: float) -> None:
+        super().__init__(launcher, x, w, p)
+        self.power, self._dense = int(p), partial(Dense, launcher, x, w, p)
+        # The use_dense flag, the residual of each pair, a bit for each pair whose slopes are not expanded.
+        self._lengths = (1, self.n * self.out, -(-self.n * self.out // 32))
 
-def forward(
-    launcher: Launcher,
-    x: Tensor,
-    w: Tensor,
-    input_max: Tensor,
-    p: float,
-    target_exponent: int,
-    use_dense: Tensor,
-    unexpanded: Tensor | None,
-) -> Tensor:
-    """Sums of scaled powers [n, out] for `finish_sum`; sets use_dense, and in `unexpanded` the bits of such pairs."""
-    x, w = _aligned(x), _aligned(w)
-    (n, features), out, power = x.shape, w.shape[0], int(p)
-    chunks = chunks_of(features) or 1
-    of_x, power_sum_x = _layer_powers(launcher, x, input_max, power, of_x=True)
-    of_w, power_sum_w = _layer_powers(launcher, w, input_max, power, of_x=False)
-    main = _products(_by_sums(of_x[0], chunks), _by_sums(of_w[0], chunks).mT)
-    cross = x.new_empty(2, power - 1, n, out)
-    for half in range(2):
-        _products(_by_sums(of_x[1 - half], 1), _by_sums(of_w[half], 1).mT, cross[half])
-    sums, count = x.new_empty(n, out), torch.zeros(1, dtype=torch.int32, device=x.device)
-    combine = kernel("combine", power)
-    launcher.launch(
-        combine, x.device, line(n * out, combine.threads),
-        main=main, chunks=chunks, cross=cross, power_sum_x=power_sum_x, power_sum_w=power_sum_w, x=x, w=w,
-        input_max=input_max, sums=sums, count=count, unexpanded=unexpanded, n=n, out=out, features=features,
-        most_loss=most_loss(p), most_slope_loss=MOST_SLOPE_LOSS, least_sum=LEAST_SUM, target_exponent=target_exponent,
-    )  # fmt: skip
-    decide_dense(launcher, count, int(n * out * MOST_REPEATED), use_dense)
-    return sums
+    def saved_like(self) -> Tensor:
+        return self.x.new_empty(sum(filled(self._lengths)), dtype=torch.int32)
 
+    def forward(self, saved: Tensor | None = None) -> Tensor:
+        if saved is None:
+            use_dense, residual, unexpanded = self.x.new_empty(1, dtype=torch.int32), None, None
+        else:
+            use_dense, residual, unexpanded = aligned_parts(saved, self._lengths)
+            residual = residual.view(torch.float32)
+        input_max = self._dense().largest(self.x, self.w)
+        sums = self._sums(input_max, use_dense, unexpanded)
+        y = self._dense().finish(sums[None], input_max, residual, None, None)
+        return self._dense(use_dense).forward(residual, y)
 
-@dataclass(frozen=True)
-class Slopes:
-    """The inputs of both gradients.
+    def _sums(self, input_max: Tensor, use_dense: Tensor, unexpanded: Tensor | None) -> Tensor:
+        """Sums of scaled powers [n, out]; set use_dense, and in `unexpanded` the bits of such pairs."""
+        x, w, chunks, pairs = _aligned(self.x), _aligned(self.w), chunks_of(self.features) or 1, self.n * self.out
+        of_x, power_sum_x = self._layer_powers(x, input_max, of_x=True)
+        of_w, power_sum_w = self._layer_powers(w, input_max, of_x=False)
+        main = _products(_by_sums(of_x[0], chunks), _by_sums(of_w[0], chunks).mT)
+        cross = x.new_empty(2, self.power - 1, self.n, self.out)
+        for half in range(2):
+            _products(_by_sums(of_x[1 - half], 1), _by_sums(of_w[half], 1).mT, cross[half])
+        sums, count = x.new_empty(self.n, self.out), torch.zeros(1, dtype=torch.int32, device=x.device)
+        combine = kernel("combine", self.power)
+        self.launch(
+            combine, line(pairs, combine.threads),
+            main=main, chunks=chunks, cross=cross, power_sum_x=power_sum_x, power_sum_w=power_sum_w, x=x, w=w,
+            input_max=input_max, sums=sums, count=count, unexpanded=unexpanded, **self.sizes,
+            most_loss=most_loss(self.p), most_slope_loss=MOST_SLOPE_LOSS, least_sum=LEAST_SUM,
+            target_exponent=sum_exponent(self.p),
+        )  # fmt: skip
+        decide_dense(self, count, int(pairs * MOST_REPEATED), use_dense)
+        return sums
 
-    coefficient: c[b, o] = g (s y)^(1 - p); unexpanded: bits of such pairs; input_max: bits of the largest |x| and |w|;
-    output_max: of the largest y and |g|; target_exponent: the exponent to which s scales the largest y.
-    """
+    def _layer_powers(self, a: Tensor, input_max: Tensor, *, of_x: bool) -> tuple[Tensor, Tensor]:
+        """Powers in float16 [2, rows, p - 1, features], with one scale for the layer; sums of a^p [rows]."""
+        halves = a.new_empty(2, a.shape[0], self.power - 1, self.features, dtype=torch.float16)
+        power_sum = a.new_empty(a.shape[0])
+        self.launch(
+            kernel("powers", self.power), (a.shape[0], 1, 1),
+            a=a, input_max=input_max, halves_out=halves, stride=halves[0].numel(), power_sum=power_sum,
+            features=self.features, of_x=of_x,
+        )  # fmt: skip
+        return halves, power_sum
 
-    coefficient: Tensor
-    unexpanded: Tensor
-    x: Tensor
-    w: Tensor
-    input_max: Tensor
-    output_max: Tensor
-    target_exponent: int
+    def backward(self, grad: Tensor, y: Tensor, saved: Tensor, results: tuple[Tensor, Tensor]) -> None:
+        use_dense, residual, unexpanded = aligned_parts(saved, self._lengths)
+        residual = residual.view(torch.float32)
+        coefficients = self._dense().coefficients(grad, y, residual)
+        input_max = self._dense().largest(self.x, self.w)
+        self.x, self.w = _aligned(self.x), _aligned(self.w)
+        slopes = {"c": coefficients.value, "unexpanded": unexpanded}
+        for result, of_x in zip(results, (True, False), strict=True):
+            if result.numel():
+                expand = self._gradient_of_x if of_x else self._gradient_of_w
+                expand(slopes, input_max, coefficients.scale, result)
+                self.launch(
+                    kernel("add_unexpanded", self.power), (result.shape[0], 1, 1),
+                    **slopes, x=self.x, w=self.w, result=result, **self.sizes, of_x=of_x, **coefficients.scale,
+                )  # fmt: skip
+        self._dense().repair(grad, y, coefficients, results)
+        self._dense(use_dense).backward(grad, y, residual, results, coefficients.scale["output_max"])
 
+    def _gradient_of_x(self, slopes: dict[str, Tensor], input_max: Tensor, scale: dict[str, Any], into: Tensor) -> None:
+        x, n, out, chunks = self.x, self.n, self.out, chunks_of(self.out) or 1
+        halves = x.new_empty(2, n, out, dtype=torch.float16)
+        sums = self._split("split_rows", (n, 1, 1), slopes, halves, n)
+        scales, of_w = self._feature_powers(self.w, input_max, thrice=False)
+        by_rows = halves[0].view(n, chunks, out // chunks).transpose(0, 1)
+        main = _products(by_rows, of_w[0].view(chunks, out // chunks, -1))
+        cross = x.new_empty(2, n, of_w.shape[2])
+        for half in range(2):
+            _products(halves[1 - half][None], of_w[half][None], cross[half : half + 1])
+        finish = kernel("finish_x", self.power)
+        self.launch(
+            finish, (-(-self.features // (4 * finish.threads)), n, 1),
+            main=main, chunks=chunks, cross=cross, **sums, feature_exponents=scales, x=x, grad_x=into, n=n,
+            features=self.features, **scale,
+        )  # fmt: skip
 
-def backward(launcher: Launcher, slopes: Slopes, p: float, into: tuple[Tensor | None, Tensor | None]) -> None:
-    """Write the gradients of x and w unless they are None."""
-    slopes = replace(slopes, x=_aligned(slopes.x), w=_aligned(slopes.w))
-    n, out = slopes.coefficient.shape
-    for result, expand, of_x in zip(into, (_gradient_of_x, _gradient_of_w), (True, False), strict=True):
-        if result is not None:
-            expand(launcher, slopes, int(p), result)
-            launcher.launch(
-                kernel("add_unexpanded", int(p)), result.device, (result.shape[0], 1, 1),
-                c=slopes.coefficient, unexpanded=slopes.unexpanded, x=slopes.x, w=slopes.w,
-                output_max=slopes.output_max, result=result, n=n, out=out, features=slopes.x.shape[1],
-                target_exponent=slopes.target_exponent, of_x=of_x,
-            )  # fmt: skip
+    def _gradient_of_w(self, slopes: dict[str, Tensor], input_max: Tensor, scale: dict[str, Any], into: Tensor) -> None:
+        halves = self.w.new_empty(3 * self.n, self.out, dtype=torch.float16)
+        sums = self._split("split_columns", line(self.out, 32), slopes, halves, self.out)
+        scales, of_x = self._feature_powers(self.x, input_max, thrice=True)
+        main = _products(halves.mT[None], of_x.view(1, 3 * self.n, -1))
+        finish = kernel("finish_w", self.power)
+        self.launch(
+            finish, (-(-self.features // (4 * finish.threads)), self.out, 1),
+            main=main, **sums, feature_exponents=scales, w=self.w, grad_w=into, features=self.features, **scale,
+        )  # fmt: skip
 
+    def _split(
+        self, function: str, grid: Grid, slopes: dict[str, Tensor], halves: Tensor, count: int
+    ) -> dict[str, Tensor]:
+        """Write coefficients as pairs of float16; return the exponents that scale them and their sums, by name."""
+        exponents, coefficient_sum = self.x.new_empty(count, dtype=torch.int32), self.x.new_empty(count)
+        sums = {"exponents": exponents, "coefficient_sum": coefficient_sum}
+        self.launch(kernel(function, self.power), grid, **slopes, halves_out=halves, **sums, n=self.n, out=self.out)
+        return sums
 
-def _gradient_of_x(launcher: Launcher, slopes: Slopes, power: int, into: Tensor) -> None:
-    x, (n, out), features = slopes.x, slopes.coefficient.shape, slopes.x.shape[1]
-    chunks = chunks_of(out) or 1
-    halves = x.new_empty(2, n, out, dtype=torch.float16)
-    exponents, coefficient_sum = x.new_empty(n, dtype=torch.int32), x.new_empty(n)
-    launcher.launch(
-        kernel("split_rows", power), x.device, (n, 1, 1),
-        c=slopes.coefficient, unexpanded=slopes.unexpanded, halves_out=halves, exponents=exponents,
-        coefficient_sum=coefficient_sum, n=n, out=out,
-    )  # fmt: skip
-    scales, of_w = _feature_powers(launcher, slopes.w, slopes.input_max, power, thrice=False)
-    by_rows = halves[0].view(n, chunks, out // chunks).transpose(0, 1)
-    main = _products(by_rows, of_w[0].view(chunks, out // chunks, -1))
-    cross = x.new_empty(2, n, of_w.shape[2])
-    for half in range(2):
-        _products(halves[1 - half][None], of_w[half][None], cross[half : half + 1])
-    finish = kernel("finish_x", power)
-    launcher.launch(
-        finish, x.device, (-(-features // (4 * finish.threads)), n, 1),
-        main=main, chunks=chunks, cross=cross, coefficient_sum=coefficient_sum, exponents=exponents,
-        feature_exponents=scales, x=x, output_max=slopes.output_max, grad_x=into, n=n, features=features,
-        target_exponent=slopes.target_exponent,
-    )  # fmt: skip
-
-
-def _gradient_of_w(launcher: Launcher, slopes: Slopes, power: int, into: Tensor) -> None:
-    w, (n, out), features = slopes.w, slopes.coefficient.shape, slopes.w.shape[1]
-    halves = w.new_empty(3 * n, out, dtype=torch.float16)
-    exponents, coefficient_sum = w.new_empty(out, dtype=torch.int32), w.new_empty(out)
-    launcher.launch(
-        kernel("split_columns", power), w.device, line(out, 32),
-        c=slopes.coefficient, unexpanded=slopes.unexpanded, halves_out=halves, exponents=exponents,
-        coefficient_sum=coefficient_sum, n=n, out=out,
-    )  # fmt: skip
-    scales, of_x = _feature_powers(launcher, slopes.x, slopes.input_max, power, thrice=True)
-    main = _products(halves.mT[None], of_x.view(1, 3 * n, -1))
-    finish = kernel("finish_w", power)
-    launcher.launch(
-        finish, w.device, (-(-features // (4 * finish.threads)), out, 1),
-        main=main, coefficient_sum=coefficient_sum, exponents=exponents, feature_exponents=scales, w=w,
-        output_max=slopes.output_max, grad_w=into, features=features, target_exponent=slopes.target_exponent,
-    )  # fmt: skip
+    def _feature_powers(self, a: Tensor, input_max: Tensor, *, thrice: bool) -> tuple[Tensor, Tensor]:
+        """The exponent that scales each feature, and its powers in float16: [2 or 3, rows, (p - 1) * features]."""
+        rows, exponents = a.shape[0], a.new_empty(self.features, dtype=torch.int32)
+        common = {"a": a, "exponents": exponents, "rows": rows, "features": self.features}
+        self.launch(kernel("feature_exponents", self.power), line(self.features, 32), **common, input_max=input_max)
+        halves = a.new_empty(3 if thrice else 2, rows, (self.power - 1) * self.features, dtype=torch.float16)
+        self.launch(kernel("feature_powers", self.power), (rows, 1, 1), **common, halves_out=halves, thrice=thrice)
+        return exponents, halves
