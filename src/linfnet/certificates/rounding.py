@@ -157,8 +157,8 @@ def forward_with_magnitudes(net: LinfNet, images: Tensor, pixels: tuple[float, f
     finally:
         for handle in handles:
             handle.remove()
-    # Normalisation is monotone: the largest magnitude occurs at an end of the range. Normalisation rounds twice, and the
-    # quotient bounds both errors.
+    # Normalisation is monotone: the largest magnitude occurs at an end of the range. It rounds twice, and the quotient
+    # bounds both errors.
     normalized = net.normalize(images.new_tensor(pixels).view(2, 1, 1, 1)).abs().amax().double()
     steps = len(sizes) + 2
     total = torch.stack(sizes).double().sum(0) + 2 * normalized

@@ -33,7 +33,7 @@ from linfnet.systems import load_model
 from linfnet.theory import nearest_neighbour_net
 from linfnet.train import new_run_path, start_run
 
-# The table of `compare` is at least this many characters wide, whatever the terminal: numbers are never cut.
+# The table of `compare` is at least this many characters wide on any terminal, so that numbers are never cut.
 WIDTH = 250
 # These include the epsilon of the recipe; the others give the report a curve of accuracies under attack.
 DEMO_EPSILONS = tuple(Fraction(k, 20) for k in range(1, 5))
