@@ -73,7 +73,7 @@ class Watch:
     """Show the training curves of a run in the terminal, live until it ends."""
 
     run_folder: tyro.conf.Positional[Path]
-    """The folder of a run, in training or ended."""
+    """The folder of a run that is training or has ended."""
     once: bool = False
     """Print the current state and exit."""
     every: float = 1.0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # classifier imports this module
 
 
 class Normalize(nn.Module):
-    """(x - mean) / std for images [B, C, H, W]: one mean per channel, one std for all, so a ball becomes a ball.
+    """(x - mean) / std for images [B, C, H, W]: one mean per channel, one std: l_inf balls map to l_inf balls.
 
     Both are tensors on the device of the images: on a GPU, torch divides by a Python number by multiplying with its
     reciprocal, which rounds differently from the CPU.

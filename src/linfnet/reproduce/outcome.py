@@ -22,7 +22,7 @@ class Options:
     changes: tuple[str, ...] = ()
     limit: int | None = None  # test images for the evaluation; None for all
     steps: int = 100  # steps of PGD
-    small: bool = False  # whether `--small` was given; the outcome says so
+    small: bool = False  # whether `--small` was given; titles of tables and plots show it
 
     @property
     def prefix(self) -> str:

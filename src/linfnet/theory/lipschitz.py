@@ -25,7 +25,7 @@ QUANTILES = tuple(k / 20 for k in range(21))
 
 @dataclass(frozen=True)
 class Estimate:
-    """A lower bound of the local Lipschitz constant around each image, and the upper bound of each layer."""
+    """A lower bound on the local Lipschitz constant around each image, and the upper bound for each layer."""
 
     p: float
     epsilon: Fraction
