@@ -7,10 +7,10 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 help:
 	@echo "make setup       install linfnet into .venv"
-	@echo "make demo        train, attack and certify a small net (minutes on a CPU)"
+	@echo "make demo        train, attack and certify a small net (about a minute on a CPU)"
 	@echo "make test        static checks and all tests"
 	@echo "make test-fast   tests without processes, browser and emulator (under a minute)"
-	@echo "make check       static checks: ruff, pyright"
+	@echo "make check       static checks: ruff, pyright, and clang-format if it is installed"
 	@echo "make docs        generate the tables of the documentation, build it into build/site, check its links"
 	@echo "make bench       time the CPU kernels, torch.cdist and a matrix product"
 	@echo "make clean       remove .venv and build files"
@@ -42,6 +42,7 @@ check: .venv/.installed-dev
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/pyright
+	@if command -v clang-format > /dev/null; then clang-format --dry-run -Werror $$(git ls-files '*.cpp' '*.hpp' '*.h' '*.cu' '*.cuh'); fi
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "linfnet needs Python >= 3.11, this is " + sys.version)'

@@ -27,6 +27,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "full-recipe": speed_tables.full_recipe,
     "first-call": speed_tables.first_call,
     "snapping": speed_tables.snapping,
+    "snapping-by-seed": speed_tables.snapping_by_seed,
     "first-epochs": speed_tables.first_epochs,
 }
 _BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)

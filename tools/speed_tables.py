@@ -128,6 +128,20 @@ def snapping() -> str:
     return table([*head, "certified by margin", "by interval", "seconds", "record"], rows)
 
 
+def snapping_by_seed() -> str:
+    """CIFAR-10 at 8/255, 49 epochs, with exact and with snapped p and the same seeds."""
+    rows: list[list[str]] = []
+    for seed in (1, 2):
+        for p in ("exact", "snapped"):
+            name = f"cifar10-8-49-epochs-{p}-seed-{seed}"
+            run = RunRecord.read(name)
+            result, seconds = run.result, run.record["seconds"]
+            shares = (result.clean, result.attacked, result.certified["margin"], result.certified["interval"])
+            rows.append([str(seed), p, *map(percent, shares), f"{seconds:.1f}", link(f"{name}.json")])
+    head = ["seed", "p", "clean", "PGD-100", "certified by margin", "by interval", "seconds", "record"]
+    return table(head, rows)
+
+
 def first_epochs() -> str:
     """The loss after the first phase of MNIST at 0.3 by seed and kernels."""
     seeds = read_record("mnist-0.3-first-epochs")["seeds"]

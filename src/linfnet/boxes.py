@@ -23,12 +23,12 @@ def _next(value: Tensor, up: bool) -> Tensor:
 
 
 def _sum_outward(a: Tensor, b: Tensor | float, up: bool) -> Tensor:
-    """A float64 number beyond a + b: the next after the rounded sum, which exceeds its rounding error."""
+    """A float64 number beyond a + b: the rounded sum moved by one float64 step, which exceeds the rounding error."""
     return _next(a + b, up)
 
 
 def _sum_inward(a: Tensor, b: Tensor | float, up: bool) -> Tensor:
-    """The float64 number nearest to a + b that is not beyond it: the sum itself if it is exact."""
+    """The float64 number nearest to a + b that is not beyond it: the rounded sum itself if it is exact."""
     total = a + b
     part = total - a
     error = (a - (total - part)) + (b - part)  # the exact error of the sum (Knuth)

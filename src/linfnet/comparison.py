@@ -18,7 +18,7 @@ class Compared:
     run: str
     system: str
     images: str
-    """`Result.images`, or "test, after training" for what training itself computed."""
+    """`Result.images`, or "test, after training" for accuracies computed by training itself."""
     eps: str
     clean: float
     attacked: float | None
@@ -38,7 +38,7 @@ def compare_runs(folders: Iterable[Path]) -> list[Compared]:
     names = [folder.resolve().name for folder in folders]
     rows: list[Compared] = []
     for folder, name in zip(folders, names, strict=True):
-        # The runs of a study are all named for their seeds: their paths distinguish them.
+        # All runs of a study are named after their seeds; only their paths differ.
         new = list(_rows(folder, name if names.count(name) == 1 else str(folder)))
         if not new:
             raise LinfnetError(f"{folder} has no results; evaluate it: linfnet evaluate {shlex.quote(str(folder))}")
@@ -53,7 +53,7 @@ def _rows(folder: Path, run: str) -> Iterator[Compared]:
     for result in results.evaluations:
         yield Compared(
             run=run,
-            # Another net was not trained by this run.
+            # `result.net` was not trained by this run: system and training time do not apply.
             system="" if result.net else system,
             images=result.images,
             eps=format_epsilon(result.eps),

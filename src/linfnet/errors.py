@@ -1,4 +1,4 @@
-"""Exceptions for mistakes of users, which the command line prints as one line, and messages of common ones."""
+"""Exceptions for errors of the user, which the command line prints as one line, and common checks."""
 
 import difflib
 import importlib
@@ -26,7 +26,7 @@ def at_least(name: str, value: float, least: float, *, strictly: bool = False, m
         bound = "above" if strictly else "of at least"
         raise ArgumentError(f"{name} is {value}; wanted a number {bound} {least}")
     if value > most:
-        shown = "too large" if value > LARGEST else value  # not hundreds of digits
+        shown = "too large" if value > LARGEST else value  # do not print hundreds of digits
         raise ArgumentError(f"{name} is {shown}; wanted a number of at most {most}")
 
 
@@ -36,7 +36,7 @@ def number(default: object, least: float = 0, **limits: Any) -> Any:
 
 
 def check_numbers(options: Any, section: str) -> None:
-    """Raise unless each field of a dataclass declared by `number` is in its range; errors call it `section.field`."""
+    """Raise unless all fields that are declared by `number` are in range; messages name them `section.field`."""
     for each in fields(options):
         if "limits" in each.metadata:
             at_least(f"{section}.{each.name}", getattr(options, each.name), **each.metadata["limits"])

@@ -36,14 +36,14 @@ class Broken:
     radii: Tensor  # [n]: the certified radii of the samples
 
     def best(self) -> "Broken":
-        """The examples with the largest certified radius: those came nearest to being certified."""
+        """The examples with the largest certified radii, which were closest to being certified."""
         order = self.radii.argsort(descending=True, stable=True)[:EXAMPLES]
         return Broken(self.index[order], self.images[order], self.predictions[order], self.radii[order])
 
 
 @dataclass(frozen=True)
 class AtEpsilon:
-    """What holds for each sample [N] at one epsilon."""
+    """The outcome for each sample [N] at one epsilon."""
 
     eps: Fraction
     certified: dict[str, Tensor]  # bool [N] by the name of each certificate
@@ -55,7 +55,7 @@ class AtEpsilon:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation at p = inf found, sample by sample; `results` has the accuracies."""
+    """The outcome of an evaluation at p = inf, sample by sample; `results` has the accuracies."""
 
     data: str
     split: str
@@ -65,7 +65,7 @@ class Evaluation:
     confidence: float
     logits: Tensor  # [N, K]
     labels: Tensor  # [N]
-    radii: dict[str, Tensor]  # float64 [N] in pixels by each certificate that has them in closed form; -inf where wrong
+    radii: dict[str, Tensor]  # float64 [N] in pixels, of certificates in closed form; -inf if misclassified
     real_radii: Tensor | None  # float64 [N] in pixels: the margin radius in real arithmetic, for Lipschitz nets
     at: tuple[AtEpsilon, ...]
 
@@ -81,7 +81,7 @@ class Evaluation:
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """The record of each epsilon."""
+        """One result for each epsilon."""
         return tuple(map(self._result, self.at))
 
     def _result(self, at: AtEpsilon) -> Result:
@@ -175,7 +175,7 @@ def _evaluate_part(
                 generator = torch.Generator(device).manual_seed(seed + own.start // BATCH + number)
                 moved = pgd(net, pixels[right], truth[right], eps, steps=steps, generator=generator)
                 robust, attacked = _judge(net, moved, truth[right])
-                # Nothing moves at 0: what is correct stays so, also for a net that is judged by fresh noise.
+                # At epsilon 0 no image changes: correct samples stay correct, even for a net that draws new noise.
                 robust |= eps == 0
                 survived[part] = right.masked_scatter(right, robust)
                 index = right.nonzero().flatten()[~robust] + part.start
@@ -204,11 +204,11 @@ def _judge(net: Classifier, moved: Tensor, labels: Tensor) -> tuple[Tensor, Tens
     logits = net(moved)
     if type(net).keeps_class is Classifier.keeps_class:
         return label_on_top(logits, labels), logits
-    return net.keeps_class(moved, labels), logits  # by other passes than this one, such as votes under fresh noise
+    return net.keeps_class(moved, labels), logits  # by additional passes, such as votes under new noise
 
 
 def _now(device: torch.device) -> float:
-    """Seconds on a clock, after the device has finished its work."""
+    """The time in seconds, after the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -239,7 +239,7 @@ def save_evaluation(evaluation: Evaluation, folder: Path) -> None:
 
 
 def _sample_columns(evaluation: Evaluation) -> dict[str, Sequence[object]]:
-    """For each sample: label, prediction, margin, radii, and what holds at each epsilon."""
+    """For each sample: label, prediction, margin, radii, and the outcome at each epsilon."""
     prediction, attack = evaluation.logits.argmax(1), evaluation.attack
     columns: dict[str, Sequence[object]] = {
         storage.INDEX: range(len(evaluation.labels)),
@@ -249,7 +249,7 @@ def _sample_columns(evaluation: Evaluation) -> dict[str, Sequence[object]]:
         storage.MARGIN: [f"{value:.9g}" for value in evaluation.margins.tolist()],
     }
     for name, radii in evaluation.radii.items():
-        columns[storage.radius_column(name)] = radii.tolist()  # in full: a rounded radius might not be certified
+        columns[storage.radius_column(name)] = radii.tolist()  # all digits: a rounded radius might not be certified
     if evaluation.real_radii is not None:
         columns[storage.REAL_MARGIN_RADIUS] = [f"{value:.9g}" for value in evaluation.real_radii.tolist()]
     for at in evaluation.at:

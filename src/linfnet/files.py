@@ -20,7 +20,7 @@ from linfnet.errors import LinfnetError
 def replacing(path: Path) -> Generator[Path]:
     """A temporary path beside `path`, which replaces `path` durably when the block ends without an error.
 
-    An OSError names `path`: that of a full disk has no file name.
+    `path` is added to an OSError without a file name, such as that of a full disk.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -30,8 +30,8 @@ def replacing(path: Path) -> Generator[Path]:
         _sync(path.parent)
     except OSError as error:
         if error.filename not in (None, str(temporary)):
-            raise  # about another file, which the block reads
-        if error.errno is None:  # raised by a library
+            raise  # the error is about another file, which the block reads
+        if error.errno is None:  # an error of a library
             raise OSError(f"{path}: {error}") from None
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
@@ -48,7 +48,7 @@ def _sync(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> Path:
-    """Create a folder and its parents unless they exist, and return it; the error is one sentence."""
+    """Create a folder and its parents unless they exist, and return it; failures raise a `LinfnetError`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -88,7 +88,7 @@ def read_table(path: Path) -> dict[str, Any]:
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write named tensors as safetensors in one step."""
     whole = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    # As bytes: safetensors' own writer reports a full disk as an exception that has no errno.
+    # Written as bytes: the writer of safetensors reports a full disk by an exception without errno.
     content = safetensors.torch.save(whole, metadata)
     with replacing(path) as temporary:
         temporary.write_bytes(content)

@@ -39,7 +39,7 @@ def hinge(logits: Tensor, labels: Tensor, threshold: float, *, max_share: float 
     Args:
         logits: [B, K].
         labels: [B].
-        threshold: the margin from which on a sample has loss 0.
+        threshold: samples with at least this margin have loss 0.
         max_share: weight of the worst class; the rest is on the mean over all classes (the true class counts as 0).
         required: the share of the threshold that is required, during a warm-up.
 
@@ -82,7 +82,7 @@ def margin_shares(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
 class Objective(ABC):
     """A training objective. Its fields are the keys of a recipe's [loss]; numbers are checked when it is created."""
 
-    # The margin to train for, in pixel units. Training also counts the margins above it, whatever the objective.
+    # The margin to train for, in pixel units. Training counts the margins above it for every objective.
     theta: Fraction = Fraction(48, 255)
 
     learns_scale: ClassVar[bool] = False
@@ -110,7 +110,7 @@ class Objective(ABC):
         """
 
     def mixing(self, relaxed: float) -> float:
-        """The `mixing` of `StepState` at a progress of the rise of p; 0 for objectives that do not mix."""
+        """`StepState.mixing` (lambda) at a progress of the rise of p; 0 for objectives that do not mix."""
         return 0.0
 
     def threshold(self, lipschitz: float) -> float:

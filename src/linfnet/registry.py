@@ -30,7 +30,7 @@ class Registry(Generic[T]):
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[Added], Added]:
-        """Decorator: add a class or function under a name. A name can be taken only once."""
+        """Decorator: add a class or function under a name. A name can be registered only once."""
 
         def add(entry: Added) -> Added:
             if name in self._entries:

@@ -15,7 +15,7 @@ class StepState:
     """The schedule at one training step: computed once per step, then passed to the system and the objective."""
 
     epoch: float
-    """Epochs done so far, with a fraction."""
+    """The number of epochs so far, including the finished fraction of the current one."""
     started: float
     """Progress of the first phase, from 0 to 1."""
     relaxed: float

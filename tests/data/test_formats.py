@@ -197,7 +197,7 @@ def test_a_pickle_runs_no_code(tmp_path: Path, protocol: int) -> None:
     trap = tmp_path / "trap"
     content = pickle.dumps({"data": ROWS, "labels": [Evil(os.mkdir, str(trap))]}, protocol=protocol)
     with pytest.raises(
-        LinfnetError, match=r"batch is not a Python batch of CIFAR-10: it asks for \w+\.mkdir, which no"
+        LinfnetError, match=r"batch is not a Python batch of CIFAR-10: it refers to \w+\.mkdir, which no"
     ):
         read(tmp_path, content)
     assert not trap.exists()
@@ -207,7 +207,7 @@ def test_a_pickle_runs_no_code(tmp_path: Path, protocol: int) -> None:
 
 @pytest.mark.parametrize("call", [eval, getattr, np.load, np.frombuffer, __import__])
 def test_no_other_name_is_allowed(tmp_path: Path, call: Callable[..., object]) -> None:
-    with pytest.raises(LinfnetError, match="it asks for "):
+    with pytest.raises(LinfnetError, match="it refers to "):
         read(tmp_path, pickle.dumps(Evil(call, "1")))
 
 

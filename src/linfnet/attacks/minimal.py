@@ -13,7 +13,7 @@ from linfnet.errors import at_least
 from linfnet.nn import Classifier
 from linfnet.nn.margin import margin
 
-# Epsilons attacked in one call: few enough to call `stop` often, even for a net of the size of the paper's.
+# Epsilons attacked in one call: few, so that `stop` is called often even for nets as large as the paper's.
 BATCH = 8
 
 
@@ -33,7 +33,7 @@ class Closest:
     """The result of a search around one image."""
 
     trials: tuple[Trial, ...]
-    """In order of epsilon."""
+    """One for each attacked epsilon, in increasing order."""
     image: Tensor | None
     """[C, H, W]: the closest misclassified image; None if none was found."""
     distance: float
@@ -105,7 +105,7 @@ def closest_break(
 
 
 def _rounds(trials: dict[float, Trial], radius: float, points: int, rounds: int) -> Iterator[list[float]]:
-    """The epsilons of each round, chosen from the `trials` of the rounds before it."""
+    """Yield the epsilons of each round, chosen by the `trials` of earlier rounds."""
     inside = [radius * k / 4 for k in (1, 2, 3, 4)] if radius else []
     yield inside + [radius + (1 - radius) * k / points for k in range(1, points + 1)]
     for _ in range(rounds - 1):

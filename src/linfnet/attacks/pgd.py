@@ -25,7 +25,7 @@ from linfnet.nn.margin import margin
 from linfnet.ops import check_p
 
 Objective = Callable[[Tensor, Tensor, float], Tensor]
-"""(logits [N, K], labels [N], scale) -> [N]: larger where the class is closer to being lost."""
+"""(logits [N, K], labels [N], scale) -> [N]: larger where the image is closer to misclassification."""
 
 
 def pgd(
@@ -38,7 +38,7 @@ def pgd(
     steps: int = 100,
     as_is: bool = False,
 ) -> Tensor:
-    """Images within epsilon of the given ones, found by ascent of the cross-entropy of the scaled logits.
+    """Images within epsilon of the given ones, found by gradient ascent on the cross-entropy of the scaled logits.
 
     The start is noise N(0, (eps/4)^2) clamped to eps/2; each step moves every pixel by eps/4 along the sign of the
     gradient; the last iterate is returned. Every result is in [0, 1] and within epsilon *in floating point*.
@@ -93,7 +93,7 @@ OBJECTIVES: dict[str, Objective] = {"ce": cross_entropy, "margin": negative_marg
 
 
 class _SlopeOf(torch.autograd.Function):
-    """The value of the second argument with the gradient of the first."""
+    """Returns its second argument, but passes gradients to its first."""
 
     @staticmethod
     def forward(ctx: Any, slope: Tensor, value: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ def best_pgd(
                     break
                 if targets is None:
                     value = goal(logits, labels[active], scale)
-                else:  # of the label and its one rival only
+                else:  # only the logits of the label and of its one rival
                     value = goal(logits.gather(1, targets[active]), torch.zeros_like(active), scale)
                 (slope,) = torch.autograd.grad(value.sum(), moved)
                 active = active[going]

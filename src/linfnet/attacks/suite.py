@@ -1,4 +1,4 @@
-"""The registry of attacks, and a run of several attacks: each attacks the samples that those before it left."""
+"""The registry of attacks, and several attacks in turn: each attacks the samples that survived the previous ones."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ RIVALS = 3
 Attack = Callable[[Classifier, Tensor, Tensor, Fraction, torch.Generator], Tensor]
 """(net at p = inf, images, labels, epsilon, generator on the device of the images) -> images within epsilon.
 
-An attack may have keyword arguments of the names of `known_attacks`: steps, restarts, exponents, queries.
+An attack may have the keyword arguments of `known_attacks`: steps, restarts, exponents, queries.
 """
 ATTACKS: Registry[Attack] = Registry("attack")
 """All attacks by name; register your own attack with `@ATTACKS.register("name")`."""
@@ -140,13 +140,13 @@ def known_attacks(
     exponents: Sequence[float] = EXPONENTS,
     queries: int = 1000,
 ) -> dict[str, Attack]:
-    """Attacks of the registry by name; each receives the settings that it has as keyword arguments.
+    """Attacks of the registry by name; each is given the settings that its signature accepts.
 
     Args:
         names: in the order in which they run.
         steps: steps of the gradient attacks.
         restarts: starts of best-pgd and smoothed.
-        exponents: of the slopes that the smoothed attack follows.
+        exponents: values of p whose gradients the smoothed attack follows.
         queries: queries of the Square attack.
 
     >>> list(known_attacks(("square", "pgd"), steps=10))
@@ -216,7 +216,7 @@ def attack_all(
                 left = survived.nonzero().flatten()
                 report(name, epsilon, len(left))
                 generator = torch.Generator(images.device).manual_seed(seed)
-                # Nothing can change at 0, and the random noise of some nets (smoothing) is not an attack.
+                # At epsilon 0 no image can change, and the random noise of some nets (smoothing) is not an attack.
                 for part in left.split(BATCH) if len(left) and epsilon else ():
                     with torch.enable_grad():
                         found = attack(net, images[part], labels[part], epsilon, generator).detach()

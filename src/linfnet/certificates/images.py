@@ -37,10 +37,10 @@ class Certificate:
     at: Callable[[Tensor, Tensor, Fraction], Tensor]
     """(images, labels, epsilon) -> bool [N]: which samples are certified."""
     resolution: float = 0.0
-    """Epsilons up to this far above the radius may be certified as well: bisection stops there."""
+    """Epsilons above the radius by up to this much may also be certified: bisection is not more precise."""
 
     def at_each(self, images: Tensor, labels: Tensor, radii: Tensor, epsilons: Sequence[Fraction]) -> Tensor:
-        """bool [E, N]: which samples are certified at each epsilon; the radii decide where they can."""
+        """bool [E, N]: which samples are certified at each epsilon: by their radii, or by `at` close to them."""
         certified = torch.zeros(len(epsilons), len(radii), dtype=torch.bool, device=radii.device)
         for row, epsilon in zip(certified, epsilons, strict=True):
             row |= radii >= float_above(epsilon)
@@ -51,7 +51,7 @@ class Certificate:
 
 
 def certificates_of(net: Classifier, *, steps: int = STEPS) -> dict[str, Certificate]:
-    """The certificates of a net by name, in order of preference; `steps` halvings where radii need a bisection.
+    """The certificates of a net by name, in order of preference; a radius by bisection takes `steps` halvings.
 
     >>> from linfnet.nn import LinfNet
     >>> list(certificates_of(LinfNet((1, 8, 8), 10)))
@@ -66,7 +66,7 @@ def certificates_of(net: Classifier, *, steps: int = STEPS) -> dict[str, Certifi
     def margin_at(images: Tensor, labels: Tensor, epsilon: Fraction) -> Tensor:
         return certify_by_margin(net, images, labels).at(epsilon)
 
-    # Nets of other systems certify by their own `certified` and `certified_radius`, for all names.
+    # For nets of other systems, all names refer to their methods `certified` and `certified_radius`.
     radius, at = partial(interval_radius, net, steps=steps), partial(certified_by_interval, net)
     resolution = 2.0**-steps if type(net).certified_radius is Classifier.certified_radius else 0.0
     found = {name: Certificate(name, *kind, radius, at, resolution) for name in net.certificate_names}
@@ -83,7 +83,7 @@ class Certification:
     """[N]: the certified classes; the predictions where no labels were given."""
     predictions: Tensor
     runners_up: Tensor
-    """[N]: the class with the largest logit apart from the predicted one."""
+    """[N]: the class with the second largest logit."""
     epsilons: tuple[Fraction, ...]
     radii: dict[str, Tensor]
     """float64 [N] for each certificate, -inf where the label is not strictly on top."""

@@ -89,6 +89,6 @@ def _sound_radius(run: Pass, labels: Tensor, gap: Tensor) -> Tensor:
 
 @lru_cache
 def _constants(dtype: torch.dtype, steps: int) -> tuple[Fraction, float, float]:
-    """(1 + u)^K, and u (2 + u) and 3 tiny rounded up."""
+    """The constants of the bound: (1 + u)^K exactly, u (2 + u) and 3 tiny rounded up."""
     u, tiny = unit_and_tiny(dtype)
     return (1 + u) ** (steps + 2), float_above(u * (2 + u)), float_above(3 * tiny)

@@ -49,7 +49,7 @@ def float_above(value: Fraction) -> float:
 
 
 def unit_and_tiny(dtype: torch.dtype) -> tuple[Fraction, Fraction]:
-    """How a dtype rounds: the error of a result r is at most unit * |r|, for a division plus `tiny`."""
+    """(unit, tiny) of a dtype: the rounding error of a result r is at most unit * |r|, plus `tiny` for a division."""
     info = torch.finfo(dtype)
     unit = Fraction(info.eps) / 2
     return unit, Fraction(info.tiny) * unit
@@ -96,7 +96,7 @@ def check_program(net: Classifier, images: Tensor) -> LinfNet:
 
 
 def check_subnormals(dtype: torch.dtype, device: torch.device) -> None:
-    """Raise if the device flushes subnormal numbers to zero: its subtraction is not the one of the proofs.
+    """Raise if the device flushes subnormal numbers to zero: its subtraction is not the one that the proofs assume.
 
     On a CPU each thread has its own switch, inherited from the thread that started it: all threads are tested.
     """
@@ -121,7 +121,7 @@ class Pass:
 
 
 def _measure(layer: DistanceModule, sizes: list[Tensor]) -> RemovableHandle:
-    """Let each pass through a layer append bounds on the magnitudes of its rounded steps, [N] each.
+    """Add a hook to a layer that appends a bound [N] on the magnitude of each of its rounded steps to `sizes`.
 
     Distances are measured. The terms added to them are bounded by their largest entry: rounding is monotone, so the
     rounded sum of two bounds is a bound on every rounded sum.
@@ -157,8 +157,8 @@ def forward_with_magnitudes(net: LinfNet, images: Tensor, pixels: tuple[float, f
     finally:
         for handle in handles:
             handle.remove()
-    # Normalisation is monotone: no normalised pixel is larger than those of the ends of the range. It rounds twice, and
-    # the quotient bounds both errors.
+    # Normalisation is monotone: the largest magnitude occurs at an end of the range. It rounds twice, and the quotient
+    # bounds both errors.
     normalized = net.normalize(images.new_tensor(pixels).view(2, 1, 1, 1)).abs().amax().double()
     steps = len(sizes) + 2
     total = torch.stack(sizes).double().sum(0) + 2 * normalized

@@ -23,19 +23,19 @@ from linfnet.nn.model_path import class_names, find_model
 from linfnet.results.storage import write_columns
 from linfnet.systems import load_model
 
-# Up to this many images of the user are listed one by one.
+# At most this many images of the user are listed one by one.
 SHOWN = 20
 
 
 def format_radius(radius: float) -> str:
-    """A radius truncated, never rounded up, after five digits.
+    """Format a radius with five digits, truncated: it is never rounded up.
 
     >>> format_radius(0.123459), format_radius(0.29), format_radius(-float("inf"))
     ('0.12345', '0.28999', 'none')
     """
     if radius < 0:
         return "none"
-    # In integers: a product of floats would round 0.29, which is stored as slightly less, up to 29,000.
+    # Computed with integers: with floats, 0.29 (stored as slightly less) times 100,000 would be rounded up to 29,000.
     whole, part = divmod(math.floor(Fraction(radius) * 100_000), 100_000)
     return f"{whole}.{part:05d}"
 

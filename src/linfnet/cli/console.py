@@ -38,7 +38,7 @@ def progress_bar(name: str, total: int) -> Generator[Callable[[int], None]]:
 
 
 def draw_figure(path: Path, draw: Callable[[Path], None]) -> None:
-    """Draw a figure and print its path; without matplotlib print what is missing instead."""
+    """Draw a figure and print its path; without matplotlib, print how to install it instead."""
     try:
         draw(path)
     except LinfnetError as error:

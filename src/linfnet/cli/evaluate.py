@@ -33,9 +33,9 @@ from linfnet.systems import load_model
 from linfnet.theory import nearest_neighbour_net
 from linfnet.train import new_run_path, start_run
 
-# The table of `compare` is at least this many characters wide, whatever the terminal: numbers are never cut.
+# The table of `compare` is at least this many characters wide on any terminal, so that numbers are never cut.
 WIDTH = 250
-# The epsilon of the recipe is among them; with the others, the report shows a curve for the attack.
+# These include the epsilon of the recipe; the others give the report a curve of accuracies under attack.
 DEMO_EPSILONS = tuple(Fraction(k, 20) for k in range(1, 5))
 
 
@@ -49,7 +49,7 @@ def evaluate_with_progress(
 
 
 def store_evaluation(folder: Path, found: Evaluation, net: Classifier) -> None:
-    """Save the evaluation in the folder, and add it to the model card of a run; other cards may be the user's."""
+    """Save the evaluation in the folder; in a run folder, also write the model card, which is not the user's there."""
     save_evaluation(found, folder)
     if (folder / "recipe.toml").is_file():
         write_card(folder, net)
@@ -61,7 +61,7 @@ class Evaluate(inputs.OnImages):
 
     model: inputs.ModelFolder
     data: str | None = None
-    """Another data set than the run's."""
+    """A data set other than that of the run."""
     eps: inputs.Epsilons = ()
     steps: int | None = None
     """Steps of the PGD attack; by default those of the run's recipe, or 100."""
@@ -71,7 +71,7 @@ class Evaluate(inputs.OnImages):
         inputs.check_counts(limit=self.limit, steps=self.steps)
         device = inputs.choose_device(own_device(self.device) if launched() else self.device)
         found = inputs.find_inputs(self.model, self.data, epsilons, by_name=False)
-        read_results(self.model)  # an unreadable file is an error before the work, not after it
+        read_results(self.model)  # report an unreadable file before the evaluation, not after it
         if not os.access(self.model, os.W_OK):
             raise LinfnetError(f"{self.model} is not writable: the results cannot be saved")
         net = load_model(self.model, device=device)

@@ -19,7 +19,7 @@ from linfnet.nn import Classifier
 from linfnet.nn.model_path import find_model
 from linfnet.systems import load_model
 
-# The number of random images that the ONNX file is checked on.
+# The number of random images with which the ONNX file is checked.
 CHECKED = 16
 
 
@@ -49,7 +49,7 @@ class Export:
         if self.onnx is None and self.vnnlib is None and self.hub is None and not self.card:
             raise ArgumentError("nothing to export: give --onnx, --vnnlib, --card or --hub")
         model = find_model(self.model)
-        if self.card and model != self.model:  # of the package, or in the hub's cache
+        if self.card and model != self.model:  # a model of the package or in the hub's cache
             raise ArgumentError(f"--card writes into a folder of yours; {self.model} is not one")
         finished_run(model)
         net = load_model(model)

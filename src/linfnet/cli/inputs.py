@@ -1,4 +1,4 @@
-"""What commands read: the device, a model folder with its data and epsilons, data sets, and images of the user."""
+"""Inputs of commands: the device, a model folder with its data and epsilons, data sets, and images of the user."""
 
 import os
 import re
@@ -64,7 +64,7 @@ def parse_epsilons(groups: tuple[tuple[str, ...], ...]) -> tuple[Fraction, ...]:
 
 
 def check_counts(**values: int | None) -> None:
-    """Raise unless the options of these names are at least 1, where they are given."""
+    """Raise an error if one of the given options is below 1; options that are None are ignored."""
     for name, value in values.items():
         if value is not None:
             at_least(f"--{name}", value, 1)
@@ -84,7 +84,7 @@ def finished_run(folder: Path) -> RunFolder | None:
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """A model folder, with the data set and the epsilons to use it with: those given, or those of its recipe."""
+    """A model folder, and the data set and epsilons to use: those given, or those of its recipe."""
 
     folder: Path
     run: RunFolder | None
@@ -95,7 +95,7 @@ class ModelInputs:
 def find_inputs(
     model: Path, data: str | None, epsilons: tuple[Fraction, ...] = (), *, needs_eps: bool = True, by_name: bool = True
 ) -> ModelInputs:
-    """Find the model, and complete the data set and the epsilons (of `--data` and `--eps`) from its recipe.
+    """Find the model; a missing data set (`--data`) and missing epsilons (`--eps`) are taken from its recipe.
 
     `needs_eps`: it is an error if there is no epsilon. `by_name`: the model may be a packaged one or `hf://user/name`.
     """
@@ -186,12 +186,12 @@ def read_images(path: Path, shape: Shape) -> tuple[Tensor, list[str]]:
 
 
 def _readable(path: Path) -> str:
-    """A file's name as text that any file can hold: bytes that are not UTF-8 are escaped."""
+    """The name of a file as valid UTF-8 text: other bytes are escaped."""
     return os.fsencode(path.name).decode(errors="backslashreplace")
 
 
 def _to_pixels(array: np.ndarray, path: Path, shape: Shape) -> Tensor:
-    """Images [N, C, H, W], or [N, H, W] of one channel, as float32; an error if they are not for the net."""
+    """Images [N, C, H, W], or [N, H, W] of one channel, as float32; an error if they do not fit the net."""
     if array.dtype == np.uint8:
         array = (array / np.float32(255)).astype(np.float32)
     if array.dtype.kind != "f":
@@ -209,7 +209,7 @@ def _read_array(path: Path) -> np.ndarray:
     try:
         with path.open("rb") as file:
             return np.lib.format.read_array(file, allow_pickle=False)
-    # The allocator rejects a header with a wrong size, Python's tokenizer a malformed one.
+    # A wrong size in the header raises an error of the allocator, a malformed header one of Python's tokenizer.
     except (ValueError, OSError, EOFError, MemoryError, OverflowError, TypeError, SyntaxError, TokenError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise LinfnetError(f"image {path} is not a NumPy array: {reason}") from None
@@ -220,7 +220,7 @@ def _read_picture(path: Path, channels: int) -> np.ndarray:
     wanted = {1: "L", 3: "RGB"}.get(channels, f"{channels} channels")
     try:
         with Image.open(path) as picture:
-            # A silent conversion would certify another image than the user's.
+            # After a silent conversion, the certified image would not be the user's.
             if picture.mode != wanted:
                 raise LinfnetError(f"image {path} has mode {picture.mode}; the net wants {wanted}")
             if (frames := getattr(picture, "n_frames", 1)) > 1:

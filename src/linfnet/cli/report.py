@@ -61,7 +61,7 @@ class Report:
 def watch_frame(run: Path) -> tuple[Group, str]:
     """The current frame, and the state of the run: training, finished or stopped."""
     folder = RunFolder.open(run)
-    locked = folder.locked  # before reading: a run that ends meanwhile has logged its end
+    locked = folder.locked  # checked before the log is read: a run that ends in between has logged its end
     summary = read_training(run)
     finished = summary.finished or any(event["event"] == "finish" for event in summary.events)
     state = "finished" if finished else "training" if locked else "stopped"
@@ -73,7 +73,7 @@ class Watch:
     """Show the training curves of a run in the terminal, live until it ends."""
 
     run_folder: tyro.conf.Positional[Path]
-    """The folder of a run, in training or ended."""
+    """The folder of a run that is training or has ended."""
     once: bool = False
     """Print the current state and exit."""
     every: float = 1.0
@@ -93,7 +93,7 @@ class Watch:
                     shown, state = watch_frame(self.run_folder)
                     live.update(shown, refresh=True)
             if not console.is_terminal:
-                console.print()  # the last frame has no end of line
+                console.print()  # the last frame does not end with a newline
         if state == "stopped":
             console.print(resume_hint(self.run_folder))
         return 0

@@ -27,7 +27,7 @@ from linfnet.theory.separation import draw_pairs
 from linfnet.theory.three_points import RADIUS, contenders, draw_three_points, three_points_net
 from linfnet.train import environment, new_run_path
 
-# Constructed nets are certified at this share of r: less than 1, as certificates are strict and float32 rounds.
+# Constructed nets are certified at this share of r, below 1: certificates are strict, and float32 rounds.
 SHARE = 1 - Fraction(1, 100000)
 
 
@@ -40,13 +40,13 @@ def _separation(images: ImageSet, against: ImageSet | None, count: int) -> tuple
 
 @dataclass(frozen=True)
 class Separate:
-    """Compute the r of a data set exactly: half the smallest l-infinity distance of images of different classes."""
+    """Compute the exact r of a data set: half the smallest l-infinity distance between images of different classes."""
 
     data: tyro.conf.Positional[str]
     """A data set by name (`linfnet data list`)."""
     split: Split = "train"
     against: Literal["train", "test"] | None = None
-    """Compare them with those of this split instead of among themselves."""
+    """Compare the images with those of this split instead of with each other."""
     limit: int | None = None
     """Only the first LIMIT images of each split."""
     pairs: int = 8
@@ -58,7 +58,7 @@ class Separate:
     def run(self) -> None:
         at_least("--pairs", self.pairs, 1)
         if self.out is not None:
-            make_folder(self.out)  # an error before the search, not after it
+            make_folder(self.out)  # report an error before the search, not after it
         device = inputs.choose_device(self.device)
         images = load(self.data, self.split, device=device).first(self.limit)
         against = None
@@ -195,7 +195,7 @@ class Lipschitz(inputs.OnImages):
 
     model: ModelFolder
     data: str | None = None
-    """Another data set than the run's."""
+    """A data set other than that of the run."""
     p: float = 8.0
     """Exponent of all layers: a number >= 1, or inf."""
     eps: str = "1/255"

@@ -28,7 +28,7 @@ from linfnet.train import RunFolder, StoppedError, Trainer, Watcher, new_run_pat
 
 @dataclass(frozen=True)
 class Train:
-    """Train a net by a recipe into a run folder, or resume a run."""
+    """Train a net by a recipe and write a run folder, or resume a run."""
 
     recipe: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RECIPE")] = "digits"
     """A recipe by name (`linfnet recipes` lists them) or a TOML file."""
@@ -219,7 +219,7 @@ class TensorBoard:
 
 @contextlib.contextmanager
 def tensorboard_display(trainer: Trainer) -> Generator[Watcher]:
-    """As `train_display`, and write into the folder `tensorboard` of the run; a `linfnet.train.Display`."""
+    """Like `train_display`, and also write to the folder `tensorboard` of the run; a `linfnet.train.Display`."""
     from torch.utils.tensorboard.writer import SummaryWriter
 
     with train_display(trainer) as display:

@@ -101,7 +101,7 @@ class Format:
     """One way to store a data set in files."""
 
     files: dict[str, tuple[str, ...]]
-    """Per split, the files, relative to the folder."""
+    """The files of each split, relative to the folder."""
     read: Callable[[list[Path]], Arrays]
     """Decodes the files of one split."""
 

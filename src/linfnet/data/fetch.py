@@ -1,4 +1,4 @@
-"""Fetch a data set into the cache: staged beside it, verified, and put in place by one rename."""
+"""Fetch a data set into the cache: written to a temporary folder next to it, verified, and then renamed."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ class Fetched(NamedTuple):
 def fetch(
     name: str, *, source: Source = "auto", folder: Path | None = None, progress: Progress | None = None
 ) -> Fetched:
-    """Fetch a data set into the cache. Only a complete set with the right content is put in place.
+    """Fetch a data set into the cache. The cache changes only if the set is complete and its content is correct.
 
     Args:
         name: one of `known_sets()`.
@@ -59,7 +59,7 @@ def fetch(
 def _fetch_from(name: str, target: Path, take: Take, progress: Progress) -> None:
     cache = target.parent
     cache.mkdir(parents=True, exist_ok=True)
-    # Remove what a killed fetch left. A folder younger than a day may belong to a running fetch.
+    # Remove the files of a killed fetch. A folder younger than a day may belong to a running fetch.
     for old in cache.glob(f".{name}-*"):
         if time.time() - old.stat().st_mtime > 86400:
             shutil.rmtree(old, ignore_errors=True)
@@ -74,7 +74,7 @@ def _fetch_from(name: str, target: Path, take: Take, progress: Progress) -> None
             for split in info.sizes:
                 read_verified(info, split, *found)
         except LinfnetError as error:
-            # The staged folder is removed at the end: do not name it.
+            # Do not name the temporary folder in the message: it is removed at the end.
             reason = str(error).replace(f"{staged}{os.sep}", "").replace(f" in {staged}", "")
             raise LinfnetError(f"the fetched files are not {info.title}: {reason}") from error
         _replace(staged, target)

@@ -127,7 +127,7 @@ class _BatchUnpickler(pickle.Unpickler):
                 return partial(_encode_latin1)
             case _:
                 raise pickle.UnpicklingError(
-                    f"it asks for {module_name}.{global_name}, which no CIFAR-10 batch needs; it was not loaded"
+                    f"it refers to {module_name}.{global_name}, which no CIFAR-10 batch needs; it was not loaded"
                 )
 
 

@@ -21,7 +21,7 @@ def to_pixels(images: Tensor, white: int) -> Tensor:
     """
     if images.dtype != torch.uint8:
         raise ArgumentError(f"images has dtype {images.dtype}; expected torch.uint8")
-    # CUDA replaces division by a Python number by multiplication with its reciprocal, which rounds twice.
+    # CUDA divides by a Python number by multiplying with its reciprocal, which rounds twice.
     return images.float().div_(torch.full((), float(white), device=images.device))
 
 

@@ -15,7 +15,7 @@ class EpochPlan(NamedTuple):
     order: Tensor
     """int64 [N], a permutation"""
     top: Tensor
-    """int64 [N], in 0..2·pad; `pad` leaves the image where it is"""
+    """int64 [N], in 0..2·pad; the value `pad` does not move the image"""
     left: Tensor
     """int64 [N], as `top`"""
     flip: Tensor
@@ -53,10 +53,10 @@ def plan_epoch(size: int, seed: int, epoch: int, *, pad: int = 0, flip: bool = F
 
 
 def augment(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, pad: int) -> Tensor:
-    """Pad each image by its edge pixels, crop it to its old size, and flip it left to right where `flip` is true.
+    """Pad each image by its edge pixels, crop it to its original size, and flip it left to right where `flip` is true.
 
     This is one gather with clamped indices: it neither pads nor synchronises with the device. The offsets are therefore
-    not checked; an offset outside 0..2·pad repeats the edge further.
+    not checked; for an offset outside 0..2·pad, more edge pixels are repeated.
 
     Args:
         images: [B, C, H, W], any dtype.

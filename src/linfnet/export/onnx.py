@@ -154,7 +154,7 @@ def verify_onnx(net: Classifier, path: Path, images: Tensor) -> None:
             expected, got = net(part).cpu(), run(part)
             if not torch.equal(expected, got):
                 difference = (expected - got).abs().max().item()
-                raise LinfnetError(f"{path} gives other logits than the net, by up to {difference:g}: do not use it")
+                raise LinfnetError(f"{path} differs from the net by up to {difference:g} in a logit: do not use it")
 
 
 def vnnlib_property(image: Tensor, label: int, classes: int, epsilon: Fraction) -> str:

@@ -84,7 +84,7 @@ class Classifier(nn.Module):
         """
         lower, upper = outer_box(check_images(images), epsilon)
         with self.at_infinity():
-            # Bounds are rounded as well: never certify a wrong class, and always certify a correct one at 0.
+            # Bounds have rounding errors: never certify a wrong class, and always certify a correct one at epsilon 0.
             return self.keeps_class(images, labels) & (
                 (self.least_margin(lower, upper, labels) > 0) | torch.as_tensor(epsilon == 0)
             )
@@ -179,7 +179,7 @@ class Classifier(nn.Module):
             net = cls(**arguments)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise LinfnetError(f"the config does not describe a net: {str(error).splitlines()[0]}") from None
-        # A default instead of a missing std would be another net; p and the like are not saved.
+        # A missing std must not become the default, which would be another net; p is not saved.
         saved = net.config().keys() - {"system"}
         for name in sorted(saved - config.keys()):
             raise LinfnetError(f"the config does not describe a net: it lacks {name!r}")

@@ -20,7 +20,7 @@ class DistanceModule(nn.Module):
     def __init__(self, fan_in: int, features: int, dim: int, p: float, bias: bool, mean_shift: bool) -> None:
         super().__init__()
         self._p = check_p(p)
-        self.dim = dim  # of the features in the output
+        self.dim = dim  # the dimension of the features in the output
         self.weight = nn.Parameter(torch.randn(features, fan_in))
         self.shift = MeanShift(features, dim=dim) if mean_shift else None
         self.bias = nn.Parameter(torch.zeros(features)) if bias else None

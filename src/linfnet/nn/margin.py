@@ -20,8 +20,8 @@ def label_on_top(logits: Tensor, labels: Tensor, upper: Tensor | None = None) ->
     Args:
         logits: [B, K].
         labels: [B].
-        upper: [B, K], what the other logits are compared by: with lower bounds as `logits` and upper bounds as `upper`,
-            the answer holds for all logits between them. By default `logits`.
+        upper: [B, K], values of the other logits; by default `logits`. With lower bounds as `logits` and upper bounds
+            as `upper`, the answer holds for all logits between them.
 
     >>> import torch
     >>> label_on_top(torch.tensor([[3.0, 1.0], [0.0, 0.0]]), torch.tensor([0, 1]))

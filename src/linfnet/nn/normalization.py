@@ -1,4 +1,4 @@
-"""Normalisation that keeps a net Lipschitz: of the pixels with one std, and of features by their mean only."""
+"""Normalisation that preserves the Lipschitz constant: pixels with one std for all, features by their mean only."""
 
 import contextlib
 import math
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # classifier imports this module
 
 
 class Normalize(nn.Module):
-    """(x - mean) / std for images [B, C, H, W]: one mean per channel, one std for all, so a ball becomes a ball.
+    """(x - mean) / std for images [B, C, H, W]: one mean per channel, one std: l_inf balls map to l_inf balls.
 
     Both are tensors on the device of the images: on a GPU, torch divides by a Python number by multiplying with its
     reciprocal, which rounds differently from the CPU.
@@ -74,11 +74,11 @@ class MeanShift(nn.Module):
         super().__init__()
         self.features, self.dim, self.momentum = features, dim, momentum
         self.batches = 0
-        self.group = ALONE  # processes that share each batch: the mean is over the samples of all
+        self.group = ALONE  # the processes that share each batch; the mean is over the samples of all of them
         self.register_buffer("running_mean", torch.zeros(features))
 
     def reset(self) -> None:
-        """Forget all batches."""
+        """Reset the running mean to 0 and the number of batches to 0."""
         self.running_mean.zero_()
         self.batches = 0
 

@@ -44,7 +44,7 @@ def load_recipe(source: str | Path, changes: Sequence[str] = ()) -> Recipe:
 
 
 def recipe_from_toml(text: str, where: str, name: str, changes: Sequence[str] = ()) -> Recipe:
-    """Parse the text of a TOML file; errors call it `where`."""
+    """Parse the text of a TOML file; error messages name it `where`."""
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -94,7 +94,7 @@ def _field_types(kind: Any) -> dict[str, Any]:
 
 
 def _sections(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The class of each section whose keys are fixed (all but [system]); `loss.name` selects that of [loss]."""
+    """The class of each section except [system], whose keys are not fixed; `loss.name` selects the class of [loss]."""
     loss = LOSSES[_coerce("loss.name", flat.get("loss.name", "mixture"), str)]
     kinds = {name: kind for name, kind in _field_types(Recipe).items() if dataclasses.is_dataclass(kind)}
     return kinds | {"loss": loss}

@@ -84,8 +84,8 @@ class Run(Section):
 
     seed: int = number(0)
     test_every: int = number(10)  # epochs between tests at p = inf; 0: test only at the end
-    checkpoint_minutes: float = number(5.0)  # write a checkpoint if the last one is older; 0: after every epoch
-    checkpoint_every: int = number(0)  # also write a checkpoint after this many epochs; 0: do not
+    checkpoint_minutes: float = number(5.0)  # write a checkpoint if the last is older than this; 0: every epoch
+    checkpoint_every: int = number(0)  # also write a checkpoint every this many epochs; 0: never
     keep_checkpoints: int = number(2, 1)
     graphs: bool = True  # on a GPU, replay steps from CUDA graphs while p is constant; results are the same bits
 
@@ -128,7 +128,7 @@ class Recipe:
     run: Run = field(default_factory=Run)
     evaluation: Evaluation = field(default_factory=Evaluation)
     reported: Reported = field(default_factory=Reported)
-    # Another system than an l_inf-distance net: its name and its keys (see `linfnet.systems`).
+    # A system other than the l_inf-distance net: its name and its keys (see `linfnet.systems`).
     system: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property

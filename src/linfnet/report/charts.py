@@ -17,7 +17,7 @@ from linfnet.report.run_summary import RunSummary
 from linfnet.results import Result
 from linfnet.systems import has_effect
 
-BINS = 64  # of the histogram, approximately
+BINS = 64  # approximate number of bins of the histogram
 Chart = dict[str, Any]
 
 # Values that are logged for every system but apply only to recipes that use the given key.
@@ -25,7 +25,7 @@ USED_WITH = {"p": "schedule.p_end", **dict.fromkeys(("lambda", "scale", "above",
 
 
 def uses_255ths(runs: Iterable[RunSummary]) -> bool:
-    """Whether lengths are shown in 255ths: if the epsilons of all runs are."""
+    """Whether to show lengths in 255ths: true if the epsilons of all runs are multiples of 1/255."""
     return all("/255" in format_epsilon(run.epsilon) for run in runs if run.epsilon is not None)
 
 
@@ -44,7 +44,7 @@ def certified_curve(runs: Sequence[RunSummary]) -> Chart | None:
     if not shown:
         return None
     ends = [float(result.eps) * 1.1 for run in shown for result in run.main]
-    # The axis ends beyond nearly all radii: the largest few would make it too long.
+    # The axis covers nearly all radii; the few largest would make it too long.
     ends += [float(np.quantile(radii.clip(0), 0.995)) for run in shown if (radii := _radii(run)) is not None]
     return {
         "end": min(max(ends, default=0.1) or 0.1, 1.0),
@@ -59,7 +59,7 @@ def _radii(run: RunSummary) -> NDArray[np.float64] | None:
 
 
 def _packed(values: NDArray[np.float64] | None) -> str | None:
-    """Sorted numbers without loss, as base64 of little-endian float64."""
+    """Sorted numbers as base64 of little-endian float64, without rounding."""
     return None if values is None else base64.b64encode(np.sort(values).astype("<f8").tobytes()).decode()
 
 
@@ -83,7 +83,7 @@ def _curve_of(run: RunSummary, colour: int) -> Chart:
 
 
 def _point(result: Result, has_radii: bool) -> Chart:
-    """One evaluated epsilon; the curve follows the margin certificate if there are radii, else the best one."""
+    """The accuracies at one evaluated epsilon; certified by margin if there are radii, else by the best certificate."""
     shown = "margin" if has_radii and "margin" in result.certified else result.best
     return {
         "eps": float_above(result.eps),
@@ -95,7 +95,7 @@ def _point(result: Result, has_radii: bool) -> Chart:
 
 
 def histogram(runs: Sequence[RunSummary]) -> Chart | None:
-    """The number of samples by half margin, in pixel units; 0 and epsilon are borders of bins."""
+    """A histogram of half the margins, in pixel units; 0 and epsilon are edges of bins."""
     shown = [(run, run.samples.real_radii) for run in runs if run.samples]
     columns = [(run, radii) for run, radii in shown if radii is not None]
     if not columns:

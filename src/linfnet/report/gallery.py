@@ -63,7 +63,7 @@ def gallery(run: RunSummary, levels: bool) -> list[Group]:
         return []
     painter = _Painter(run, run.samples, run.images, levels)
     groups = _by_radius(painter)
-    groups[2:2] = _broken(painter)  # between those certified at epsilon and the least robust
+    groups[2:2] = _broken(painter)  # between the group certified at epsilon and the least robust group
     return [group for group in groups if group.cards]
 
 
@@ -101,7 +101,7 @@ def _broken(painter: "_Painter") -> list[Group]:
 
 @dataclass(frozen=True)
 class _Painter:
-    """Makes cards of a run's samples."""
+    """Creates the cards of a run's samples."""
 
     run: RunSummary
     samples: Samples

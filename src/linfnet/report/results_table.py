@@ -49,7 +49,7 @@ def row_groups(run: RunSummary) -> list[tuple[str, list[Result]]]:
 
 
 def _name(run: RunSummary, result: Result) -> str:
-    """The net, and how its images and attack differ from those of the main evaluations."""
+    """The name of the net, and the images and the attack if they differ from those of the main evaluations."""
     words = [f"{result.net} net" if result.net else run.name]
     main = run.main[0] if run.main else None
     if main is None or (main.data, main.split) != (result.data, result.split):

@@ -1,4 +1,4 @@
-"""The contents of a run folder as a report needs them, down to single samples; a note for every missing part."""
+"""The contents of a run folder for a report, including single samples, with a note for every missing part."""
 
 import csv
 import shlex
@@ -136,7 +136,7 @@ def _table(file: Path) -> dict[str, Any]:
 
 
 def _main_evaluations(results: Results, data: str | None) -> tuple[Result, ...]:
-    """Evaluations of the largest test set; among equals, those with the default attack, then with most epsilons."""
+    """Evaluations of the largest test set; ties are decided by the default attack, then by the number of epsilons."""
     own = [r for r in results.evaluations if not r.net and r.split == "test"]
     own = [r for r in own if r.data in ((data,) if data else known_sets())]
     sets = [r.images for r in own]

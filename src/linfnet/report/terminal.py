@@ -14,7 +14,7 @@ from linfnet.report.run_summary import RunSummary
 COLOURS = ("cyan", "red", "magenta", "yellow", "bright_magenta", "green")
 # The bits of a Braille character, by row and column of its dots.
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-LABELS = 8  # columns left of a chart
+LABELS = 8  # width of the labels left of a chart
 
 
 def draw_lines(

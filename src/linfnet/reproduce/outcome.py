@@ -13,16 +13,16 @@ from linfnet.results.storage import write_columns
 
 @dataclass(frozen=True)
 class Options:
-    """Which part of a study is run, how, and in which folder."""
+    """The options of a study: which rows to run, how, and in which folder."""
 
     out: Path = Path("runs/reproduce")
-    rows: tuple[str, ...] = ()  # labels; empty for all
+    rows: tuple[str, ...] = ()  # labels of the rows to run; empty for all
     scale: float = 1.0
     seeds: int = 1
     changes: tuple[str, ...] = ()
     limit: int | None = None  # test images for the evaluation; None for all
-    steps: int = 100  # of PGD
-    small: bool = False  # whether `--small` was given; the outcome says so
+    steps: int = 100  # steps of PGD
+    small: bool = False  # whether `--small` was given; titles of tables and plots show it
 
     @property
     def prefix(self) -> str:
@@ -56,9 +56,9 @@ class RunOutcome:
     pgd: float
     certified_margin: float
     certified_interval: float
-    certified_train: float | None  # of the training images, by margin; None for old runs
+    certified_train: float | None  # certified training images, by margin; None for old runs
     above_theta: float | None  # training images with a margin above theta
-    seconds: float  # of training
+    seconds: float  # seconds of training
     epochs: int
     hardware: str
     commit: str | None

@@ -124,7 +124,7 @@ class Series(NamedTuple):
     published: str
 
     def ours(self, outcome: Outcome) -> dict[Cell, Spread]:
-        """The spread of our runs in percent, for each cell that has some."""
+        """The spread of our runs in percent, for each cell with finished runs."""
         found = {cell: spreads(outcome.of(cell)).get(self.name) for cell in outcome.cells}
         return {cell: Spread(*(100 * share for share in spread)) for cell, spread in found.items() if spread}
 
@@ -142,7 +142,7 @@ MARGINS = Series("above_theta", "margins above θ", "tab:green", "above_theta")
 
 
 def draw_study(path: Path, outcome: Outcome) -> None:
-    """Draw certified accuracies on test and training images as bars, lines or a map, as the study asks for."""
+    """Draw certified accuracies on test and training images as bars, lines or a map, as the study specifies."""
     draw: dict[str, Callable[[Outcome, Figure], None]] = {"bars": _bars, "lines": _lines, "map": _map}
     figure = new_figure(7, 8)
     draw[outcome.study.drawing](outcome, figure)
@@ -179,7 +179,7 @@ def _lines(outcome: Outcome, figure: "Figure") -> None:
     positions = sorted({cell.at for cell in outcome.cells})
     positive = [position for position in positions if position > 0]
     for axes, label in ((certified, "certified in %"), (margins, "training images in %")):
-        if positive and positive[-1] > 15 * positive[0]:  # a logarithmic axis that also has room for 0
+        if positive and positive[-1] > 15 * positive[0]:  # a logarithmic axis that includes 0
             axes.set_xscale("symlog", linthresh=positive[0])
             axes.set_xticks(positions, [f"{position:g}" for position in positions])
         axes.set(xlabel=outcome.study.axis, ylabel=label)

@@ -1,4 +1,4 @@
-"""Run a study: each cell and seed in its own folder; finished runs stay, interrupted ones are resumed."""
+"""Run a study: each cell and seed in its own folder; finished runs are not repeated, interrupted ones are resumed."""
 
 import contextlib
 import itertools
@@ -29,13 +29,13 @@ class PlannedRun:
     path: Path
 
     def evaluation(self, results: Results, options: Options) -> Result | None:
-        """The result of the evaluation that the options ask for, or None."""
+        """The result of the evaluation that the options select, or None."""
         data, eps = self.recipe.data.name, self.recipe.evaluation.eps[0]
         return results.find(data, eps, limit=options.limit, attack=AttackSettings("pgd", options.steps))
 
 
 def plan(study: Study, options: Options) -> list[PlannedRun]:
-    """All runs that the options ask for, ordered by seed, so that each cell has its first result early."""
+    """All runs that the options select, ordered by seed, so that each cell has its first result early."""
     at_least("--seeds", options.seeds, 1)
     recipes = [(cell, _build(study, cell, options)) for cell in study.rows(options.rows)]
     runs: list[PlannedRun] = []
@@ -47,7 +47,7 @@ def plan(study: Study, options: Options) -> list[PlannedRun]:
 
 
 def _build(study: Study, cell: Cell, options: Options) -> Recipe:
-    """The recipe of a cell. Changes of all rows must not override those of the cell, which its label describes."""
+    """The recipe of a cell. `--set` must not override changes that define the cell: its label describes them."""
     recipe = cell.build(options.changes, options.scale)
     expected = replace(cell, changes=(*options.changes, *cell.changes)).build(scale=options.scale)
     for section in differing_sections(recipe, expected):
@@ -113,7 +113,7 @@ def run_study(
 
 
 def _check_study(study: Study, options: Options) -> None:
-    """A folder holds one study: the outcome of another is not overwritten, an unreadable one is."""
+    """Raise an error if the folder contains the outcome of another study; an unreadable outcome is overwritten."""
     name: Any = study.name
     with contextlib.suppress(LinfnetError):
         name = read_table(options.out / "outcome.json").get("study")
@@ -122,14 +122,14 @@ def _check_study(study: Study, options: Options) -> None:
 
 
 def _check_recipe(run: PlannedRun) -> None:
-    """A folder holds one recipe: its results must not be taken for those of another."""
+    """Raise an error if the folder contains a run of another recipe, whose results would be mistaken for this one's."""
     if (run.path / "recipe.toml").is_file():
         for section in differing_sections(RunFolder.open(run.path).recipe, run.recipe):
             raise LinfnetError(f"{run.path} holds a run with other settings in [{section}]; choose another --out")
 
 
 def _train(run: PlannedRun, device: torch.device, display: Display | None) -> str:
-    """Train, or resume training, unless the run has finished; return which of these."""
+    """Train or resume the run unless it has finished; return what was done."""
     if not (run.path / "recipe.toml").is_file():
         start_run(run.recipe, run.path, device, display=display)
         return "trained"

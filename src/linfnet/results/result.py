@@ -1,4 +1,4 @@
-"""What an evaluation or a training found: the typed records that every other part of the library passes around."""
+"""Results of evaluations and of training: the typed records that all other parts of the library use."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ Share = Annotated[float, "from 0 to 1"]
 
 @dataclass(frozen=True)
 class AttackSettings:
-    """Which attack, and how long it searched."""
+    """An attack and its number of steps."""
 
     name: str = "pgd"
     steps: int = 100
@@ -28,7 +28,7 @@ PGD_100 = AttackSettings()
 
 @dataclass(frozen=True)
 class Result:
-    """What one evaluation found at one epsilon; accuracies in [0, 1]."""
+    """The result of one evaluation at one epsilon; accuracies in [0, 1]."""
 
     data: str
     """The data set by name."""
@@ -48,7 +48,7 @@ class Result:
     limit: int | None = None
     """Only the first `limit` images of the split were evaluated; None for all."""
     net: str = ""
-    """Another net than the folder's own, such as the nearest-neighbour net of the demonstration."""
+    """Empty for the net of the folder; otherwise another net, such as the nearest-neighbour net of the demo."""
     arithmetic: str = "float32"
     """float32: the certificates hold for the floating-point program. real: rounding is ignored."""
     confidence: Share = 1.0
@@ -56,7 +56,7 @@ class Result:
     certify_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds per image by the name of each certificate."""
     seconds: float = 0.0
-    """Of the whole evaluation at this epsilon."""
+    """Seconds of the whole evaluation at this epsilon."""
 
     def __post_init__(self) -> None:
         if not self.certified:
@@ -64,7 +64,7 @@ class Result:
 
     @property
     def images(self) -> str:
-        """Net, images and attack in one word, for tables and file names.
+        """Net, images and attack as one name, for tables and files.
 
         >>> Result("mnist", "test", 500, Fraction(3, 10), 0.9, 0.8, {"margin": 0.7}, limit=500).images
         'mnist-test-first-500'
@@ -75,7 +75,7 @@ class Result:
 
     @property
     def best(self) -> str:
-        """The name of the certificate that proves most; among equals the margin, which costs one forward pass."""
+        """The name of the certificate with the largest accuracy; the margin, which is cheapest, wins ties."""
         return max(self.certified, key=lambda name: (self.certified[name], name == "margin"))
 
     @property
@@ -129,7 +129,7 @@ class Results:
     ) -> Result | None:
         """The evaluation of the folder's own net on these test images at this epsilon, or None.
 
-        A limit that is not below the number of images is the same as none.
+        A limit of at least the number of images counts as no limit.
         """
         exact, whole = (("", data, "test", size, attack, eps) for size in (limit, None))
         for result in self.evaluations:

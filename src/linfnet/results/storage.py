@@ -29,7 +29,7 @@ LABEL, PREDICTION, RUNNER_UP, MARGIN = "label", "prediction", "runner_up", "marg
 REAL_MARGIN_RADIUS = "real_margin_radius"
 # The tensors of a file of broken images, each with one entry per image.
 INDEX, IMAGES, PREDICTIONS = "index", "images", "predictions"
-# File systems allow 255 bytes in a file name; this many may be epsilons.
+# File systems allow 255 bytes in a file name; at most this many are used for epsilons.
 _LONGEST = 100
 
 
@@ -46,13 +46,13 @@ def read_results(folder: Path) -> Results:
 
 
 def write_training(folder: Path, training: TrainingResult) -> None:
-    """Store the result of training; evaluations stay."""
+    """Store the result of training; stored evaluations do not change."""
     with _lock(folder):
         write_json(folder / FILE, results_to_json(Results(training, read_results(folder).evaluations)))
 
 
 def add_evaluations(folder: Path, evaluations: tuple[Result, ...]) -> None:
-    """Add evaluations, all or none; those of the same subject are replaced."""
+    """Add evaluations in one step; those of the same subject are replaced."""
     subjects = {result.subject for result in evaluations}
     with _lock(folder):
         results = read_results(folder)
@@ -144,7 +144,7 @@ _KEY_1 = re.compile(
 
 
 def _upgrade(old: Mapping[str, Any]) -> dict[str, Any]:
-    """A document of version 1 as version 2, without entries that lack a figure or have another kind of key."""
+    """Convert a document of version 1 to version 2; entries with missing figures or unknown keys are left out."""
     new: dict[str, Any] = {"version": VERSION, "evaluations": []}
     if "train" in old:
         train = _parse(dict, old["train"], "train")
@@ -155,7 +155,7 @@ def _upgrade(old: Mapping[str, Any]) -> dict[str, Any]:
         match = _KEY_1.fullmatch(key)
         entry = _parse(dict, value, repr(key)) if match else {}
         certified = {name.removeprefix("certified_"): entry[name] for name in sorted(entry) if "certified_" in name}
-        certified.pop("and_broken", None)  # was always 0
+        certified.pop("and_broken", None)  # always 0 in version 1
         if match and certified and {"samples", "clean", "pgd", "pgd_steps"} <= entry.keys():
             subject: dict[str, Any] = {name: text for name, text in match.groupdict().items() if text}
             if "limit" in subject:
@@ -205,7 +205,7 @@ def broken_path(samples: Path) -> Path:
 
 
 def sample_files(folder: Path, result: Result, suffix: str = ".csv") -> list[Path]:
-    """The CSVs of all evaluations of the same images with the same attack, at whatever epsilons."""
+    """The CSVs of all evaluations of the same images with the same attack, at any epsilons."""
     return sorted(folder.glob(f"samples-{result.images}-eps-*{suffix}"))
 
 

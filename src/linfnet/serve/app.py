@@ -32,7 +32,7 @@ MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript
 JSON, PICTURES = "application/json", ("image/png", "image/jpeg")
 MAX_PICTURE_BYTES = 4_000_000
 NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
-# More connections get 503; each waiting one uses at most 64 kB.
+# Further connections get status 503; each waiting connection uses at most 64 kB.
 MAX_CONNECTIONS = 512
 
 
@@ -60,7 +60,7 @@ def url_of(bound: socket.socket, host: str) -> str:
 
 
 def run_server(service: Service, bound: socket.socket, names: frozenset[str]) -> None:
-    """Serve until the process is interrupted; connections that came since `bind` are answered, too."""
+    """Serve until the process is interrupted; connections that arrived since `bind` are answered as well."""
     if count_parameters(service.net) < 4_000_000:
         torch.set_num_threads(1)  # starting threads would take longer than the work that they share
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
@@ -146,7 +146,7 @@ def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"}
 
 
 def _document_body(schema: dict[str, Any], pictures: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Describe a body for openapi.json: FastAPI does not know it, as it would read it without limits."""
+    """Describe a body for openapi.json: FastAPI does not parse it, since it would read it without limits."""
     files = {kind: {"schema": {"type": "string", "contentMediaType": kind}} for kind in pictures}
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}, **files}}}
 

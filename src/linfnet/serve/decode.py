@@ -21,7 +21,7 @@ def read_picture(body: bytes, shape: tuple[int, int, int], fit: Fit) -> Tensor:
     """Return float32 pixels in [0, 1] of the net's shape [C, H, W] from the bytes of a PNG or JPEG file.
 
     The fit "none" accepts only pictures of exactly the net's size and mode; "whole" crops the centre and scales it;
-    "digit" does what was done to MNIST: white ink on black, scaled into a box, centred by its mass.
+    "digit" prepares it like the images of MNIST: white ink on black, scaled into a box, centred by its mass.
     """
     mode = {1: "L", 3: "RGB"}.get(shape[0])
     if mode is None:
@@ -47,7 +47,7 @@ def read_picture(body: bytes, shape: tuple[int, int, int], fit: Fit) -> Tensor:
 
 
 def _decode(body: bytes, rotate: bool) -> Image.Image:
-    """Decode a picture; `rotate` turns a photograph upright, by the orientation that the camera stored."""
+    """Decode a picture; `rotate` rotates a photograph by the orientation that the camera stored."""
     try:
         with warnings.catch_warnings(action="ignore"), contextlib.suppress(Image.DecompressionBombError):
             picture = Image.open(io.BytesIO(body), formats=("PNG", "JPEG"))
@@ -84,6 +84,6 @@ def _fit_digit(grey: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
 
 
 def _centred_start(mass: np.ndarray, side: int) -> int:
-    """Return the start at which the centre of mass is nearest to the middle of a side, and everything fits."""
+    """Return the offset that brings the centre of mass closest to the middle of a side without cutting anything off."""
     centre = float((mass * np.arange(len(mass))).sum() / max(1, mass.sum()))
     return min(max(0, round(side / 2 - centre)), side - len(mass))

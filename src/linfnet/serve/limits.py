@@ -1,4 +1,4 @@
-"""Limits on every request: where it comes from, how large its body is, how long it takes, how many run at once."""
+"""Limits on requests: their origin, the size of their bodies, their duration, and how many run at once."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 BODY_SECONDS = 10.0
-# Limits on what is discarded after an early response.
+# `BodyDrain` stops reading after this many bytes or seconds.
 DRAIN_SECONDS = 5.0
 DRAIN_BYTES = 64_000_000
 SECURITY_HEADERS = {

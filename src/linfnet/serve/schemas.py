@@ -90,13 +90,13 @@ class Attack(_Object):
 
 
 class ImageRequest(_Object):
-    """The body of a prediction."""
+    """The body of a request for a prediction."""
 
     pixels: Pixels
 
 
 class AttackRequest(ImageRequest):
-    """The body of an attack."""
+    """The body of a request for an attack."""
 
     steps: int = Field(40, ge=1, le=200, strict=True)
 

@@ -71,7 +71,7 @@ class Service:
         )
 
     def attack(self, image: Tensor, steps: int, stop: Callable[[], bool]) -> Attack:
-        """Search the closest misclassified image; `stop` and the time limit end the search early."""
+        """Search for the closest misclassified image; `stop` and the time limit end the search early."""
         started = time.monotonic()
         # Certified with the attack's copy of the net, which only the attack's thread uses.
         certification = certify_images(self.attacked, [(image.unsqueeze(0), None)])
@@ -89,7 +89,7 @@ class Service:
         if found.image is not None:
             with torch.no_grad(), self.attacked.at_infinity():
                 logits = self.attacked(found.image.unsqueeze(0))[0]
-            # In a tie the label may still come first: report the best of the other classes.
+            # In a tie, argmax may return the label: report the best of the other classes.
             logits[label] = -math.inf
             other = self.classes[int(logits.argmax())]
             broken = Broken(distance=found.distance, class_=other, pixels=found.image.tolist())

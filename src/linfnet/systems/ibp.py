@@ -82,7 +82,7 @@ class IbpNet(Classifier):
 
 
 def tightness(boxes: Sequence[Box]) -> Tensor:
-    """Mean growth of boxes (those before each ReLU) relative to the first, beyond the tolerance: in [0, 1]."""
+    """A penalty in [0, 1] on boxes before each ReLU that are wider than the first box by more than the tolerance."""
     start, *widths = ((box.upper - box.lower).mean().clamp(min=1e-12) for box in boxes)
     return torch.stack([F.relu(TOLERANCE - start / width) / TOLERANCE for width in widths]).mean()
 
@@ -108,7 +108,7 @@ def balance(boxes: Sequence[Box]) -> Tensor:
 
 
 def smooth_ramp(progress: float, bend: float = 0.25) -> float:
-    """A ramp from 0 to 1: t^4 up to the bend, then linear, so that perturbations are small early in training."""
+    """A ramp from 0 to 1: t^4 at first, then linear, so that perturbations are small early in training."""
     factor = 1 / (bend**4 + 4 * bend**3 * (1 - bend))
     return factor * (progress**4 if progress < bend else bend**4 + 4 * bend**3 * (progress - bend))
 

@@ -27,7 +27,7 @@ from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import LinfNet
 from linfnet.theory.separation import Separation
 
-FAR = 2.0  # C of the proofs
+FAR = 2.0  # the constant C of the proofs
 
 
 def nearest_neighbour_net(images: Tensor, labels: Tensor, classes: int, *, layers: int = 2) -> LinfNet:

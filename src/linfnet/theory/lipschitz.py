@@ -25,7 +25,7 @@ QUANTILES = tuple(k / 20 for k in range(21))
 
 @dataclass(frozen=True)
 class Estimate:
-    """A lower bound of the local Lipschitz constant around each image, and the upper bound of each layer."""
+    """A lower bound on the local Lipschitz constant around each image, and the upper bound for each layer."""
 
     p: float
     epsilon: Fraction
@@ -86,8 +86,8 @@ def lipschitz_estimate(
     """Estimate the local Lipschitz constant: the largest change of a logit found within epsilon, divided by epsilon.
 
     For each label and restart: from a random point of the ball, `steps` steps of eps/4 along the sign of the gradient
-    of |g_j(x + delta) - g_j(x)|; the best of all visited points counts. As in the paper, the ball is not clipped to
-    [0, 1]. The net itself is not changed.
+    of |g_j(x + delta) - g_j(x)|; the largest change at any visited point is used. As in the paper, the ball is not
+    clipped to [0, 1]. The net itself is not changed.
 
     Args:
         images: [N, C, H, W] in [0, 1]; `batch` of them are used at once, each as one row per label.

@@ -1,4 +1,4 @@
-"""The separation of a labelled set: exactly half the smallest l_inf distance of two images of different classes.
+"""The separation of a labelled set: exactly half the smallest l_inf distance between two images of different classes.
 
 The distance on some coordinates is a lower bound of the distance on all. A cascade computes it on 128 coordinates for
 all pairs, then on 512 for the pairs below the best distance so far, then on all coordinates for the remaining few. The
@@ -20,11 +20,11 @@ from linfnet.errors import ArgumentError, at_least
 from linfnet.figures import new_figure, save_figure
 from linfnet.ops import lp_distance
 
-FIRST, SECOND = 128, 512  # coordinates in the first two steps
+FIRST, SECOND = 128, 512  # numbers of coordinates in the first two steps of the cascade
 ROWS, COLUMNS = 1024, 8192  # pairs in a block of the first step
-HOPEFUL = 1024  # pairs of a block that are computed before the others, if many remain
-SAMPLE = 4096  # pairs that decide which coordinates come first
-ELEMENTS = 1 << 22  # of the largest intermediate tensor in the later steps
+HOPEFUL = 1024  # pairs of a block with the smallest bounds, which are computed first if many remain
+SAMPLE = 4096  # size of the sample of pairs that determines the order of the coordinates
+ELEMENTS = 1 << 22  # size of the largest intermediate tensor in the later steps
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Separation:
 
     @property
     def distance(self) -> Fraction:
-        """The smallest distance of two classes."""
+        """The smallest distance between two classes."""
         return self.pairs[0].distance
 
     @property
@@ -151,7 +151,7 @@ def _difference(points: Tensor, other: Tensor) -> Tensor:
 
 
 class _Search:
-    """The sets sorted by class, their first coordinates, and the best pairs so far."""
+    """The state of a search: the sets sorted by class, their first coordinates, and the best pairs so far."""
 
     def __init__(self, points: Tensor, labels: Tensor, other: Tensor, other_labels: Tensor, count: int) -> None:
         self.count = count
@@ -229,7 +229,7 @@ class _Search:
         return i[apart], j[apart]
 
     def _coordinate_order(self, i: Tensor, j: Tensor) -> Tensor:
-        """SECOND coordinates, of which the FIRST rule out most pairs: repeated greedy covers of the sample."""
+        """Choose SECOND coordinates by repeated greedy covers of the sample; the FIRST of them exclude most pairs."""
         features = self.points.shape[1]
         few = max(1, ELEMENTS // max(1, features))
         i, j = i[:few], j[:few]

@@ -40,7 +40,7 @@ class GraphedModule:
         self._module, self._batch, self._current_p, self._p_stays = module, batch, p, p_stays
         self._p: float | None = None
         self._graphs: CapturedGraphs | None = None
-        self._last: torch.cuda.CUDAGraph | None = None  # owns the memory while nothing is captured
+        self._last: torch.cuda.CUDAGraph | None = None  # keeps the memory pool alive between two captures
         self._failed = False
         # The output of an autograd function has a gradient only if some input has one; the pixels have none.
         self._requires_grad = torch.empty(0, device=next(module.parameters()).device, requires_grad=True)

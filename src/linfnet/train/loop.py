@@ -249,7 +249,7 @@ class Trainer:
         if self._output:
             self.net.save(self._output.path, class_names=self.images.info.classes, results=Results(result))
             self._output.log("finish", step=self.progress.step, seconds=round(self.progress.seconds, 3))
-            write_training(self._output.path, result)  # last: a run has finished if this file exists
+            write_training(self._output.path, result)  # written last: a run has finished if this file exists
         self.group.any(False)  # all processes wait until the model is written
         return result
 
@@ -261,7 +261,7 @@ Display = Callable[[Trainer], contextlib.AbstractContextManager[Watcher]]
 def start_run(
     recipe: Recipe, out: Path, device: torch.device, group: Group = ALONE, *, display: Display | None = None
 ) -> RunFolder:
-    """Train a recipe into an empty or missing folder, which is written only once the net is built."""
+    """Train by a recipe in an empty or new folder, which is written only after the net is built."""
     folder = RunFolder.new(out, recipe) if group.first else RunFolder(out, recipe)
     try:
         _train(folder, device, group, display, resume=False)

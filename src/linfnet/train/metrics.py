@@ -48,7 +48,7 @@ def accuracies(
     *,
     threshold: float | None = None,
 ) -> Accuracies:
-    """Clean and certified accuracy of a net in eval mode; certificates need p = inf and are skipped if expensive.
+    """Clean and certified accuracy of a net in eval mode; certificates need p = inf, and expensive ones are skipped.
 
     With a threshold, also the shares of margins above it, between 0 and it, and below 0.
     """

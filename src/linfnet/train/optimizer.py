@@ -32,7 +32,7 @@ def step_state(recipe: Recipe, step: int, steps_per_epoch: int) -> StepState:
 def build_optimizer(recipe: Recipe, net: Classifier) -> torch.optim.Adam:
     """Adam with two groups: the weights, and the temperature s at a fraction of their learning rate."""
     settings = recipe.optimizer
-    scale = [net.scale] if isinstance(net.scale, nn.Parameter) else []  # a constant buffer in other systems
+    scale = [net.scale] if isinstance(net.scale, nn.Parameter) else []  # in other systems s is a constant buffer
     net.scale.requires_grad_(bool(scale) and recipe.loss.learns_scale)
     weights = [parameter for name, parameter in net.named_parameters() if name != "scale"]
     groups = [
@@ -68,6 +68,6 @@ def decay_weights(net: Classifier, amount: float) -> None:
     """Decay the weights and biases of all layers: distance layers at their p, others at p = 2."""
     if amount == 0:
         return
-    for module in list(net.modules())[1:]:  # not the net itself, which has the temperature s
+    for module in list(net.modules())[1:]:  # without the net itself, whose own parameter s does not decay
         for parameter in module.parameters(recurse=False):
             decay_rows(parameter, module.p if isinstance(module, DistanceModule) else 2.0, amount)

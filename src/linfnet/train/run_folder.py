@@ -27,7 +27,7 @@ from linfnet.nn.model_path import packaged_hint
 from linfnet.recipes import Recipe, load_recipe, recipe_to_toml
 from linfnet.version import __version__
 
-# The numbers that every event of a kind has.
+# The numeric fields of each kind of event.
 _NUMBERS = {
     "epoch": ("epoch", "seconds", "lambda", "lr", "scale", "loss", "accuracy", "above", "between", "below"),
     "test": ("epoch", "seconds", "accuracy_at_p", "clean"),
@@ -35,7 +35,7 @@ _NUMBERS = {
 
 
 class UnwritableError(LinfnetError):
-    """The run folder cannot be written; checkpoints already written stay."""
+    """The run folder cannot be written; existing checkpoints are not changed."""
 
 
 class RunFolder:
@@ -85,7 +85,7 @@ class RunFolder:
     def lock(self) -> None:
         """Lock the folder until `release` or the end of this process; an error if another process has locked it."""
         try:
-            # `locked` of another process takes the lock for a moment.
+            # `locked` in another process takes the lock for a moment.
             self._lock.acquire(timeout=0.2, poll_interval=0.01)
         except Timeout:
             raise LinfnetError(f"{self.path} is in use by another process") from None
@@ -93,7 +93,7 @@ class RunFolder:
             raise UnwritableError(f"{self.path} cannot be locked: {error.strerror}") from None
 
     def _sweep(self) -> None:
-        """Remove temporary files. Only where training begins: later, an evaluation may be writing some."""
+        """Remove temporary files. Called only when training begins: later, an evaluation may be writing such files."""
         for temporary in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):
             temporary.unlink(missing_ok=True)
 
@@ -107,14 +107,14 @@ class RunFolder:
         if not (self.path / ".lock").exists():
             return False
         try:
-            # Long enough for another probe to end.
+            # Long enough for the same test in another process to end.
             with self._new_lock().acquire(timeout=0.05, poll_interval=0.01):
                 return False
         except OSError as error:  # other errors: a file system without locks
             return isinstance(error, Timeout)
 
     def _new_lock(self) -> FileLock:
-        # Readable and writable for all: other users who watch a run test its lock.
+        # Readable and writable for all users: `linfnet watch` of another user tests the lock.
         return FileLock(self.path / ".lock", mode=0o666)
 
     @property
@@ -128,7 +128,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def guarded(self) -> Generator[None]:
-        """Turn a failure to write (a full disk, a removed folder) into an error that names the last checkpoint."""
+        """Convert a failure to write (a full disk, a removed folder) to an error that names the last checkpoint."""
         try:
             yield
         except OSError as error:
@@ -156,7 +156,7 @@ class RunFolder:
         """
         self.checkpoints.mkdir(exist_ok=True)  # it may be missing in a copy of the folder
         self._sweep()
-        # An earlier `resume` at the same step was without progress.
+        # Remove an earlier `resume` at the same step: no step was made after it.
         last = {"resume": step - 1, "finish": -1}
         events = (event for event in self.events() if event.get("step", 0) <= last.get(event["event"], step))
         lines = [json.dumps(event, allow_nan=False) + "\n" for event in events]
