@@ -205,12 +205,12 @@ def test_commands_that_are_told_can_be_copied(tmp_path: Path, capsys: pytest.Cap
     run = tmp_path / "a run; here"
     tiny = ["--set", "limit=100", "width=8", "depth=2", "epochs=[1, 1, 1]"]
     assert main(["train", "digits", "--out", str(run), *tiny]) == 0
-    told = [capsys.readouterr().out.partition("next: ")[2]]
+    message = [capsys.readouterr().out.partition("next: ")[2]]
     for arguments in (["train", "--resume", str(run)], ["train", "digits", "--out", str(run)]):
         assert main(arguments) == 2
-        told.append(capsys.readouterr().err)
+        message.append(capsys.readouterr().err)
     (run / "results.json").unlink()
     for command in ("evaluate", "certify", "compare"):
         assert main([command, str(run)]) == 2
-        told.append(capsys.readouterr().err)
-    assert all(shlex.split(line)[-1] == str(run) for line in told), told
+        message.append(capsys.readouterr().err)
+    assert all(shlex.split(line)[-1] == str(run) for line in message), message

@@ -127,7 +127,7 @@ def test_damaged_folders(place: Path, refused: Callable[..., str]):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "room", "told"),
+    ("arguments", "room", "message"),
     [
         (["evaluate", "run", "--limit", "5", "--steps", "1"], 0, "run/results.json: File too large"),
         (["plot", "run"], 0, "run/curves.png: "),
@@ -138,13 +138,13 @@ def test_damaged_folders(place: Path, refused: Callable[..., str]):
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
 def test_a_full_disk_is_told_with_the_file(
-    arguments: list[str], room: int | None, told: str, refused: Callable[..., str]
+    arguments: list[str], room: int | None, message: str, refused: Callable[..., str]
 ):
     """A limit on the size of files fails as a full disk does, and needs no rights."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (before[0] if room is None else room, before[1]))
-        assert refused(*arguments).startswith(f"error: {told}")
+        assert refused(*arguments).startswith(f"error: {message}")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 

@@ -98,10 +98,10 @@ def test_between_measured_points_the_curve_counts_radii(open_page: Open, report:
     (file,) = evaluated.glob("samples-*.csv")
     with file.open(newline="") as lines:
         radii = [float(row["margin_radius"]) for row in csv.DictReader(lines)]
-    told = read_out(visit)
-    assert told["certified"] == f"{100 * sum(radius >= 0.07 for radius in radii) / len(radii):.2f} %"
-    assert told["attacked"] == f"at most {100 * measured(evaluated)['8/255'].attacked:.2f} %"
-    assert "interval" not in told
+    message = read_out(visit)
+    assert message["certified"] == f"{100 * sum(radius >= 0.07 for radius in radii) / len(radii):.2f} %"
+    assert message["attacked"] == f"at most {100 * measured(evaluated)['8/255'].attacked:.2f} %"
+    assert "interval" not in message
 
 
 def test_training_curves_and_histogram_are_read_by_keys(open_page: Open, report: Path, evaluated: Path):
@@ -110,9 +110,9 @@ def test_training_curves_and_histogram_are_read_by_keys(open_page: Open, report:
     epochs = [event for event in map(json.loads, lines) if event["event"] == "epoch"]
     visit.page.locator("#training-1-plot").focus()
     for event in reversed(epochs):
-        told = read_out(visit, "training-1")
-        assert told["epoch"] == str(event["epoch"])
-        assert float(told["loss"]) == pytest.approx(event["loss"], rel=1e-3)
+        message = read_out(visit, "training-1")
+        assert message["epoch"] == str(event["epoch"])
+        assert float(message["loss"]) == pytest.approx(event["loss"], rel=1e-3)
         visit.page.keyboard.press("ArrowLeft")
     total, plot = 0, visit.page.locator("#histogram-plot")
     plot.focus()

@@ -72,8 +72,8 @@ def test_a_log_that_was_cut_can_be_drawn(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["plot", str(tmp_path / "record.json")]) == 0
     packed = tmp_path / "record.events.jsonl.gz"
     whole = packed.read_bytes()
-    for spoiled in (whole[:-9], whole[:12] + b"x" * 40 + whole[52:], b"no archive", gzip.compress(b"no log")):
-        packed.write_bytes(spoiled)
+    for damaged in (whole[:-9], whole[:12] + b"x" * 40 + whole[52:], b"no archive", gzip.compress(b"no log")):
+        packed.write_bytes(damaged)
         capsys.readouterr()
         assert main(["plot", str(tmp_path / "record.json")]) == 2
         (line,) = capsys.readouterr().err.splitlines()

@@ -268,14 +268,14 @@ def test_a_second_process_is_kept_out_and_the_first_goes_on(processes: None, tmp
         assert time.monotonic() < deadline
         assert first.is_alive(), (tmp_path / "first").read_text()
         time.sleep(0.005)
-    for arguments, told in (
+    for arguments, message in (
         (["train", "--resume", str(run)], f"error: {run} is in use by another process"),
         (["train", "digits", *long, "--out", str(run)], f"error: output folder {run} already holds a run"),
     ):
         second = faults_worker.start(arguments, log)
         second.join()
         assert second.exitcode == 2
-        assert log.read_text().startswith(told)
+        assert log.read_text().startswith(message)
     assert first.is_alive()
     first.terminate()  # SIGTERM: a checkpoint is written
     first.join()
