@@ -1,4 +1,4 @@
-# Every target installs what it needs into .venv; only Python >= 3.11 has to be there.
+# Every target installs the packages that it needs into .venv. The only requirement is Python >= 3.11.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -9,7 +9,7 @@ help:
 	@echo "make setup       install linfnet into .venv"
 	@echo "make demo        train, attack and certify a small net (about a minute on a CPU)"
 	@echo "make test        static checks and all tests"
-	@echo "make test-fast   tests without processes, browser and emulator (under a minute)"
+	@echo "make test-fast   tests that are not slow and need no processes, browser, emulator or GPU (under a minute)"
 	@echo "make check       static checks: ruff, pyright, and clang-format if it is installed"
 	@echo "make docs        generate the tables of the documentation, build it into build/site, check its links"
 	@echo "make bench       time the CPU kernels, torch.cdist and a matrix product"
@@ -22,7 +22,7 @@ demo: setup
 
 USES_DISTANCES := attacks certificates distributed export nn systems theory train test_comparison.py test_evaluation.py test_losses.py
 
-# The second pass runs the tests of folders that compute distances again, with the reference instead of the kernels.
+# The second command repeats the tests that compute distances, with the reference instead of the kernels.
 test: check
 	$(BIN)/pytest --numprocesses 2
 	$(BIN)/pytest --numprocesses 2 --impl reference -m "not process and not browser" $(addprefix tests/,$(USES_DISTANCES))
@@ -48,7 +48,7 @@ check: .venv/.installed-dev
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "linfnet needs Python >= 3.11, this is " + sys.version)'
 	$(PYTHON) -m venv .venv
 
-# The extension is built with the package: its sources count as much as the settings.
+# The package is installed again if one of these changes: the C++ extension is built when the package is installed.
 BUILT_FROM := pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/linfnet/ops/csrc/*)
 
 .venv/.installed: .venv/bin/python $(BUILT_FROM)

@@ -1,4 +1,4 @@
-"""Shared by all tests: hypothesis settings, poisoned memory, the choice of kernels, markers of expensive tests."""
+"""Settings of all tests: hypothesis profile, NaN in uninitialised memory, choice of kernels, markers of slow tests."""
 
 import subprocess
 from collections.abc import Iterator
@@ -15,22 +15,34 @@ from linfnet.ops import default_implementation, names
 settings.register_profile("suite", max_examples=25, deadline=None, derandomize=True)
 settings.load_profile("suite")
 
-# The suite runs one process per core: more threads would only wait for each other. Tests of threads set their own.
+# The suite runs one process per core, so more threads would only slow it down. Tests of threads set their number.
 torch.set_num_threads(1)
 
 TESTS = Path(__file__).parent
-# Markers that `make test-fast` leaves out: by fixture, and by the beginning of a test's name. Tests may also carry one.
+# `make test-fast` leaves out tests with these markers. They are set here by fixture and by the start of a test's name,
+# or by a decorator at the test.
 MARKERS_BY_FIXTURE = {"browser": "browser", "processes": "process", "package_tools": "process", "libraries": "emulator"}
 MARKERS_BY_NAME = {
     "attacks/test_attacks.py::test_best_iterates": "slow",
+    "attacks/test_attacks.py::test_results_are_in_the_ball": "slow",
+    "certificates/test_images.py::test_the_curve": "slow",
+    "certificates/test_rounding.py::test_compiled_nets": "slow",
     "certificates/test_soundness.py::test_the_campaign": "slow",
     "cli/test_demo.py": "slow",
     "cli/test_report.py::test_a_figure": "slow",
+    "cli/test_theory.py::test_lipschitz": "slow",
     "distributed/test_group.py": "process",
     "nn/test_net.py::test_training_compiles_once": "slow",
+    "ops/test_cpu.py::test_compiles": "slow",
+    "ops/test_cpu.py::test_opcheck": "slow",
     "ops/test_cuda_emulated.py": "emulator",
+    "ops/test_cuda_launches.py::test_what_is_saved": "slow",
+    "ops/test_lp_distance.py::test_compiles": "slow",
+    "ops/test_lp_distance.py::test_opcheck": "slow",
     "ops/test_simt.py": "emulator",
+    "reproduce/test_runner.py": "slow",
     "serve/test_abuse.py": "process",
+    "serve/test_api.py::test_nets_of_other_systems": "slow",
     "systems/test_systems.py::TestCommands": "slow",
     "test_extending.py": "slow",
     "theory/test_separation.py::test_real_digits": "slow",
@@ -42,11 +54,13 @@ MARKERS_BY_NAME = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--impl", choices=names(), default=None, help="run the suite with this implementation preferred")
+    parser.addoption(
+        "--impl", choices=names(), default=None, help="run the tests with this implementation"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that start processes, a browser or the emulator."""
+    """Mark tests that are slow or that start processes, a browser or the emulator."""
     for item in items:
         fixtures: list[str] = getattr(item, "fixturenames", [])
         marks = {mark for fixture, mark in MARKERS_BY_FIXTURE.items() if fixture in fixtures}
@@ -59,7 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _marked_if_it_starts_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a test without a marker fail when it starts a process; environment() may start git and uname."""
+    """Make a test fail if it starts a process without a marker; git and uname, which environment() starts, are allowed."""
     if any(request.node.get_closest_marker(mark) for mark in ("process", "browser", "emulator", "gpu")):
         return
     start = subprocess.Popen.__init__
@@ -80,7 +94,7 @@ def _preferred_implementation(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _poisoned_memory() -> Iterator[None]:
-    """Fill fresh memory with NaN, so that an element that is never written shows in the result."""
+    """Fill uninitialised memory with NaN, so that an element that is never written is visible in the result."""
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
@@ -89,6 +103,6 @@ def _poisoned_memory() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def processes(request: pytest.FixtureRequest) -> None:
-    """For tests that start processes: these choose their implementation themselves, so --impl has no effect."""
+    """Skip tests that start processes if --impl is given: the processes choose their implementation themselves."""
     if request.config.getoption("--impl") is not None:
-        pytest.skip("the processes it starts do not follow --impl")
+        pytest.skip("the processes that this test starts ignore --impl")

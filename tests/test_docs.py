@@ -1,4 +1,4 @@
-"""Every code block of README and docs runs; blocks that need other data, a GPU or hours are only parsed."""
+"""Every code block of README and docs runs; blocks that need other data, a GPU or hours of time are only parsed."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ SHORT = ("schedule.epochs=[1, 2, 1]", "width=24", "limit=200", "test_every=0")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, and the comment in the line above it."""
+    """A fenced block and the HTML comment in the line above it."""
 
     language: str
     text: str

@@ -6,7 +6,7 @@ from linfnet.epsilon import format_epsilon, parse_epsilon
 from linfnet.results import Result, results_from_json
 from tools.records import RunRecord, link, percent, published, read_record, table
 
-# The runs of the README, in order.
+# The records in the table of the README, in order.
 README_RUNS = (
     "mnist-0.1",
     "mnist-0.3",
@@ -19,7 +19,7 @@ README_RUNS = (
     "cifar10-8-2021-125-epochs",
     "cifar10-8-hybrid-125-epochs",
 )
-# The runs of docs/systems.md: record and net.
+# The records in the table of docs/systems.md, and a description of each net.
 SYSTEM_RUNS = {
     "cifar10-8-2021-125-epochs": "full size, as trained in 2021",
     "cifar10-8-hybrid-125-epochs": "full size",
@@ -29,7 +29,7 @@ SYSTEM_RUNS = {
     "cifar10-smoothing-0.25": "small convolutional net, σ = 0.25, 30,000 images",
     "cifar10-smoothing-1.0": "small convolutional net, σ = 1, 30,000 images",
 }
-# The rows of the table on the length of the first phase: what differs, and the records, one for each seed.
+# The rows of the table about the length of the first phase: a description, and one record for each seed.
 FIRST_PHASE = (
     ("width 256", ("16-101-8-seed-0", "16-101-8-seed-1")),
     ("width 256, p snapped", ("16-101-8-snapped-seed-0", "16-101-8-snapped-seed-1")),
@@ -42,18 +42,18 @@ DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "digits", "fashion-mn
 
 
 def subject(result: Result) -> str:
-    """Return data set and epsilon in words."""
+    """Return the data set and epsilon of a result, such as `CIFAR-10 at 8/255`."""
     return f"{DATA[result.data]} at {format_epsilon(result.eps)}"
 
 
 def _accuracies(result: Result) -> list[str]:
-    """Return clean, attacked and certified accuracy, the latter by margin and by interval bounds."""
+    """Return the clean and attacked accuracy and the accuracies certified by margin and by interval bounds."""
     certified = [result.certified.get(name) for name in ("margin", "interval")]
     return [percent(share) for share in (result.clean, result.attacked, *certified)]
 
 
 def results() -> str:
-    """The results table of the README."""
+    """Return the table of results in the README."""
     head = [
         "net",
         "training",
@@ -89,7 +89,7 @@ def results() -> str:
 
 
 def packaged_net() -> str:
-    """Accuracies of the net `mnist-small` on all test images."""
+    """Return the accuracies of the net `mnist-small` on all test images."""
     record, attacks = read_record("pretrained-mnist"), read_record("attacks")["rows"]
     rows: list[list[str]] = []
     for row in attacks:
@@ -103,7 +103,7 @@ def packaged_net() -> str:
 
 
 def systems() -> str:
-    """One row for each epsilon of each run of another system."""
+    """Return a table with one row for each run and epsilon, for docs/systems.md."""
     head = [
         "system",
         "data, ε",
@@ -130,7 +130,7 @@ def systems() -> str:
 
 
 def _preferred(result: Result) -> str:
-    """The margin, which costs one forward pass, or the only certificate of another system."""
+    """Return the name of the certificate to show: the margin if the net has it, otherwise its only certificate."""
     return "margin" if "margin" in result.certified else result.best
 
 
@@ -142,7 +142,7 @@ def _evaluations(run: RunRecord) -> Iterator[Result]:
 
 
 def short_runs() -> str:
-    """The paper's method, the training of 2021 and the net + MLP after 125 epochs on CIFAR-10 at 8/255."""
+    """Return the table of three methods after 125 epochs on CIFAR-10 at 8/255."""
     names = {
         "cifar10-8-125-epochs": "`linf`, the paper's objective",
         "cifar10-8-2021-125-epochs": "`linf`, as trained in 2021",
@@ -161,7 +161,7 @@ def short_runs() -> str:
 
 
 def first_phase() -> str:
-    """Small nets + MLP with a short and a long first phase."""
+    """Return the table of small nets with an MLP, trained with a short and a long first phase."""
     rows: list[list[str]] = []
     for what, names in FIRST_PHASE:
         runs = [RunRecord.read(f"cifar10-8-hybrid-small-{name}") for name in names]
@@ -182,7 +182,7 @@ def first_phase() -> str:
 
 
 def ablation() -> str:
-    """The ablation on small nets: median and range over the seeds."""
+    """Return the table of the ablation on small nets: median and range over the seeds."""
     rows: list[list[str]] = []
     for cell in read_record("ablation-small")["cells"]:
         spreads = [cell["spread"][name] for name in ("clean", "certified_margin", "certified_train")]

@@ -25,6 +25,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "gpu-steps": speed_tables.gpu_steps,
     "gpu-step-details": speed_tables.gpu_step_details,
     "full-recipe": speed_tables.full_recipe,
+    "run-time": speed_tables.run_time,
     "first-call": speed_tables.first_call,
     "snapping": speed_tables.snapping,
     "snapping-by-seed": speed_tables.snapping_by_seed,
@@ -39,7 +40,7 @@ def pages() -> list[Path]:
 
 
 def regenerate(text: str, page: Path) -> str:
-    """Return the text of a page with its blocks generated again; links to records are relative to the page."""
+    """Return the text of a page with all blocks generated from records; links to records are relative to the page."""
     up = "../" * (len(page.relative_to(ROOT).parts) - 1)
     return _BLOCK.sub(
         lambda found: found[1] + BLOCKS[found[2]]().replace("](records/", f"]({up}records/") + found[4], text

@@ -1,4 +1,4 @@
-"""Save a finished run as a record: one JSON file with figures and environment, and the compressed event log.
+"""Save a finished run as a record: one JSON file with results and environment, and the compressed event log.
 
     python tools/record.py RUN --out records/NAME.json
 
@@ -26,14 +26,14 @@ from linfnet.train import RunFolder
 
 @dataclass(frozen=True)
 class Record:
-    """Save a finished run as a record: figures and environment as JSON, the event log compressed next to it."""
+    """Save a finished run as a record: a JSON file with results and environment, and the compressed event log."""
 
     run_folder: tyro.conf.Positional[Path]
-    """A finished run; evaluate it first if the record is to hold its accuracies."""
+    """The folder of a finished run. Evaluate the run first if the record should contain its accuracies."""
     out: Path
-    """The file to write, NAME.json; the log becomes NAME.events.jsonl.gz."""
+    """The file to write, NAME.json; the event log is written to NAME.events.jsonl.gz."""
     what: str = ""
-    """A sentence about the run. Default: the title of its recipe."""
+    """A sentence about the run. The default is the title of its recipe."""
     commit: str | None = None
     """The commit of the source, for runs that were not started from a git checkout."""
     replace: bool = False
@@ -58,7 +58,7 @@ def write_record(path: Path, out: Path, *, what: str = "", commit: str | None = 
     log = out.with_name(f"{out.stem}.events.jsonl.gz")
     record = make_record(path, what, log.name, commit)
     out.parent.mkdir(parents=True, exist_ok=True)
-    # Both files or none. The compressed log holds no time and no name: the same log gives the same file.
+    # Write both files or none. With mtime=0 the compressed file depends only on the log.
     with replacing(log) as temporary:
         temporary.write_bytes(gzip.compress((path / "events.jsonl").read_bytes(), mtime=0))
         write_json(out, record)
@@ -76,7 +76,7 @@ def make_record(path: Path, what: str, events_file: str, commit: str | None = No
     """
     folder = RunFolder.open(path)
     events = folder.events()
-    # The log decides, not the weights: those of large nets may have stayed on the machine that trained them.
+    # Check the log, not the weights: the weights of large nets may not have been copied from the machine that trained them.
     if not any(event["event"] == "finish" for event in events):
         raise LinfnetError(f"{path} has not finished; resume it by linfnet train --resume {shlex.quote(str(path))}")
     environment, training, recipe = read_table(path / "env.json"), read_results(path).training, folder.recipe
@@ -85,7 +85,7 @@ def make_record(path: Path, what: str, events_file: str, commit: str | None = No
             raise ArgumentError(f"--commit is {commit!r}, but env.json of the run has {environment['commit']!r}")
         environment |= {"commit": commit, "commit_given_by_hand": True}
     if training is None:
-        raise LinfnetError(f"{path / 'results.json'} holds no figures of training")
+        raise LinfnetError(f"{path / 'results.json'} contains no results of training")
     resumed, compared = resumptions(events), compare_with_authors(recipe, events)
     return {
         "what": what or recipe.title,
@@ -117,7 +117,7 @@ def seconds_per_epoch(recipe: Recipe, events: list[dict[str, Any]]) -> dict[str,
 
 
 def compare_with_authors(recipe: Recipe, events: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """Return our epochs next to those of the authors' run; an empty list for runs that are not comparable."""
+    """Return metrics of our epochs and of the authors' run; an empty list if the runs are not comparable."""
     last = comparable_epochs(recipe)
     ours = {event["epoch"]: event for event in events if event["event"] == "epoch"}
     rows: list[dict[str, float]] = []
@@ -133,7 +133,7 @@ def compare_with_authors(recipe: Recipe, events: list[dict[str, Any]]) -> list[d
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the tool; the exit code is 0, or 2 for a user's error."""
+    """Run the tool and return the exit code: 0, or 2 for a user error."""
     try:
         tyro.cli(Record, description=__doc__, args=arguments).run()
     except (LinfnetError, OSError) as error:

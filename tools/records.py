@@ -44,7 +44,7 @@ class RunRecord:
 
     @property
     def results(self) -> Results:
-        """What was measured of the run."""
+        """The measured results of the run."""
         return results_from_json(self.record["results"])
 
     @property
@@ -65,7 +65,7 @@ class RunRecord:
         return f"{sum(epochs)} epochs ({'/'.join(map(str, epochs))}){snapped}, {cost}"
 
     def epochs(self) -> list[dict[str, Any]]:
-        """Return the epoch events of the log; `seconds` becomes the duration of the epoch, `p` a number."""
+        """Return the epoch events of the log, with `seconds` replaced by the duration of the epoch, and `p` as a float."""
         log = [event for event in read_events(RECORDS / self.record["events"]) if event["event"] == "epoch"]
         ends = [0.0, *(event["seconds"] for event in log)]
         durations = (end - start for start, end in itertools.pairwise(ends))
@@ -75,9 +75,9 @@ class RunRecord:
 
 
 def published(recipe: Recipe, result: Result) -> str:
-    """Return clean / PGD / certified accuracy of the published row that a result belongs to, or a dash."""
+    """Return clean / PGD / certified accuracy of the published row for a result, or a dash if there is none."""
     reported = recipe.reported
-    # The published row holds for the epsilon of the packaged recipe, not for one that the recipe was changed to.
+    # The published row belongs to the epsilon of the packaged recipe; the recipe of the run may have a different one.
     if reported.source != "the paper" or result.eps != load_recipe(recipe.name).evaluation.eps[0]:
         return "–"
     steps = recipe.evaluation.pgd_steps
@@ -86,7 +86,7 @@ def published(recipe: Recipe, result: Result) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Return a share as a percentage with two decimals, without the sign; a dash for None."""
+    """Return a fraction as a percentage with two decimals, without the percent sign; a dash for None."""
     return "–" if share is None else f"{100 * share:.2f}"
 
 

@@ -11,7 +11,7 @@ STEPS_PER_EPOCH = math.ceil(50_000 / 512)  # CIFAR-10 in batches of 512
 
 
 def cpu_speed() -> str:
-    """The CPU kernels next to a matrix product and `torch.cdist`, best times of 256 x 1024 x 1024 forward."""
+    """Return the table of the best times of a forward pass, 256 x 1024 x 1024: our CPU kernels and two alternatives."""
     times: dict[str, dict[str, float]] = {}
     for row in read_rows("cpu-bench"):
         if (row["shape"], row["direction"], row["state"]) == ([256, 1024, 1024], "forward", "random"):
@@ -43,18 +43,18 @@ def newest_steps() -> dict[float, dict[str, dict[str, Any]]]:
 
 
 def _newest() -> dict[float, dict[str, dict[str, Any]]]:
-    """Return the measurements at the powers of the tables."""
+    """Return the measurements at the values of p in the tables."""
     steps = newest_steps()
     return {p: steps[p] for p in (8.0, 10.0, 12.0, 28.0, 64.0, 112.0, 224.0, 512.0, math.inf)}
 
 
 def gpu_steps() -> str:
-    """Milliseconds of a training step per p: ours and the authors'."""
+    """Return the table of milliseconds per training step by p, with our kernels and with the authors'."""
     return _steps_table(_newest(), details=False)
 
 
 def gpu_step_details() -> str:
-    """As `gpu_steps`, with eager execution, the forward pass, memory and where each column comes from."""
+    """Return the table of `gpu_steps` with rows for eager execution, forward pass, memory, weights and commit."""
     return _steps_table(_newest(), details=True)
 
 
@@ -76,7 +76,7 @@ def _steps_table(steps: dict[float, dict[str, dict[str, Any]]], *, details: bool
 def _minutes(kernels: str) -> float:
     """Return the projected minutes of the 1300-epoch recipe with p snapped.
 
-    p rises exponentially from 8 to 1000; steps between the measured p are interpolated over log p.
+    p rises exponentially from 8 to 1000; times between the measured values of p are interpolated over log p.
     """
     times = {p: float(kinds[kernels]["step_ms"]) for p, kinds in _newest().items()}
     finite = [p for p in times if p < math.inf]
@@ -86,22 +86,37 @@ def _minutes(kernels: str) -> float:
     return (100 * times[8.0] + 1150 * mean + 50 * times[math.inf]) * STEPS_PER_EPOCH / 60_000
 
 
+def _projected_minutes() -> float:
+    """Return the minutes of the 1300-epoch recipe with p snapped, projected from the epochs of a run of 800 epochs."""
+    seconds = read_record("cifar10-8-800-epochs")["seconds_per_epoch"]
+    return (100 * seconds["p_start"] + 1150 * seconds["rise"] + 50 * seconds["infinite"]) / 60
+
+
+def run_time() -> str:
+    """Return a sentence that says how long the paper's CIFAR-10 runs take on a GPU."""
+    record = read_record("cifar10-8-800-epochs")
+    return (
+        f"On CIFAR-10 at 8/255 with `schedule.snap_p=true`, {sum(record['epochs'])} epochs took "
+        f"{record['seconds'] / 60:.0f} minutes on one {record['hardware']} ({link('cifar10-8-800-epochs.json')}); "
+        f"the full recipe of 1300 epochs is projected to take {_projected_minutes():.0f} minutes.\n"
+    )
+
+
 def full_recipe() -> str:
-    """Minutes of the 1300-epoch recipe, projected from single steps and from a run of 800 epochs."""
+    """Return the table of minutes of the 1300-epoch recipe, projected from single steps and from a run of 800 epochs."""
     per_epoch = read_record("cifar10-8-800-epochs")["seconds_per_epoch"]
     start, rise, infinite = (per_epoch[phase] for phase in ("p_start", "rise", "infinite"))
     run = f"linfnet, from a run of 800 epochs ({link('cifar10-8-800-epochs.json')})"
-    minutes = (100 * start + 1150 * rise + 50 * infinite) / 60
     rows = [
         ["linfnet, from the steps above", "–", "–", "–", f"{_minutes(OURS):.0f}"],
         ["the authors' kernels, from the steps above", "–", "–", "–", f"{_minutes(AUTHORS):.0f}"],
-        [run, f"{start:.1f}", f"{rise:.1f}", f"{infinite:.1f}", f"{minutes:.0f}"],
+        [run, f"{start:.1f}", f"{rise:.1f}", f"{infinite:.1f}", f"{_projected_minutes():.0f}"],
     ]
     return table(["projection", "s/epoch at p = 8", "as p rises", "at ∞", "minutes for 100/1150/50 epochs"], rows)
 
 
 def first_call() -> str:
-    """Seconds of the first call of the GPU kernels per p, and in the next process."""
+    """Return the table of seconds of the first call of the GPU kernels by p, in the first and in the next process."""
     record = read_record("gpu-first-call")
     first, following = record["first_process_seconds"], record["next_process_seconds"]
     rows = [
@@ -112,7 +127,7 @@ def first_call() -> str:
 
 
 def snapping() -> str:
-    """MNIST at 0.3 with exact and with snapped p."""
+    """Return the table of runs on MNIST at 0.3 with exact and with snapped p."""
     rows: list[list[str]] = []
     for name in ("mnist-0.3", "mnist-0.3-snapped", "mnist-0.3-snapped-seed-2"):
         run = RunRecord.read(name)
@@ -129,7 +144,7 @@ def snapping() -> str:
 
 
 def snapping_by_seed() -> str:
-    """CIFAR-10 at 8/255, 49 epochs, with exact and with snapped p and the same seeds."""
+    """Return the table of 49-epoch runs on CIFAR-10 at 8/255 with exact and with snapped p, two seeds each."""
     rows: list[list[str]] = []
     for seed in (1, 2):
         for p in ("exact", "snapped"):
@@ -143,7 +158,7 @@ def snapping_by_seed() -> str:
 
 
 def first_epochs() -> str:
-    """The loss after the first phase of MNIST at 0.3 by seed and kernels."""
+    """Return the table of losses after the first phase of MNIST at 0.3, by seed and kernels."""
     seeds = read_record("mnist-0.3-first-epochs")["seeds"]
     rows: list[list[str]] = []
     for seed, runs in seeds.items():

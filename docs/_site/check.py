@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-# Attributes that a browser loads by itself, unlike the target of a link.
+# Attributes whose target a browser loads without a click.
 LOADED = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src"), ("video", "src")}
 
 
@@ -32,7 +32,7 @@ class Page(HTMLParser):
 
 
 def check_site(site: Path) -> list[str]:
-    """Return one line for each error."""
+    """Return one line for each error in the site; an empty list if there is none."""
     pages: dict[Path, Page] = {}
     wrong: list[str] = []
     for path in sorted(site.rglob("*.html")):

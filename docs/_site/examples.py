@@ -1,4 +1,4 @@
-"""Fence the examples in docstrings: without a fence, Markdown renders `>>>` as three nested quotations."""
+"""Put the examples in docstrings into fenced blocks: otherwise Markdown renders `>>>` as three nested quotations."""
 
 import re
 from typing import Any
@@ -14,9 +14,9 @@ def fence_examples(text: str) -> str:
 
 
 class FencedExamples(griffe.Extension):
-    """Fences the examples of every documented object."""
+    """Adds fences to the examples of every documented object."""
 
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """Called for each module, class, function and attribute."""
+        """Add the fences. griffe calls this for each module, class, function and attribute."""
         if obj.docstring is not None:
             obj.docstring.value = fence_examples(obj.docstring.value)

@@ -16,7 +16,7 @@ RECORDS = ROOT / "records"
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Called by MkDocs with the pages in docs/: add the generated pages and the records."""
+    """Add the generated pages and the records to the site. MkDocs calls this with the pages in docs/."""
     from mkdocs.structure.files import File
 
     files.append(File.generated(config, "reference/cli.md", content=command_line()))
@@ -28,7 +28,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Called by MkDocs for each page: records/ is next to docs/ in the repository, but inside it on the site."""
+    """Adapt links to records: records/ is next to docs/ in the repository, but inside it on the site. MkDocs calls this."""
     return re.sub(r"\]\(\.\./((?:\.\./)*records/)", r"](\1", markdown)
 
 
@@ -39,7 +39,7 @@ def command_line() -> str:
     commands = [name.strip() for name in named.split(",")]
     parts = [
         "# Command line",
-        "Generated from `linfnet COMMAND --help`. A user's error prints one line and exits with status 2.",
+        "Generated from `linfnet COMMAND --help`. User errors print one line and exit with status 2.",
         fence(overview),
     ]
     for command in commands:
@@ -59,7 +59,7 @@ def help_of(command: list[str]) -> str:
 
 
 def fence(text: str) -> str:
-    """Return preformatted text."""
+    """Return text in a fenced block."""
     return f"```text\n{text}\n```"
 
 
@@ -114,7 +114,7 @@ class Row:
 
 
 def accuracies(record: Any) -> Iterator[Row]:
-    """Yield a row for each evaluation that a record holds."""
+    """Yield a row for each evaluation in a record."""
     from linfnet.epsilon import format_epsilon, parse_epsilon
     from linfnet.recipes import load_recipe, recipe_from_toml
     from linfnet.results import PGD_100, results_from_json
@@ -123,7 +123,7 @@ def accuracies(record: Any) -> Iterator[Row]:
         return
     recipe = recipe_from_toml(record["recipe"], "recipe", "recipe") if isinstance(record.get("recipe"), str) else None
     published = recipe.reported if recipe and recipe.reported.source == "the paper" else None
-    # The published row holds for the epsilon of the packaged recipe, not for one that the recipe was changed to.
+    # The published row belongs to the epsilon of the packaged recipe; the recipe of the run may have a different one.
     target = load_recipe(recipe.name).evaluation.eps[0] if recipe and published else None
     for result in results_from_json(record.get("results") or {}).evaluations:
         epsilon = f"{result.net} {format_epsilon(result.eps)}".strip()
@@ -139,5 +139,5 @@ def accuracies(record: Any) -> Iterator[Row]:
 
 
 def plain(text: str) -> str:
-    """Return text that fits into one cell of a table."""
+    """Return text without line breaks and bars, which would end a cell of a table."""
     return " ".join(text.replace("|", "/").split())
