@@ -54,9 +54,7 @@ MARKERS_BY_NAME = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--impl", choices=names(), default=None, help="run the tests with this implementation"
-    )
+    parser.addoption("--impl", choices=names(), default=None, help="run the tests with this implementation")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -73,7 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _marked_if_it_starts_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a test fail if it starts a process without a marker; git and uname, which environment() starts, are allowed."""
+    """Make a test fail if it starts a process without a marker; git and uname (for environment()) are allowed."""
     if any(request.node.get_closest_marker(mark) for mark in ("process", "browser", "emulator", "gpu")):
         return
     start = subprocess.Popen.__init__

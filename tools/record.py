@@ -76,7 +76,7 @@ def make_record(path: Path, what: str, events_file: str, commit: str | None = No
     """
     folder = RunFolder.open(path)
     events = folder.events()
-    # Check the log, not the weights: the weights of large nets may not have been copied from the machine that trained them.
+    # Check the log, because the weights of large nets may remain on the machine that trained them.
     if not any(event["event"] == "finish" for event in events):
         raise LinfnetError(f"{path} has not finished; resume it by linfnet train --resume {shlex.quote(str(path))}")
     environment, training, recipe = read_table(path / "env.json"), read_results(path).training, folder.recipe

@@ -65,7 +65,7 @@ class RunRecord:
         return f"{sum(epochs)} epochs ({'/'.join(map(str, epochs))}){snapped}, {cost}"
 
     def epochs(self) -> list[dict[str, Any]]:
-        """Return the epoch events of the log, with `seconds` replaced by the duration of the epoch, and `p` as a float."""
+        """Return the epoch events of the log, with the duration of the epoch as `seconds` and p as a float."""
         log = [event for event in read_events(RECORDS / self.record["events"]) if event["event"] == "epoch"]
         ends = [0.0, *(event["seconds"] for event in log)]
         durations = (end - start for start, end in itertools.pairwise(ends))

@@ -103,7 +103,7 @@ def run_time() -> str:
 
 
 def full_recipe() -> str:
-    """Return the table of minutes of the 1300-epoch recipe, projected from single steps and from a run of 800 epochs."""
+    """Return the table of projected minutes of the 1300-epoch recipe, by single steps and by a run of 800 epochs."""
     per_epoch = read_record("cifar10-8-800-epochs")["seconds_per_epoch"]
     start, rise, infinite = (per_epoch[phase] for phase in ("p_start", "rise", "infinite"))
     run = f"linfnet, from a run of 800 epochs ({link('cifar10-8-800-epochs.json')})"

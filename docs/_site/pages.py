@@ -28,7 +28,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Adapt links to records: records/ is next to docs/ in the repository, but inside it on the site. MkDocs calls this."""
+    """Adapt links to records: records/ is next to docs/ in the repository, but inside it on the site."""
     return re.sub(r"\]\(\.\./((?:\.\./)*records/)", r"](\1", markdown)
 
 

@@ -110,7 +110,7 @@ def test_a_run_without_figures_of_training_and_a_full_disk_leave_no_record(
     assert "File too large" in capsys.readouterr().err
     (copy / "results.json").write_text("{}")
     assert record_run([str(copy), "--out", str(out)]) == 2
-    assert "holds no figures of training" in capsys.readouterr().err
+    assert "contains no results of training" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [copy]
 
 
