@@ -24,7 +24,7 @@ from linfnet.recipes import load_recipe
 from linfnet.results import results_from_json
 
 ROOT = Path(__file__).parent.parent
-# test_extending.py runs the examples of this page one by one.
+# test_extending.py runs the examples of this page.
 ELSEWHERE = {"docs/extending.md"}
 PAGES = [path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))]
 RUNNABLE = [page for page in PAGES if "```" in (ROOT / page).read_text(encoding="utf-8") and page not in ELSEWHERE]
