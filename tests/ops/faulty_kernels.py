@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from simt import KERNELS
+from simt import SOURCES
 
 from linfnet.ops.cuda.nvrtc import Argument, Kernel, Launcher
 
@@ -53,7 +53,7 @@ class Faulty(Kernel):
     """A kernel of the source above."""
 
     def source(self) -> str:
-        return (KERNELS / "instructions.cuh").read_text() + FAULTY
+        return (SOURCES / "instructions.cuh").read_text() + FAULTY
 
 
 def run(emulator: Launcher, function: str, *, threads: int = 32, shared: int = 0, **arguments: Argument) -> None:

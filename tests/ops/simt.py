@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from linfnet.ops.cuda.nvrtc import KERNELS, Argument, Grid, Kernel, Launcher, Parameter
+from linfnet.ops.cuda.nvrtc import SOURCES, Argument, Grid, Kernel, Launcher, Parameter
 
 HEADERS = [Path(__file__).with_name(name) for name in ("simt.h", "fibres.h")]
 FLAGS = "-std=c++17 -O1 -w -shared -fPIC -fvisibility=hidden -ffp-contract=off -fno-strict-aliasing -U_FORTIFY_SOURCE"
@@ -168,7 +168,7 @@ class Emulator(Launcher):
 @cache
 def plain_source(kernel: Kernel) -> str:
     """A kernel's source in C++ that needs no GPU; the same for all kernels of a file with the same definitions."""
-    source, instructions = kernel.source(), (KERNELS / "instructions.cuh").read_text()
+    source, instructions = kernel.source(), (SOURCES / "instructions.cuh").read_text()
     assert instructions in source
     names = re.findall(r"__global__ void(?:\s+__launch_bounds__\(.*\))?\s+(\w+)\(", source)
     assert kernel.function in names

@@ -22,7 +22,7 @@ from linfnet.ops.cuda.dense import backward_kernel, backward_memory, backward_ro
 from linfnet.ops.cuda.dispatch import kernels_ahead
 from linfnet.ops.cuda.infinity import FINISH_DEFINITIONS, bounds_kernel, maximum_kernel
 from linfnet.ops.cuda.layout import backward_plan, forward_plan
-from linfnet.ops.cuda.nvrtc import KERNELS, Argument, Grid, Kernel, Launcher, NoKernelsError
+from linfnet.ops.cuda.nvrtc import SOURCES, Argument, Grid, Kernel, Launcher, NoKernelsError
 
 
 class Recorder(Launcher):
@@ -259,7 +259,7 @@ def test_importing_does_not_touch_cuda() -> None:
 
 
 def test_kernels_have_distinct_names_and_declare_their_threads() -> None:
-    sources = {file.name: file.read_text() for file in KERNELS.glob("*.cu")}
+    sources = {file.name: file.read_text() for file in SOURCES.glob("*.cu")}
     kernels = [
         Kernel(file, name)
         for file, source in sources.items()
@@ -288,7 +288,7 @@ def test_sources_compile(architecture: str, tmp_path: Path) -> None:
         *(pruned.forward_kernel(p, 2) for p in (28.0, 128.0, 30.5, 200.5)),
         *(pruned.backward_kernel(p, 4, "listed_grad_w") for p in (28.0, 128.0, 30.5, 200.5)),
     ]
-    assert {kernel.file for kernel in kernels} == {file.name for file in KERNELS.glob("*.cu")}
+    assert {kernel.file for kernel in kernels} == {file.name for file in SOURCES.glob("*.cu")}
     for number, kernel in enumerate(kernels):
         source = tmp_path / f"{number}-{kernel.file}"
         source.write_text(kernel.source())

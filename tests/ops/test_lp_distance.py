@@ -183,7 +183,7 @@ def test_extreme_p(p: float, impl: str):
 def test_second_gradients_are_refused_in_words():
     x, w = (t.requires_grad_() for t in draw(2, 3, 4, torch.float64))
     (slope,) = torch.autograd.grad(lp_distance(x, w, 3.0).sum(), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match="once, not twice"):
+    with pytest.raises(NotImplementedError, match="no second derivatives"):
         slope.sum().backward()
 
 
