@@ -50,7 +50,7 @@ extern "C" __global__ void halve(const float* source, u16* halves, float* back, 
 
 @dataclass(frozen=True)
 class Faulty(Kernel):
-    """A kernel of the source above."""
+    """A kernel in FAULTY."""
 
     def source(self) -> str:
         return (SOURCES / "instructions.cuh").read_text() + FAULTY

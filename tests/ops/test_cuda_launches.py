@@ -1,4 +1,4 @@
-"""What the CUDA implementation launches, recorded without a GPU: arguments fit the kernels, sources compile."""
+"""The launches of the CUDA implementation, recorded without a GPU: arguments match the kernels, sources compile."""
 
 import math
 import re
@@ -110,7 +110,7 @@ def test_huge_layers_are_not_expanded() -> None:
 
 @pytest.mark.parametrize("p", [8.0, 28.0, 200.5, math.inf])
 def test_what_is_saved_is_known_for_any_number_of_rows(p: float) -> None:
-    """As torch.compile does it: with a fake tensor that has a symbolic size."""
+    """Call the operator like torch.compile: with a fake tensor that has a symbolic size."""
     free = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
     mode = FakeTensorMode(shape_env=ShapeEnv())
     w = mode.from_tensor(torch.empty(1024, 1024), static_shapes=True)
@@ -240,7 +240,7 @@ nvrtc.Launcher().prepare(torch.device("cuda", 0), "key", lambda: kernels)
 
 @pytest.mark.process
 def test_a_program_that_ends_does_not_wait_for_kernels_made_ahead() -> None:
-    # Eight at a time they would take 25 seconds.
+    # Compiling all of them, eight at a time, would take 25 seconds.
     subprocess.run([sys.executable, "-c", ENDS_EARLY], check=True, timeout=20)
 
 
