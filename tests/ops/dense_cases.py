@@ -1,8 +1,8 @@
 """Inputs and checks for the dense CUDA kernels against the reference in float64, on a GPU or in the emulator.
 
-Tolerance: twice the error of the float32 reference, plus what the method adds where the reference is exact by chance
-(|d| / y = 1): p + 4 roundings for gradients by chains of multiplications; for the fraction of p, the documented errors
-2^-22 of log2 and exp2 by special functions; above the longest chain, p times that of log2.
+Tolerance: twice the error of the float32 reference, plus the error of the method, since the reference may be exact by
+chance (|d| / y = 1). This is p + 4 roundings for gradients by chains of multiplications, the documented errors 2^-22 of
+log2 and exp2 for the fraction of p, and p times the error of log2 for p above the longest chain.
 """
 
 import math
@@ -97,9 +97,9 @@ def exact_powers(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Ten
 
 
 def check_exact_powers(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> None:
-    """If differences are powers of two, only y^(1 - p) contributes errors to slopes: 4 units of powf, 2 roundings.
+    """Check slopes of differences that are powers of two: only y^(1 - p) has errors, 4 units of powf and 2 roundings.
 
-    From a rounded y that would be up to (p - 1) / 2 units.
+    With a rounded y, the error would be up to (p - 1) / 2 units.
     """
     exact_y = REFERENCE.forward(x.double(), w.double(), p)
     exact = REFERENCE.backward(grad.double(), x.double(), w.double(), exact_y, grad, p, True, True)

@@ -1,7 +1,7 @@
 """CUDA kernels on a CPU, for tests: g++ compiles their sources against simt.h, which emulates CUDA.
 
-Every tensor argument is copied between two fences of NaN. A write to a fence fails the test; a read from a fence shows
-in the result. `Emulator(order=...)` runs threads and blocks in another order: the bits must be the same.
+Every tensor argument is copied between two fences of NaN. A write to a fence fails the test; a read from a fence makes
+the result NaN. `Emulator(order=...)` runs threads and blocks in another order: the results must have the same bits.
 """
 
 import ctypes

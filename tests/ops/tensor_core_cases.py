@@ -1,11 +1,11 @@
 """Inputs and checks for even p by matrix products, against the reference in float64.
 
-Tolerance: twice the error of the float32 reference, plus what the expansion of each pair loses: a share of the sum of
-absolute values of its terms, sum (|x| + |w|)^p for a distance and sum |c| (|x| + |w|)^(p - 1) for an element of a
-gradient; nothing if a pair is not expanded. The share is 2^-22 for the pairs of float16, 21 quarters of the last bit of
-the sum for every 16 terms (see `tensor_core_products` in test_cuda_emulated.py), and 3 p roundings for powers and
-binomials. What is below the range of float16 is added to it. The error of a distance is multiplied by p - 1 in its
-slopes, which add p + 4 roundings (as in dense_cases.py).
+Tolerance: twice the error of the float32 reference, plus the error of the expansion of each expanded pair. This error
+is relative to the sum of the absolute values of the terms: sum (|x| + |w|)^p for a distance and
+sum |c| (|x| + |w|)^(p - 1) for an element of a gradient. The relative error is 2^-22 for the pairs of float16, 21
+quarters of the last bit of the sum for every 16 terms (see `tensor_core_products` in test_cuda_emulated.py), and 3 p
+roundings for powers and binomials; numbers below the range of float16 add to it. The error of a distance is multiplied
+by p - 1 in its slopes, which add p + 4 roundings (as in dense_cases.py).
 """
 
 import math
@@ -179,9 +179,9 @@ def small_pair(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tenso
 
 
 def rather_close(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
-    """Twelve pairs whose expansions sum to 70 to 5,000 times (p = 8) the result, and whose slopes matter.
+    """Return twelve pairs whose slopes matter and whose expansions sum to 70 to 5,000 times the result (at p = 8).
 
-    Slopes are no longer expanded from 2 * MOST_SLOPE_LOSS on, which is in that range.
+    This range includes 2 * MOST_SLOPE_LOSS, the limit above which slopes are not expanded.
     """
     x, w, grad = trained(shape, device)
     w.clamp_(min=-4)

@@ -1,7 +1,7 @@
-"""The C++ kernels against float64, on every instruction-set level of this machine.
+"""Compare the C++ kernels with float64 results, on every instruction-set level of this machine.
 
-Tolerance: the error relative to float64 is at most twice that of the float32 reference, whose error counts as at least
-the rounding of one difference d: 2^-24 in a distance, p times that in a slope (|d| / y)^(p-1).
+Tolerance: twice the error of the float32 reference, where this error is taken as at least the rounding error of one
+difference d: 2^-24 in a distance, and p times that in a slope (|d| / y)^(p-1).
 """
 
 import math

@@ -43,8 +43,8 @@ def toward_zero(a: Tensor) -> Tensor:
 
 
 def tensor_core_products(a: Tensor, b: Tensor, into: Tensor | None = None) -> Tensor:
-    """[B, m, k] by [B, k, n] as an H200 sums: 16 products and the sum so far at a time, each truncated below a quarter
-    of the last bit of the largest, their sum truncated below its last bit."""
+    """Multiply [B, m, k] and [B, k, n] like an H200: add 16 products and the sum so far at a time, each truncated below
+    a quarter of the last bit of the largest; truncate their sum below its last bit."""
     total = torch.zeros(a.shape[0], a.shape[1], b.shape[2])
     for first in range(0, a.shape[2], 16):
         terms = slice(first, first + 16)

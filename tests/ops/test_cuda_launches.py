@@ -194,7 +194,7 @@ def test_a_huge_p_has_the_kernels_of_every_large_one() -> None:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that torch reports and that has not been probed."""
+    """Simulate a GPU that torch reports and that has not been tested yet."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))

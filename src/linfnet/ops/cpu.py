@@ -107,7 +107,7 @@ class Cpu:
         return y
 
     def saved_like(self, x: Tensor, w: Tensor, p: float) -> Tensor:
-        # For finite p, finding the terms that matter again is faster than storing and loading them.
+        # For finite p, it is faster to search again for the terms that matter than to store and load them.
         return self._reference.saved_like(x, w, p)
 
     def backward(
@@ -120,7 +120,7 @@ class Cpu:
         if n * out * features == 0:
             return grad_x.zero_(), grad_w.zero_()
         grad, x, w, y, saved = (t.contiguous() for t in (grad, x, w, y, saved))
-        # An empty tensor has the address 0, which means to the kernel that the gradient is not needed.
+        # An empty tensor has the address 0; the kernel does not compute a gradient with this address.
         addresses = [t.data_ptr() for t in (grad, x, w, y, saved, grad_x, grad_w)]
         _kernels.backward(*addresses, p, n, out, features, _threads(n, out, features))
         return grad_x, grad_w

@@ -68,7 +68,7 @@ struct GeneralForm {
   LINFNET_INLINE F operator()(F d) const { return slope(mul(d, shift), inverse, exponent); }
 };
 
-// The same without shifts, for sums of so many slopes that the rounding errors of the ratios average out.
+// The same without shifts. Many slopes must be summed, so that the rounding errors of the ratios average out.
 struct PlainForm {
   F weight, inverse, exponent;
 

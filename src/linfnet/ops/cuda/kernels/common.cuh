@@ -24,7 +24,7 @@
 //   tile             64 rows of x by 64 rows of w: the pairs of one block of threads
 //   run              32 consecutive features: the first pass finds the run that contains a maximum, not the feature
 //   part, span       the part of a sum that one block computes, and the number of features (rows, outputs) in it
-//   chain            few multiplications that raise a number to a whole power
+//   chain            a short sequence of multiplications that raises a number to a whole power
 //   expanded         (x - w)^p written as a sum of products of powers of x and of w, for matrix multiplication
 //   unexpanded pair  pair whose expansion cancels too much: its slopes are computed directly
 #pragma nv_diag_suppress 177  // not every kernel uses every function

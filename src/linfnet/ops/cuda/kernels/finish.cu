@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (pair_max) {
       float scale = scale_for(__uint_as_float(input_max[0]), 0), m = pair_max[at] * scale;
       exact = !(m >= SAFE_RATIO && m < INFINITY_F);
-      // The terms contain the rounded offset -p log2 m: subtract it with the same rounding.
+      // The terms contain the rounded offset -p log2 m, so the same rounded number is subtracted.
       result = exp2((log2((double)sum) - (double)(-p * log2f(m))) / p) / scale;
     } else {
       float scale = scale_for(__uint_as_float(input_max[0]) + __uint_as_float(input_max[1]), target_exponent);

@@ -143,7 +143,7 @@ static __device__ __forceinline__ float4 add4(float4 a, float4 b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-// Divide four sums by the scales of their features (e), of their coefficients (row) and of the powers.
+// Divide four sums by the scales of their features (`e`), of their coefficients (`row`) and of the powers.
 static __device__ __forceinline__ float4 unscaled(const float (&sum)[4], const int (&e)[4], int row,
                                                   const u32* __restrict__ output_max, int target_exponent, float sign) {
   int s = ilogbf(scale_for(__uint_as_float(output_max[0]), target_exponent)),
