@@ -1,8 +1,8 @@
 """Inputs and checks for the dense CUDA kernels against the reference in float64, on a GPU or in the emulator.
 
-Tolerance: twice the error of the float32 reference, plus what the method adds where the reference is exact by chance
-(|d| / y = 1): p + 4 roundings for gradients by chains of multiplications; for the fraction of p, the documented errors
-2^-22 of log2 and exp2 by special functions; above the longest chain, p times that of log2.
+Tolerance: twice the error of the float32 reference, plus the error of the method, since the reference may be exact by
+chance (|d| / y = 1). This is p + 4 roundings for gradients by chains of multiplications, the documented errors 2^-22 of
+log2 and exp2 for the fraction of p, and p times the error of log2 for p above the longest chain.
 """
 
 import math
@@ -20,7 +20,7 @@ ROUNDING = 2.0**-23
 
 
 def decoded_index(saved: Tensor) -> Tensor:
-    """The index of the maximum from what the forward pass at infinity saved: the lower 31 bits."""
+    """Return the index of the maximum from the data saved by the forward pass at infinity: the lower 31 bits."""
     return saved & 0x7FFFFFFF
 
 
@@ -32,7 +32,7 @@ def draw(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Ten
 
 
 def ties(a: Tensor) -> Tensor:
-    """Round so that many features attain the largest difference: the first one must win."""
+    """Round so that many features attain the largest difference: the index must be the first of them."""
     return (a * 4).round() / 4
 
 
@@ -48,7 +48,7 @@ def out_of_range(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Ten
 
 
 def error(value: Tensor, exact: Tensor) -> float:
-    """The largest deviation relative to the largest exact number."""
+    """Return the largest deviation, relative to the largest exact number."""
     assert torch.isfinite(value).all()
     return ((value.double() - exact).abs().max() / exact.abs().max().clamp_min(1e-300)).item()
 
@@ -74,13 +74,13 @@ def check_against_reference(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p
 
 
 def check_each_pair(kernels: Cuda, x: Tensor, w: Tensor, p: float) -> None:
-    """Relative to each pair, not only to the largest."""
+    """Check the error of each pair relative to its distance, not to the largest distance."""
     exact = REFERENCE.forward(x.double(), w.double(), p)
     assert ((kernels.forward(x, w, p).double() - exact).abs() <= 8 * ROUNDING * exact).all()
 
 
 def check_residual(x: Tensor, w: Tensor, y: Tensor, residual: Tensor, p: float) -> None:
-    """The rounding error of y is saved: with it most distances are several times closer to the exact ones."""
+    """Check the saved rounding error of y: adding it makes most distances several times more accurate."""
     exact = REFERENCE.forward(x.double(), w.double(), p)
     before, after = ((value - exact).abs().median() for value in (y.double(), y.double() + residual))
     assert after <= before / 4
@@ -97,9 +97,9 @@ def exact_powers(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Ten
 
 
 def check_exact_powers(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> None:
-    """If differences are powers of two, only y^(1 - p) contributes errors to slopes: 4 units of powf, 2 roundings.
+    """Check slopes of differences that are powers of two: only y^(1 - p) has errors, 4 units of powf and 2 roundings.
 
-    From a rounded y that would be up to (p - 1) / 2 units.
+    With a rounded y, the error would be up to (p - 1) / 2 units.
     """
     exact_y = REFERENCE.forward(x.double(), w.double(), p)
     exact = REFERENCE.backward(grad.double(), x.double(), w.double(), exact_y, grad, p, True, True)
@@ -110,7 +110,7 @@ def check_exact_powers(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: flo
 
 
 def check_infinity(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor) -> None:
-    """Distances and indices bit by bit, gradients within twice the error of the float32 reference."""
+    """Check distances and indices bit by bit, and gradients within twice the error of the float32 reference."""
     if len(w) > 1:
         w[-1] = x[-1]  # a distance of 0 has no slope
     y, saved = kernels.forward_saving(x, w, math.inf)
@@ -127,7 +127,7 @@ def check_infinity(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor) -> None:
 
 
 def check_bounds(kernels: Cuda, x: Tensor, w: Tensor) -> None:
-    """Bounds of boxes around x, and which features attain them, bit by bit."""
+    """Check the bounds of boxes around x, and the features that attain them, bit by bit."""
     lower, upper, w = ties(x - 0.1), ties(x + 0.1), ties(w)
     wanted = REFERENCE.bounds_saving(lower.cpu(), upper.cpu(), w.cpu())
     for ours, theirs in zip(kernels.bounds_saving(lower, upper, w), wanted, strict=True):
@@ -137,7 +137,7 @@ def check_bounds(kernels: Cuda, x: Tensor, w: Tensor) -> None:
 
 
 def check_nan_and_infinity(kernels: Cuda, x: Tensor, w: Tensor, p: float) -> None:
-    """NaN and infinity reach the outputs of their rows and no others."""
+    """Check that NaN and infinity affect only the outputs of their rows."""
     x[2, 3], x[5, 7] = math.nan, math.inf
     y = kernels.forward(x, w, p)
     assert y[2].isnan().all()
@@ -152,7 +152,7 @@ def check_nan_and_infinity(kernels: Cuda, x: Tensor, w: Tensor, p: float) -> Non
 
 
 def check_end_of_range(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> None:
-    """If the largest distance is near the largest float, gradients are those of small distances."""
+    """Check that gradients are the same for small distances and for distances near the largest float."""
     factor = 2.0 ** math.floor(math.log2(2.0**128 / REFERENCE.forward(x, w, p).max().item()))
     y, saved = kernels.forward_saving(x, w, p)
     wanted = kernels.backward(grad, x, w, y, saved, p, True, True)

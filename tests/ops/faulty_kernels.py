@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from simt import KERNELS
+from simt import SOURCES
 
 from linfnet.ops.cuda.nvrtc import Argument, Kernel, Launcher
 
@@ -50,10 +50,10 @@ extern "C" __global__ void halve(const float* source, u16* halves, float* back, 
 
 @dataclass(frozen=True)
 class Faulty(Kernel):
-    """A kernel of the source above."""
+    """A kernel in FAULTY."""
 
     def source(self) -> str:
-        return (KERNELS / "instructions.cuh").read_text() + FAULTY
+        return (SOURCES / "instructions.cuh").read_text() + FAULTY
 
 
 def run(emulator: Launcher, function: str, *, threads: int = 32, shared: int = 0, **arguments: Argument) -> None:

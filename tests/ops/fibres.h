@@ -1,6 +1,6 @@
-// The threads of a block as fibres: one runs until it waits at a barrier or for the other lanes of its warp, then the
-// next. Blocks run one after the other. What is undefined on a GPU is NaN here: shared memory at the start of a block,
-// values of lanes that have returned. `order`: 0 starts with the first thread, 1 with the last, otherwise the order is
+// The threads of a block as fibres: each runs until it waits at a barrier or for the other lanes of its warp; then the
+// next one runs. Blocks run one after another. Values that are undefined on a GPU are NaN here: shared memory at the
+// start of a block, and values of lanes that have returned. `order`: 0 starts with the first thread, 1 with the last, otherwise the order is
 // random.
 #include <stdint.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 #include <utility>
 
-// All shared variables are in one section, which is filled with NaN; under AddressSanitizer each has its own fences.
+// All shared variables are in one section, which is filled with NaN; under AddressSanitizer each variable has separate fences.
 #ifdef __SANITIZE_ADDRESS__
 #define __shared__ static
 #else
@@ -53,9 +53,9 @@ struct Fibre {
 static Fibre fibres[MOST_THREADS];
 static Place home;
 static int current;
-static bool moved;  // whether a barrier opened or a fibre left since this was last cleared
+static bool moved;  // whether a barrier opened or a fibre ended since this was last cleared
 static Barrier block, warps[MOST_THREADS / WARP];
-static uint64_t values[MOST_THREADS];  // the value that each lane shows to the others of its warp
+static uint64_t values[MOST_THREADS];  // the value that each lane passes to the other lanes of its warp
 static uint64_t chance;
 alignas(16) static unsigned char dynamic_shared[MOST_SHARED + FENCE];
 
@@ -93,7 +93,7 @@ static void wait(Barrier& barrier) {
 
 static void wait_for_warp() { wait(warps[current / WARP]); }
 
-// Pass the values of all lanes of the warp to `use`; no lane shows its next value before all have used this one.
+// Pass the values of all lanes of the warp to `use`; no lane publishes its next value before all have used this one.
 template <class T, class Use> static auto exchanged(T value, Use use) {
   values[current] = 0;
   memcpy(values + current, &value, sizeof value);
@@ -123,7 +123,7 @@ static int below(int n) {
   return (int)((chance >> 33) % (unsigned)n);
 }
 
-// The numbers below n in the requested order.
+// Return the numbers below n in the requested order.
 static void arrange(int* places, int n, int order) {
   for (int k = 0; k < n; ++k) places[k] = order == 1 ? n - 1 - k : k;
   for (int k = n - 1; k > 0 && order > 1; --k) {
@@ -146,7 +146,7 @@ static void leave() {
   give_way();
 }
 
-// A fibre is reused: in every block it is the thread with its number.
+// Fibres are reused: in every block, fibre i runs thread i.
 static void live() {
   for (;; leave()) body(arguments);
 }
@@ -221,7 +221,7 @@ static const char* launch(void (*kernel)(void**), const int* grid, int threads, 
 
 }  // namespace simt
 
-// One line for each kernel follows the source: the function that a test calls.
+// One line for each kernel follows the source; it defines the function that tests call.
 #define SIMT_KERNEL(name)                                                                                     \
   extern "C" __attribute__((visibility("default")))                                                           \
   const char* simt_##name(const int* grid, int threads, int shared, int order, void** values) {               \

@@ -1,4 +1,4 @@
-"""A forward and a backward pass by the CUDA kernels, directly or from a graph; small layers for every kernel."""
+"""Forward and backward passes by the CUDA kernels, directly or from a graph, and small layers for every kernel."""
 
 import math
 from unittest.mock import patch
@@ -10,13 +10,13 @@ from linfnet.ops.cuda import Cuda, tensor_core
 
 
 def step(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, grad_x, grad_w)."""
+    """Return (y, grad_x, grad_w)."""
     y, saved = kernels.forward_saving(x, w, p)
     return (y, *kernels.backward(grad, x, w, y, saved, p, True, True))
 
 
 def replayed_step(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The same, captured in a CUDA graph and replayed; the kernels must have run for this p before."""
+    """Return the same from a CUDA graph; the kernels must have run for this p before."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -27,23 +27,23 @@ def replayed_step(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -
 
 
 def unaligned(a: Tensor) -> Tensor:
-    """A copy that cannot be read as float4."""
+    """Return a copy that cannot be read as float4."""
     return torch.empty(a.numel() + 1)[1:].view_as(a).copy_(a)
 
 
-# Dense kernels by multiplication, by special functions and at infinity; the same with lists; matrix products.
+# Values of p for dense kernels (multiplication, special functions, infinity), for pruned kernels, for matrix products.
 SHAPES = [(3, 5, 7), (40, 10, 70), (20, 140, 68), (33, 34, 259)]
 PATHS = [*((shape, p) for p in (28.0, 200.5, math.inf) for shape in SHAPES), ((64, 264, 8), 8.0)]
 
 
 def every_path(kernels: Cuda) -> list[Tensor]:
-    """Results of every kernel for small layers, with some pairs out of range or equal, on CPU tensors."""
+    """Return results of every kernel for small layers, with some pairs out of range or equal, as CPU tensors."""
     results: list[Tensor] = []
     with patch.object(tensor_core, "SMALLEST", 0):
         for (n, out, features), p in PATHS:
             torch.manual_seed(0)
             x, w, grad = torch.randn(n, features), torch.randn(out, features), torch.randn(n, out)
-            w[:, 3] -= 9  # this feature decides: lists are short
+            w[:, 3] -= 9  # this feature determines the maximum, so the lists are short
             w[1], w[2], w[-1] = x[0], x[2] * (1 + 1e-4), x[2] * (1 - 1e-4)
             results += [kernels.forward(x, w, p), *step(kernels, x, w, grad, p)]
             if features % 4 == 0:

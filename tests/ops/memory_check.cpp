@@ -1,5 +1,5 @@
-// Every kernel of every level with odd shapes, in buffers that end (or begin) at a forbidden page: any access beyond
-// them is a fault, also by masked vector instructions, which sanitizers do not check. Run by memory_check.sh.
+// Run every kernel of every level with odd shapes, in buffers that end (or begin) at a forbidden page: any access beyond
+// them causes a fault, even by masked vector instructions, which sanitizers do not check. Started by memory_check.sh.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -21,7 +21,7 @@ float number() {
   return float(int(state >> 8) - (1 << 23)) / float(1 << 21);
 }
 
-// `count` values of T against a forbidden page at the end or at the beginning.
+// A buffer for `count` values of T with a forbidden page at the end or at the beginning.
 template <class T> class Fenced {
  public:
   explicit Fenced(long count, bool at_end) {

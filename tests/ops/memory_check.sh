@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Memory errors and undefined behaviour in the CPU kernels: fenced buffers under ASan and UBSan for all levels, then under
-# valgrind, if installed, for the levels that it supports (not AVX-512). Needs GCC.
+# Search for memory errors and undefined behaviour in the CPU kernels: fenced buffers under ASan and
+# UBSan for all levels, then under valgrind, if installed, for the levels that it supports (not AVX-512). Needs GCC.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 source=$root/src/linfnet/ops/csrc

@@ -15,7 +15,7 @@ from linfnet.ops.powers import PowerMode, power_mode
 
 
 def spiked(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
-    """As in a trained net: a few large weights of each output decide."""
+    """Return a layer as in a trained net: a few large weights of each output determine the distances."""
     n, out, features = shape
     torch.manual_seed(0)
     x, w, grad = torch.randn(n, features) / 2, torch.randn(out, features), torch.randn(n, out)
@@ -25,14 +25,14 @@ def spiked(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, T
 
 
 def far_out(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
-    """One row is far below the others in a feature, one far above in another: these features matter for them."""
+    """Return a layer with outliers: one row has a very small value in one feature, another a very large one."""
     x, w, grad = spiked(shape, device)
     x[0, 5], x[1, 6] = -9, 9
     return x, w, grad
 
 
 def crowded(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
-    """Half of all differences attain the maximum, or nearly."""
+    """Return a layer in which half of all differences are equal or close to the maximum."""
     n, out, features = shape
     torch.manual_seed(0)
     x, w = (torch.randn(rows, features).sign() + 1e-3 * torch.randn(rows, features) for rows in (n, out))
@@ -40,7 +40,7 @@ def crowded(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, 
 
 
 def run(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
-    """(y, grad_x, grad_w) and use_dense."""
+    """Return (y, grad_x, grad_w) and use_dense."""
     y, saved = kernels.forward_saving(x, w, p)
     assert torch.allclose(kernels.forward(x, w, p), y, rtol=8 * ROUNDING, atol=0, equal_nan=True)
     use_dense = int(saved[0])
@@ -48,7 +48,7 @@ def run(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> tuple[tu
 
 
 def check(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float, use_dense: int) -> None:
-    """Twice the error of the float32 reference; gradients by chains add a rounding for each factor."""
+    """Allow twice the error of the float32 reference; gradients by chains add a rounding for each factor."""
     doubles = x.double(), w.double()
     exact_y = REFERENCE.forward(*doubles, p)
     exact = (exact_y, *REFERENCE.backward(grad.double(), *doubles, exact_y, grad, p, True, True))
@@ -65,7 +65,7 @@ def check(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float, use_dense
 
 
 def check_residual(kernels: Cuda, x: Tensor, w: Tensor, p: float) -> None:
-    """The same as for the dense kernels, saved transposed."""
+    """Check the saved rounding error as for the dense kernels; it is saved transposed."""
     x, w = dense_cases.ties(x), dense_cases.ties(w)
     y, saved = kernels.forward_saving(x, w, p)
     (n, out), padded = y.shape, row_groups(len(x))[0]
@@ -74,7 +74,7 @@ def check_residual(kernels: Cuda, x: Tensor, w: Tensor, p: float) -> None:
 
 
 def check_one_gradient(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> None:
-    """Each gradient is the same whether or not the other one is computed."""
+    """Check that each gradient is the same whether or not the other is computed."""
     y, saved = kernels.forward_saving(x, w, p)
     both = kernels.backward(grad, x, w, y, saved, p, True, True)
     assert torch.equal(kernels.backward(grad, x, w, y, saved, p, True, False)[0], both[0])
@@ -82,7 +82,7 @@ def check_one_gradient(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: flo
 
 
 def check_nan_and_infinity(kernels: Cuda, draw: Callable[[], tuple[Tensor, Tensor, Tensor]], p: float) -> None:
-    """NaN and infinity reach the outputs and gradients that depend on them, and no others."""
+    """Check that NaN and infinity affect only the outputs and gradients that depend on them."""
     x, w, grad = draw()
     x[2, 3], x[5, 7] = math.nan, math.inf
     (y, grad_x, grad_w), _ = run(kernels, x, w, grad, p)
@@ -105,7 +105,7 @@ def check_nan_and_infinity(kernels: Cuda, draw: Callable[[], tuple[Tensor, Tenso
 
 
 def check_infinity(launcher: Launcher, x: Tensor, w: Tensor, use_dense: int) -> None:
-    """Distances, indices and signs bit by bit; w[3] is x[7]."""
+    """Check distances, indices and signs bit by bit; w[3] is x[7]."""
     kernels = Cuda(launcher)
     x, w = dense_cases.ties(x), dense_cases.ties(w)
     w[3] = x[7]
@@ -121,13 +121,13 @@ def check_infinity(launcher: Launcher, x: Tensor, w: Tensor, use_dense: int) -> 
 
 
 def largest(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
-    """Distances near the largest of all floats."""
+    """Return a layer with distances near the largest float."""
     x, w, grad = spiked(shape, device)
     return x * 2.0**123, w * 2.0**123, grad
 
 
 def beyond(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
-    """Distances for which no power of two is small enough."""
+    """Return a layer with distances for which no power of two is small enough."""
     x, w, grad = spiked(shape, device)
     factor = 0.9 * torch.finfo(torch.float32).max / (x.abs().max() + w.abs().max())
     return x * factor, w * factor, grad

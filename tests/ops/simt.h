@@ -1,4 +1,4 @@
-// CUDA emulated on a CPU, so that the kernels can be tested without a GPU; also replaces instructions.cuh.
+// Emulates CUDA on a CPU, so that the kernels can be tested without a GPU; also replaces instructions.cuh.
 #include "fibres.h"
 
 #include <math.h>
@@ -88,20 +88,20 @@ template <class T, class U> static T atomicMax(T* at, U value) {
   return before;
 }
 
-// Replaces instructions.cuh; copies arrive as late as possible.
+// Replacement of instructions.cuh; asynchronous copies take effect as late as possible.
 typedef unsigned int u32;
 typedef unsigned short u16;
 
 #define DYNAMIC_SHARED(type, name) type* name = (type*)simt::dynamic_shared
 
-// NaN is above all numbers, -0 below 0.
+// NaN is larger than all numbers; -0 is less than 0.
 static float max_nan(float a, float b) { return a != a || b != b ? NAN : a > b || (a == b && !signbit(a)) ? a : b; }
 // Subnormal numbers are treated as zero.
 static float flushed(float a) { return fabsf(a) < 0x1p-126f ? 0.0f * a : a; }
 static float log2_fast(float a) { return log2f(flushed(a)); }
 static float exp2_fast(float a) { return flushed(exp2f(a)); }
 
-// In units of the last place: a normal number has 1024 to 2047.
+// Compute in units in the last place: a normal number has 1024 to 2047 of them.
 static u16 to_half(float a) {
   u16 sign = __float_as_uint(a) >> 16 & 0x8000;
   float size = fabsf(a);

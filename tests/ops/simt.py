@@ -1,7 +1,7 @@
 """CUDA kernels on a CPU, for tests: g++ compiles their sources against simt.h, which emulates CUDA.
 
-Every tensor argument is copied between two fences of NaN. A write to a fence fails the test; a read from a fence shows
-in the result. `Emulator(order=...)` runs threads and blocks in another order: the bits must be the same.
+Every tensor argument is copied between two fences of NaN. A write to a fence fails the test; a read from a fence makes
+the result NaN. `Emulator(order=...)` runs threads and blocks in another order: the results must have the same bits.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from linfnet.ops.cuda.nvrtc import KERNELS, Argument, Grid, Kernel, Launcher, Parameter
+from linfnet.ops.cuda.nvrtc import SOURCES, Argument, Grid, Kernel, Launcher, Parameter
 
 HEADERS = [Path(__file__).with_name(name) for name in ("simt.h", "fibres.h")]
 FLAGS = "-std=c++17 -O1 -w -shared -fPIC -fvisibility=hidden -ffp-contract=off -fno-strict-aliasing -U_FORTIFY_SOURCE"
@@ -67,7 +67,7 @@ def overlap(a: Tensor, b: Tensor) -> bool:
 
 
 class Fenced:
-    """A copy of a tensor between two fences, at an address with the alignment of the tensor's."""
+    """A copy of a tensor between two fences, with the same alignment as the tensor."""
 
     def __init__(self, tensor: Tensor, fence: int, mark: int) -> None:
         """`mark` gives the fences of each argument a different NaN, so that copies between fences are detected."""
@@ -86,7 +86,7 @@ class Fenced:
         return torch.equal(self.inside, self._content)
 
     def copy_back(self) -> None:
-        """Copy what was written to the tensor."""
+        """Copy the written data back to the tensor."""
         self._content.copy_(self.inside)
 
 
@@ -101,7 +101,7 @@ class Emulator(Launcher):
     """Runs kernels on CPU tensors; compiled libraries are stored in `folder`, which processes may share."""
 
     def __init__(self, folder: Path, *, order: int = 0, sanitize: bool = False, shared: int = MUCH) -> None:
-        """`sanitize`: use AddressSanitizer, which must already be loaded and which adds its own fences."""
+        """`sanitize`: use AddressSanitizer, which must already be loaded and which adds separate fences."""
         self._shared = shared
         self._order, self._folder, self._fence = order, folder, 0 if sanitize else FENCE
         self._flags = SANITIZED if sanitize else FLAGS
@@ -167,8 +167,8 @@ class Emulator(Launcher):
 
 @cache
 def plain_source(kernel: Kernel) -> str:
-    """A kernel's source in C++ that needs no GPU; the same for all kernels of a file with the same definitions."""
-    source, instructions = kernel.source(), (KERNELS / "instructions.cuh").read_text()
+    """Return the C++ source of a kernel for the CPU; it is equal for kernels of a file with the same definitions."""
+    source, instructions = kernel.source(), (SOURCES / "instructions.cuh").read_text()
     assert instructions in source
     names = re.findall(r"__global__ void(?:\s+__launch_bounds__\(.*\))?\s+(\w+)\(", source)
     assert kernel.function in names

@@ -1,11 +1,11 @@
 """Inputs and checks for even p by matrix products, against the reference in float64.
 
-Tolerance: twice the error of the float32 reference, plus what the expansion of each pair loses: a share of the sum of
-absolute values of its terms, sum (|x| + |w|)^p for a distance and sum |c| (|x| + |w|)^(p - 1) for an element of a
-gradient; nothing if a pair is not expanded. The share is 2^-22 for the pairs of float16, 21 quarters of the last bit of
-the sum for every 16 terms (see `tensor_core_products` in test_cuda_emulated.py), and 3 p roundings for powers and
-binomials. What is below the range of float16 is added to it. The error of a distance is multiplied by p - 1 in its
-slopes, which add p + 4 roundings (as in dense_cases.py).
+Tolerance: twice the error of the float32 reference, plus the error of the expansion of each expanded pair. This error
+is relative to the sum of the absolute values of the terms: sum (|x| + |w|)^p for a distance and
+sum |c| (|x| + |w|)^(p - 1) for an element of a gradient. The relative error is 2^-22 for the pairs of float16, 21
+quarters of the last bit of the sum for every 16 terms (see `tensor_core_products` in test_cuda_emulated.py), and 3 p
+roundings for powers and binomials; numbers below the range of float16 add to it. The error of a distance is multiplied
+by p - 1 in its slopes, which add p + 4 roundings (as in dense_cases.py).
 """
 
 import math
@@ -20,7 +20,7 @@ from linfnet.ops.cuda import Cuda, tensor_core
 
 
 def trained(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
-    """Like a layer of a net: one weight of each output is far from the others, features have different ranges."""
+    """Return a typical layer: one weight of each output is far from the others, and features have different ranges."""
     n, out, features = shape
     torch.manual_seed(n)
     x = torch.randn(n, features) * torch.rand(features).mul(3).sub(3).exp2()
@@ -30,7 +30,7 @@ def trained(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, 
 
 
 def close(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
-    """Far from 0 and close to each other: everything cancels."""
+    """Return x and w far from 0 and close to each other: all pairs cancel."""
     x, w, grad = trained(shape, device)
     return 100 + x, 100 + w, grad
 
@@ -42,12 +42,12 @@ def run(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> tuple[tu
 
 
 def share(terms: int, p: float) -> float:
-    """What a sum of so many terms may lose."""
+    """Return the largest relative error of a sum with this number of terms."""
     return 2.0**-22 + math.ceil(terms / 16) * (17 / 4 + 1) * 2.0**-23 + 3 * p * 2.0**-24
 
 
 def part(terms: int) -> int:
-    """How many terms are added up on the tensor cores at a time."""
+    """Return the number of terms per sum on the tensor cores."""
     return terms // (tensor_core.chunks_of(terms) or 1)
 
 
@@ -56,28 +56,28 @@ def layer_top(x: Tensor, w: Tensor) -> Tensor:
 
 
 def expansions(x: Tensor, w: Tensor, y: Tensor, p: float) -> Tensor:
-    """sum (|x| + |w|)^p / y^p of each pair; infinite where the sum is too small to be expanded."""
+    """Return sum (|x| + |w|)^p / y^p of each pair; infinite if the sum is too small to be expanded."""
     pairs = zip(x.abs(), y, strict=True)
     found = torch.stack([((row + w.abs()) / of_row[:, None]).pow(p).sum(1) for row, of_row in pairs])
     return torch.where(y.pow(p) > tensor_core.LEAST_SUM / 2 * layer_top(x, w).pow(p), found, math.inf)
 
 
 def distance_losses(x: Tensor, w: Tensor, y: Tensor, expansion: Tensor, p: float) -> Tensor:
-    """The relative error of each distance: a p-th of what its sum loses, or nothing if it is not expanded."""
+    """Return the relative error of each distance: that of its sum divided by p, or 0 if it is not expanded."""
     below = x.shape[1] * 2.0**-36 * (layer_top(x, w) / y).pow(p)
     losses = (share(part(x.shape[1]), p) * expansion + below) / p
     return torch.where(expansion <= 2 * tensor_core.most_loss(p), losses, 0)
 
 
 def feature_tops(a: Tensor, top: Tensor) -> Tensor:
-    """No less than what the powers of each feature are scaled by."""
+    """Return an upper bound on the scale of the powers of each feature."""
     return (2 * a.abs().amax(0)).clamp(min=2.0**-5 * float(top))
 
 
 def gradient_losses(
     x: Tensor, w: Tensor, grad: Tensor, y: Tensor, expansion: Tensor, losses: Tensor, p: float
 ) -> tuple[Tensor, Tensor]:
-    """The largest errors of the elements of both gradients."""
+    """Return the largest errors of the elements of both gradients."""
     slopes = torch.where(expansion <= 2 * tensor_core.MOST_SLOPE_LOSS, grad.abs() * y.pow(1 - p), 0)
     top, below = layer_top(x, w), 2.0**-40
     of_x, of_w = torch.zeros_like(x), torch.zeros_like(w)
@@ -106,7 +106,7 @@ def check(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float, use_dense
     expansion = expansions(*wide, exact_y, p)
     error, losses = (y - exact_y).abs(), distance_losses(*wide, exact_y, expansion, p)
     assert (error <= 2 * (plain_y - exact_y).abs().max() + losses * exact_y).all()
-    # On average half of what a term can lose is lost.
+    # The average error of a term is half of the largest error.
     assert (error <= (2.0**-24 + losses / 2) * exact_y).double().mean() >= 0.5
     lost = gradient_losses(*wide, grad.double(), exact_y, expansion, losses, p)
     for ours, theirs, truth, most in zip(gradients, plain, exact, lost, strict=True):
@@ -117,7 +117,7 @@ def check(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float, use_dense
 
 
 def check_small_gradients(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> None:
-    """Adam divides every gradient by its own size: the smallest must be as accurate as the largest."""
+    """Check small gradients: Adam divides every gradient by its size, so they must be as accurate as large ones."""
     (_, *found), flag = run(kernels, x, w, grad, p)
     assert flag == 0
     y, saved = REFERENCE.forward_saving(x.double(), w.double(), p)
@@ -134,7 +134,7 @@ def check_small_gradients(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: 
 def check_cancelling_layer(
     kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The dense kernels compute the layer, as if there were no products."""
+    """Check that the dense kernels compute the layer, with the same results as without matrix products."""
     made, flag = run(kernels, x, w, grad, p)
     assert flag == 1
     monkeypatch.setattr(tensor_core, "POWERS", ())
@@ -155,7 +155,7 @@ def check_cancelling_pairs(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor) ->
 
 
 def crowd(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
-    """A quarter of the rows and a quarter of the outputs are close to each other."""
+    """Return a layer in which a quarter of the rows and of the outputs are close to each other."""
     x, w, grad = trained(shape, device)
     x[::4] = x[0] + 0.01 * x[::4]
     w[::4] = x[0] + 0.01 * w[::4].clamp(min=-1)
@@ -179,9 +179,9 @@ def small_pair(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tenso
 
 
 def rather_close(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
-    """Twelve pairs whose expansions sum to 70 to 5,000 times (p = 8) the result, and whose slopes matter.
+    """Return twelve pairs whose slopes matter and whose expansions sum to 70 to 5,000 times the result (at p = 8).
 
-    Slopes are no longer expanded from 2 * MOST_SLOPE_LOSS on, which is in that range.
+    This range includes 2 * MOST_SLOPE_LOSS, the limit above which slopes are not expanded.
     """
     x, w, grad = trained(shape, device)
     w.clamp_(min=-4)
@@ -192,7 +192,7 @@ def rather_close(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Ten
 
 
 def even(shape: tuple[int, int, int], level: float, device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
-    """All features are equal: what they lose at the end of float16's range accumulates. One weight sets the scale."""
+    """Return equal features, whose errors near the end of the float16 range accumulate; one weight sets the scale."""
     n, out, features = shape
     torch.manual_seed(0)
     x = (torch.rand(n, 1) + 0.5).mul(0.04 * level).repeat(1, features)

@@ -1,7 +1,7 @@
-"""The C++ kernels against float64, on every instruction-set level of this machine.
+"""Compare the C++ kernels with float64 results, on every instruction-set level of this machine.
 
-Tolerance: the error relative to float64 is at most twice that of the float32 reference, whose error counts as at least
-the rounding of one difference d: 2^-24 in a distance, p times that in a slope (|d| / y)^(p-1).
+Tolerance: twice the error of the float32 reference, where this error is taken as at least the rounding error of one
+difference d: 2^-24 in a distance, and p times that in a slope (|d| / y)^(p-1).
 """
 
 import math
@@ -36,7 +36,7 @@ def random_pair(shape: tuple[int, int, int], seed: int = 0) -> tuple[Tensor, Ten
 
 
 def run(impl: str, x: Tensor, w: Tensor, grad: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, grad_x, grad_w) in float64."""
+    """Return (y, grad_x, grad_w) in float64."""
     x, w = x.clone().requires_grad_(), w.clone().requires_grad_()
     y = lp_distance(x, w, p, impl=impl)
     y.backward(grad)
@@ -56,7 +56,7 @@ def assert_close(x: Tensor, w: Tensor, grad: Tensor, p: float) -> None:
         floor = UNIT * (1 if name == "y" else p) * size + 2.0**-149
         allowed = 2 * torch.maximum((b - e).abs().amax(), floor)
         assert (a - e).abs().amax() <= allowed, name
-    # Each distance, not only the worst one.
+    # Check each distance, not only the largest error.
     relative = ((ours[0] - exact[0]).abs() / exact[0].clamp(min=2.0**-126)).amax()
     other = ((theirs[0] - exact[0]).abs() / exact[0].clamp(min=2.0**-126)).amax()
     assert relative <= 2 * max(float(other), UNIT)

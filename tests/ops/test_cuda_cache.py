@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: what is read from it and what is compiled again. The compiler is replaced."""
+"""The cache of compiled kernels: which are read from it and which are compiled again, with a fake compiler."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ CODE = b"\x7fELF and so on"
 
 @pytest.fixture
 def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
-    """The compilations so far, with a separate cache."""
+    """Use a separate cache; return the list of compilations."""
     calls: list[tuple[str, str, str]] = []
 
     def compile_now(source: str, name: str, architecture: str) -> bytes:

@@ -21,7 +21,8 @@ pytestmark = needs_compiler
 CPU = "cpu"
 Shape = tuple[int, int, int]
 Drawn = tuple[Tensor, Tensor, Tensor]
-# Less than a tile; parts of tiles in all directions; few outputs: the features are split; several tiles of outputs.
+# Shapes smaller than a tile, with partial tiles in all directions, with few outputs (the features are divided), and
+# with several tiles of outputs.
 SHAPES: list[Shape] = [(3, 5, 7), (65, 70, 44), (40, 10, 130), (21, 300, 69)]
 
 
@@ -36,14 +37,14 @@ def kernels(emulator: Emulator) -> Cuda:
 
 
 def toward_zero(a: Tensor) -> Tensor:
-    """float64 as float32, truncated."""
+    """Truncate float64 to float32."""
     near = a.float()
     return torch.where(near.double().abs() > a.abs(), torch.nextafter(near, torch.zeros_like(near)), near)
 
 
 def tensor_core_products(a: Tensor, b: Tensor, into: Tensor | None = None) -> Tensor:
-    """[B, m, k] by [B, k, n] as an H200 sums: 16 products and the sum so far at a time, each truncated below a quarter
-    of the last bit of the largest, their sum truncated below its last bit."""
+    """Multiply [B, m, k] and [B, k, n] like an H200: add 16 products and the sum so far at a time, each truncated below
+    a quarter of the last bit of the largest; truncate their sum below its last bit."""
     total = torch.zeros(a.shape[0], a.shape[1], b.shape[2])
     for first in range(0, a.shape[2], 16):
         terms = slice(first, first + 16)
@@ -57,7 +58,7 @@ def tensor_core_products(a: Tensor, b: Tensor, into: Tensor | None = None) -> Te
 
 @pytest.fixture
 def _products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expand small layers, too, with products that are truncated as on a GPU."""
+    """Also expand small layers, with products that are truncated as on a GPU."""
     monkeypatch.setattr(tensor_core, "SMALLEST", 0)
     monkeypatch.setattr(tensor_core, "_products", tensor_core_products)
 
@@ -83,7 +84,7 @@ def test_p_that_float32_takes_for_a_whole_number(kernels: Cuda, p: float) -> Non
 
 
 def test_long_sums_are_summed_in_runs(kernels: Cuda) -> None:
-    """Otherwise their error would grow with their length, which powers hide."""
+    """Check long sums at p = 1: the p-th root of a larger p would hide an error that grows with the length."""
     dense.check_against_reference(kernels, *dense.draw((3, 5, 12_000), CPU), 1.0)
 
 
@@ -158,7 +159,7 @@ def test_unaligned_rows(kernels: Cuda, p: float) -> None:
     assert torch.equal(kernels.forward(shifted, w, p), kernels.forward(x, w, p))
 
 
-# 520 rows are several groups of other sizes.
+# 520 rows are divided into several groups.
 @pytest.mark.parametrize(
     ("p", "shape"),
     [*((p, (33, 70, 259)) for p in (28.0, 30.5, 100.0, 112.5, 128.5, 200.5)), (100.0, (520, 32, 256))],

@@ -1,4 +1,4 @@
-"""What the CUDA implementation launches, recorded without a GPU: arguments fit the kernels, sources compile."""
+"""The launches of the CUDA implementation, recorded without a GPU: arguments match the kernels, sources compile."""
 
 import math
 import re
@@ -22,7 +22,7 @@ from linfnet.ops.cuda.dense import backward_kernel, backward_memory, backward_ro
 from linfnet.ops.cuda.dispatch import kernels_ahead
 from linfnet.ops.cuda.infinity import FINISH_DEFINITIONS, bounds_kernel, maximum_kernel
 from linfnet.ops.cuda.layout import backward_plan, forward_plan
-from linfnet.ops.cuda.nvrtc import KERNELS, Argument, Grid, Kernel, Launcher, NoKernelsError
+from linfnet.ops.cuda.nvrtc import SOURCES, Argument, Grid, Kernel, Launcher, NoKernelsError
 
 
 class Recorder(Launcher):
@@ -110,7 +110,7 @@ def test_huge_layers_are_not_expanded() -> None:
 
 @pytest.mark.parametrize("p", [8.0, 28.0, 200.5, math.inf])
 def test_what_is_saved_is_known_for_any_number_of_rows(p: float) -> None:
-    """As torch.compile does it: with a fake tensor that has a symbolic size."""
+    """Call the operator like torch.compile: with a fake tensor that has a symbolic size."""
     free = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
     mode = FakeTensorMode(shape_env=ShapeEnv())
     w = mode.from_tensor(torch.empty(1024, 1024), static_shapes=True)
@@ -194,7 +194,7 @@ def test_a_huge_p_has_the_kernels_of_every_large_one() -> None:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that torch reports and that has not been probed."""
+    """Simulate a GPU that torch reports and that has not been tested yet."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
@@ -240,7 +240,7 @@ nvrtc.Launcher().prepare(torch.device("cuda", 0), "key", lambda: kernels)
 
 @pytest.mark.process
 def test_a_program_that_ends_does_not_wait_for_kernels_made_ahead() -> None:
-    # Eight at a time they would take 25 seconds.
+    # Compiling all of them, eight at a time, would take 25 seconds.
     subprocess.run([sys.executable, "-c", ENDS_EARLY], check=True, timeout=20)
 
 
@@ -259,7 +259,7 @@ def test_importing_does_not_touch_cuda() -> None:
 
 
 def test_kernels_have_distinct_names_and_declare_their_threads() -> None:
-    sources = {file.name: file.read_text() for file in KERNELS.glob("*.cu")}
+    sources = {file.name: file.read_text() for file in SOURCES.glob("*.cu")}
     kernels = [
         Kernel(file, name)
         for file, source in sources.items()
@@ -288,7 +288,7 @@ def test_sources_compile(architecture: str, tmp_path: Path) -> None:
         *(pruned.forward_kernel(p, 2) for p in (28.0, 128.0, 30.5, 200.5)),
         *(pruned.backward_kernel(p, 4, "listed_grad_w") for p in (28.0, 128.0, 30.5, 200.5)),
     ]
-    assert {kernel.file for kernel in kernels} == {file.name for file in KERNELS.glob("*.cu")}
+    assert {kernel.file for kernel in kernels} == {file.name for file in SOURCES.glob("*.cu")}
     for number, kernel in enumerate(kernels):
         source = tmp_path / f"{number}-{kernel.file}"
         source.write_text(kernel.source())

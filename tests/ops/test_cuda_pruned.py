@@ -49,7 +49,7 @@ def test_only_one_gradient() -> None:
         cases.check_one_gradient(KERNELS, *cases.spiked((64, 64, 512)), p)
 
 
-# A row fifty times as large makes the lists of all outputs long: dense kernels, with the bound of test_cuda.py.
+# A row that is fifty times as large makes the lists of all outputs long: the dense kernels compute the layer.
 @pytest.mark.parametrize(("spread", "roundings"), [(1.5, 4), (50.0, 8)])
 @pytest.mark.parametrize("p", [32.0, 100.0, 200.0])
 def test_distances_relative_to_each_pair(p: float, spread: float, roundings: int) -> None:

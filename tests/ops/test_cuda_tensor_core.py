@@ -17,7 +17,7 @@ SHAPES = [(64, 64, 64), (200, 96, 784), (512, 256, 3072), (130, 2048, 640)]
 
 @pytest.fixture(autouse=True)
 def _every_layer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Expand small layers and larger powers, too; memory that is not written is NaN."""
+    """Also expand small layers and larger powers; uninitialised memory is NaN."""
     monkeypatch.setattr(tensor_core, "SMALLEST", 0)
     monkeypatch.setattr(tensor_core, "POWERS", (8.0, 10.0, 14.0))
     torch.use_deterministic_algorithms(True, warn_only=True)

@@ -1,4 +1,4 @@
-"""Multiplication chains and the exponents p is snapped to."""
+"""Multiplication chains and the values to which p is snapped."""
 
 import itertools
 import math

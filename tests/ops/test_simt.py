@@ -1,4 +1,4 @@
-"""What the emulator of CUDA detects: accesses beyond the ends, missing barriers, threads that wait forever."""
+"""The CUDA emulator must detect accesses beyond the ends, missing barriers and threads that wait forever."""
 
 import os
 import subprocess
@@ -90,7 +90,7 @@ def test_dynamic_shared_memory_ends(folder: Path) -> None:
 def test_half_precision_is_that_of_torch(folder: Path) -> None:
     every = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.float16)
     finite = every[every.isfinite()].float()
-    # All of float16, numbers just below, half-way and just above, and numbers that overflow.
+    # All float16 numbers, float32 numbers just below, half-way between and just above them, and numbers that overflow.
     around = [
         torch.tensor([65519.9, 65520.0, 1e6, torch.inf, -torch.inf]),
         *(finite * f for f in (1 - 2**-12, 1 + 2**-11)),

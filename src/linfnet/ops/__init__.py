@@ -1,6 +1,6 @@
-"""One operation, several implementations: the definition of l_p distances and the kernels that must agree with it.
+"""The l_p distance operation: a reference implementation, and faster kernels that must agree with it.
 
-Importing the modules of the implementations registers them in `KERNELS`, in order of increasing preference.
+Importing the module of an implementation registers it in `KERNELS`, in order of increasing preference.
 """
 
 from linfnet.ops import cpu as cpu

@@ -1,7 +1,7 @@
-"""The operations: arguments are checked, shapes flattened to matrices, and a `torch.library` operator is called.
+"""The public functions: they check arguments, flatten shapes to matrices and call a `torch.library` operator.
 
 `linfnet::lp_distance` is differentiable and saves what its backward pass needs; `linfnet::lp_distance_inference` saves
-nothing. The registration is low-level because `torch.library.custom_op` costs more time than a small layer.
+nothing. The low-level registration is used because `torch.library.custom_op` costs more time than a small layer.
 """
 
 import math
@@ -20,7 +20,7 @@ _library = torch.library.Library("linfnet", "DEF")
 def _define(schema: str, method: str, fake: Callable[..., Any]) -> Any:
     """Define an operator that calls a method of the implementation named by its last argument.
 
-    `fake`: the same for tensors without data.
+    `fake` returns results of the same shapes for tensors without data.
     """
     name = schema.split("(")[0]
 
@@ -102,7 +102,7 @@ def _save_bounds(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) 
 
 
 def _bounds_gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Each bound depends on one end point of one coordinate: sparse, so plain torch is used for all implementations."""
+    """Return sparse gradients, in plain torch: each bound depends on one end point of one feature."""
     lower, upper, w, near, far = ctx.saved_tensors
     grad_lower, grad_upper, grad_w = torch.zeros_like(lower), torch.zeros_like(upper), torch.zeros_like(w)
     for grad, index, farthest in ((grads[0], near.long(), False), (grads[1], far.long(), True)):
@@ -123,7 +123,7 @@ def _bounds_gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, .
 
 
 def _no_second_gradients(ctx: Any, *grads: Tensor | None) -> None:
-    raise NotImplementedError("lp_distance can be differentiated once, not twice")
+    raise NotImplementedError("lp_distance has no second derivatives")
 
 
 torch.library.register_autograd("linfnet::lp_distance_backward", _no_second_gradients, lib=_library)
@@ -137,7 +137,7 @@ def _check_pair(name: str, x: Tensor, w: Tensor) -> None:
     if w.dim() != 2:
         raise ArgumentError(f"w has shape {tuple(w.shape)}; wanted [out, in]")
     if x.dim() == 0 or x.shape[-1] != w.shape[1]:
-        raise ArgumentError(f"{name} has shape {tuple(x.shape)}; wanted [..., {w.shape[1]}] as w is {tuple(w.shape)}")
+        raise ArgumentError(f"{name} has shape {tuple(x.shape)}; wanted [..., {w.shape[1]}] as w has {tuple(w.shape)}")
     if x.dtype != w.dtype:
         raise ArgumentError(f"{name} has dtype {x.dtype} and w {w.dtype}; wanted the same")
     if x.device != w.device:
@@ -160,7 +160,7 @@ def lp_distance(x: Tensor, w: Tensor, p: float = math.inf, *, impl: str | None =
         x: [..., in], float32 or float64.
         w: [out, in], of the same dtype and device.
         p: a number >= 1, or `math.inf`.
-        impl: an implementation by name ("reference"); by default the preferred one that supports the tensors.
+        impl: the name of an implementation ("reference"); by default, the preferred one that supports the tensors.
 
     Returns:
         [..., out]. Differentiable in x and w with the exact gradients: zero where x = w; at infinity the first
@@ -187,12 +187,12 @@ def lp_distance(x: Tensor, w: Tensor, p: float = math.inf, *, impl: str | None =
 def linf_distance_bounds(lower: Tensor, upper: Tensor, w: Tensor, *, impl: str | None = None) -> tuple[Tensor, Tensor]:
     """Compute the smallest and largest infinity distance to each row of w over the box lower <= x <= upper.
 
-    Subtraction, absolute value and maximum are monotone also as floating-point operations: the bounds enclose the
+    Subtraction, absolute value and maximum are monotone even in floating-point arithmetic, so the bounds enclose the
     result of `lp_distance(x, w, math.inf)`, including rounding, for every x in the box.
 
     Args:
         lower: [..., in].
-        upper: [..., in], not below `lower` in any element.
+        upper: [..., in], at least `lower` in every element.
         w: [out, in].
         impl: as in `lp_distance`.
 

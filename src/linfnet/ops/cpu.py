@@ -1,11 +1,11 @@
-"""C++ kernels for float32 on the CPU; the reference computes float64.
+"""C++ kernels for float32 on the CPU; float64 is computed by the reference.
 
 The extension takes addresses and sizes and is not built against torch. It contains the same source compiled for
-AVX-512, AVX2+FMA and plain machines and selects the best level when it is loaded; `use_level` forces one.
+AVX-512, AVX2+FMA and other machines (plain) and selects the best level when it is loaded; `use_level` selects another.
 
-At p = infinity the result has the same bits as the reference. For finite p, integers up to 10 and some up to 32 are
-computed by multiplication, other powers by log2 and exp2; if few terms of a sum matter, only these are computed. See
-`csrc`.
+At p = infinity the result has the same bits as the reference. Powers with whole p up to 10, and with some p up to 32,
+are computed by multiplication, all others by log2 and exp2. If few terms of a sum matter, only these are computed. The
+sources are in `csrc`.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ except ImportError as error:
 
 
 def status() -> str:
-    """One line: the instruction set in use, or why the kernels are missing.
+    """Return one line: the instruction set in use, or why the kernels are missing.
 
     >>> "CPU kernels" in status()
     True
@@ -40,13 +40,13 @@ def status() -> str:
 
 
 def levels() -> tuple[str, ...]:
-    """The instruction-set levels that run on this machine, best first; empty without the extension."""
+    """Return the instruction-set levels that run on this machine, best first; empty without the extension."""
     return () if _kernels is None else tuple(cast("list[str]", _kernels.levels()))
 
 
 @contextlib.contextmanager
 def use_level(level: str) -> Generator[None]:
-    """Compute with one of `levels()` for the length of a `with` block, in all threads."""
+    """Use one of `levels()` within a `with` block, in all threads."""
     if level not in levels():
         raise ArgumentError(f"level is {level!r}; this machine has {', '.join(levels()) or 'no kernels'}")
     previous = _kernels.level()
@@ -58,19 +58,19 @@ def use_level(level: str) -> Generator[None]:
 
 
 def elementary(which: int, a: Tensor, p: float = 1.0) -> Tensor:
-    """log2 (0), exp2 (1) or the p-th root (2) of a float32 vector as the kernels compute them, to test their errors."""
+    """Return log2 (0), exp2 (1) or the p-th root (2) of a float32 vector by the kernels, to test their errors."""
     a, result = a.contiguous(), torch.empty_like(a)
     _kernels.elementary(which, a.data_ptr(), result.data_ptr(), p, a.numel())
     return result
 
 
 def _accurate(p: float) -> bool:
-    """Whether the kernels meet their error bound at p; the reference computes p near 1 and above 1e5."""
+    """Whether the kernels meet their error bound at p; otherwise (p near 1 or above 1e5) the reference is used."""
     return p == 1 or 1.5 <= p <= 1e5 or p == math.inf
 
 
 def _threads(n: int, out: int, features: int) -> int:
-    # Small layers are finished before a second thread has started.
+    # A small layer takes less time than starting a second thread.
     return 1 if n * out * features < _kernels.SERIAL_TRIPLES else torch.get_num_threads()
 
 
@@ -100,14 +100,14 @@ class Cpu:
             if index is not None:
                 index.zero_()
             return y.zero_()
-        # Named, so that copies of strided tensors outlive the call.
+        # Assigned to variables, so that copies of strided tensors live until the call returns.
         x, w = x.contiguous(), w.contiguous()
         saved, threads = 0 if index is None else index.data_ptr(), _threads(n, out, features)
         _kernels.forward(x.data_ptr(), w.data_ptr(), y.data_ptr(), saved, p, n, out, features, threads)
         return y
 
     def saved_like(self, x: Tensor, w: Tensor, p: float) -> Tensor:
-        # For finite p, searching the terms that matter again is faster than storing and reading them.
+        # For finite p, it is faster to search again for the terms that matter than to store and load them.
         return self._reference.saved_like(x, w, p)
 
     def backward(
@@ -120,7 +120,7 @@ class Cpu:
         if n * out * features == 0:
             return grad_x.zero_(), grad_w.zero_()
         grad, x, w, y, saved = (t.contiguous() for t in (grad, x, w, y, saved))
-        # An empty tensor has the address 0, which tells the kernel that the gradient is not needed.
+        # An empty tensor has the address 0; the kernel does not compute a gradient with this address.
         addresses = [t.data_ptr() for t in (grad, x, w, y, saved, grad_x, grad_w)]
         _kernels.backward(*addresses, p, n, out, features, _threads(n, out, features))
         return grad_x, grad_w

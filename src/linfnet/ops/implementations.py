@@ -1,6 +1,6 @@
-"""The interface of a kernel behind `lp_distance`, and the table of implementations.
+"""The interface of an implementation of `lp_distance`, and the table of implementations.
 
-A module outside the package adds its own with the decorator `@KERNELS.register("name")` on a class.
+A module outside the package can add an implementation with the decorator `@KERNELS.register("name")` on a class.
 """
 
 import contextlib
@@ -15,73 +15,73 @@ from linfnet.registry import Registry
 
 
 class Implementation(Protocol):
-    """Computes the distances. All tensors are contiguous 2-D matrices of one dtype on one device.
+    """Computes distances and gradients. All tensors are contiguous matrices of one dtype on one device.
 
     x: [n, in], w: [out, in], y and grad: [n, out]; p is a finite float >= 1 or `math.inf`.
     """
 
     def supports(self, device_type: str, dtype: torch.dtype) -> bool:
-        """Whether it runs on this kind of device with this dtype, on this machine."""
+        """Whether this machine can run the implementation on this type of device with this dtype."""
         ...
 
     def forward(self, x: Tensor, w: Tensor, p: float) -> Tensor:
-        """The distances y."""
+        """Return the distances y."""
         ...
 
     def forward_saving(self, x: Tensor, w: Tensor, p: float) -> tuple[Tensor, Tensor]:
-        """(y, saved): `saved` holds what `backward` of the same implementation needs."""
+        """Return (y, saved); `saved` contains what `backward` of the same implementation needs."""
         ...
 
     def saved_like(self, x: Tensor, w: Tensor, p: float) -> Tensor:
-        """An uninitialised tensor of the shape, dtype and device of `saved`; must work on fake tensors."""
+        """Return an uninitialised tensor with the shape, dtype and device of `saved`; must support fake tensors."""
         ...
 
     def backward(
         self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, need_x: bool, need_w: bool
     ) -> tuple[Tensor, Tensor]:
-        """(grad_x, grad_w); one that is not needed has shape [0]."""
+        """Return (grad_x, grad_w); a gradient that is not needed has shape [0]."""
         ...
 
     def bounds(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        """(smallest, largest) infinity distance over the box [lower, upper]."""
+        """Return the smallest and the largest infinity distance over the box [lower, upper]."""
         ...
 
     def bounds_saving(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(smallest, largest, index of the first coordinate that attains each; both int32 [n, out])."""
+        """Return the results of `bounds` and, for each, the first feature that attains it (int32 [n, out])."""
         ...
 
 
 def gradients_like(x: Tensor, w: Tensor, need_x: bool, need_w: bool) -> tuple[Tensor, Tensor]:
-    """Uninitialised gradients, contiguous; one that is not needed is empty."""
+    """Return uninitialised, contiguous gradients; a gradient that is not needed is empty."""
     return x.new_empty(x.shape if need_x else (0,)), w.new_empty(w.shape if need_w else (0,))
 
 
 def bounds_like(lower: Tensor, w: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-    """Two uninitialised tensors [n, out]: for the bounds, or for their indices (int32)."""
+    """Return two uninitialised tensors [n, out] for the bounds or, with dtype int32, for their indices."""
     shape = lower.shape[0], w.shape[0]
     return lower.new_empty(shape, dtype=dtype), lower.new_empty(shape, dtype=dtype)
 
 
-# Classes, which are instantiated once; of those that support a tensor, the one registered last is preferred.
+# Each class is instantiated once. If several support a tensor, the one that was registered last is preferred.
 KERNELS: Registry[Callable[[], Implementation]] = Registry("impl")
 _instances: dict[str, Implementation] = {}
 _default: str | None = None
 
 
 def names() -> tuple[str, ...]:
-    """All registered implementations in order of preference."""
+    """Return the names of all registered implementations, the preferred one first."""
     return tuple(reversed(tuple(KERNELS)))
 
 
 def get(name: str) -> Implementation:
-    """The implementation of that name, or an error that lists the names."""
+    """Return the implementation with this name; raise an error that lists the names if there is none."""
     if name not in _instances:  # not functools.cache, which torch.compile does not trace
         _instances[name] = KERNELS[name]()
     return _instances[name]
 
 
 def choose(device_type: str, dtype: torch.dtype, name: str | None = None) -> str:
-    """The implementation to use for tensors of this kind: the requested one, or the first that supports them."""
+    """Return the name of the implementation for such tensors: the requested or the first that supports them."""
     requested = name if name is not None else _default
     if requested is not None:
         if get(requested).supports(device_type, dtype):
@@ -96,7 +96,7 @@ def choose(device_type: str, dtype: torch.dtype, name: str | None = None) -> str
 
 @contextlib.contextmanager
 def default_implementation(name: str | None) -> Generator[None]:
-    """Prefer an implementation wherever it is supported, for the length of a `with` block.
+    """Within a `with` block, prefer an implementation wherever it supports the tensors.
 
     >>> with default_implementation("reference"):
     ...     choose("cpu", torch.float32)

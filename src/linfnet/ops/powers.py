@@ -1,7 +1,6 @@
-"""Whole powers by multiplication, and the exponents to which p is snapped.
+"""Whole powers by multiplication, and the values to which p is rounded (snapped).
 
-d^n by repeated multiplication costs one product for each step of an addition chain for n: three for 8 = 4 + 4 = 2 + 2
-+ 2 + 2.
+The power d^n costs one multiplication for each step of an addition chain for n: three for n = 8 (chain 1, 2, 4, 8).
 """
 
 import ctypes
@@ -9,22 +8,22 @@ import functools
 import math
 from enum import IntEnum
 
-# Up to here whole powers are products with one scale per layer or output; up to LARGEST_PAIRED, products with one scale
-# per pair stay in range: 2^(+-64). Otherwise kernels use log2 and exp2.
+# Largest p whose powers are computed by multiplication with one scale per layer or output, and with one scale per pair
+# (values stay within 2^±64). Above, kernels use log2 and exp2.
 LARGEST_CHAINED, LARGEST_PAIRED = 64, 128
 
 
 class PowerMode(IntEnum):
     """How the pruned kernels compute powers."""
 
-    SCALE_PER_OUTPUT = 0  # products of differences, scaled by one power of two per output
+    SCALE_PER_OUTPUT = 0  # multiply differences, scaled by one power of two per output
     SCALE_PER_PAIR = 1  # the same, with one power of two per pair
-    LOG_RATIO = 2  # special functions of the ratio of |d| to its maximum
+    LOG_RATIO = 2  # special functions (log2, exp2) of the ratio of |d| to its maximum
     LOG_RATIO_LARGE = 3  # the same, with a shorter series for large p
 
 
 def power_mode(p: float) -> PowerMode:
-    """Products for whole p while these stay in the float range, otherwise special functions."""
+    """Return how to compute powers: by multiplication for whole p up to LARGEST_PAIRED, otherwise by log2 and exp2."""
     if p > LARGEST_PAIRED:
         return PowerMode.LOG_RATIO_LARGE
     if p != math.floor(p):
@@ -33,15 +32,15 @@ def power_mode(p: float) -> PowerMode:
 
 
 def uses_ratio(p: float) -> bool:
-    """Whether powers are computed by special functions, of numbers between 0 and 1."""
+    """Whether powers are computed by special functions, from ratios between 0 and 1."""
     return power_mode(p) in (PowerMode.LOG_RATIO, PowerMode.LOG_RATIO_LARGE)
 
 
 @functools.cache
 def addition_chain(n: int) -> tuple[int, ...]:
-    """A short addition chain for n >= 1: it starts with 1, ends with n, and each number is the sum of two earlier ones.
+    """Return a short addition chain for n >= 1: from 1 to n, where each number is the sum of two earlier numbers.
 
-    It is a path in Knuth's power tree, which is shortest for every n < 77.
+    The chain is a path in Knuth's power tree; for every n < 77 it is a shortest chain.
 
     >>> addition_chain(8), addition_chain(15)
     ((1, 2, 4, 8), (1, 2, 3, 5, 10, 15))
@@ -60,11 +59,12 @@ def addition_chain(n: int) -> tuple[int, ...]:
 
 
 def snapped_p(p: float) -> float:
-    """The nearest p that kernels evaluate quickly; infinity is unchanged.
+    """Return the nearest p that kernels evaluate quickly; infinity is unchanged.
 
-    Whole numbers below 8, even numbers up to 64, multiples of 4 up to 128: each of these p has its own kernels, which
-    multiply and are compiled while the kernels of the previous p run. Above 128, 64 numbers per octave: while p is
-    constant, training steps can be replayed from a CUDA graph. Ties are rounded up, so the result is monotone in p.
+    Up to 128, these are whole numbers below 8, even numbers up to 64 and multiples of 4. Each has separate kernels,
+    which multiply and are compiled while the kernels of the previous p run. Above 128, there are 64 numbers from each
+    power of two to the next: while p is constant, training steps can be replayed from a CUDA graph. Ties are rounded
+    up, so the result is monotone in p.
 
     >>> [snapped_p(p) for p in (8.0, 11.3, 20.9, 27.6, 62.9, 201.3, 999.0, math.inf)]
     [8.0, 12.0, 20.0, 28.0, 62.0, 202.0, 1000.0, inf]
@@ -76,7 +76,7 @@ def snapped_p(p: float) -> float:
 
 
 def snapped_after(p: float) -> float:
-    """The next larger snapped p after a snapped p.
+    """Return the next larger snapped p after a snapped p.
 
     >>> snapped_after(7.0), snapped_after(8.0), snapped_after(124.0), snapped_after(128.0)
     (8.0, 10.0, 128.0, 130.0)
@@ -91,9 +91,9 @@ def _step(p: float) -> float:
 
 
 def power_source(name: str, exponent: float | None, *, signed: bool) -> str:
-    """CUDA source of a function d -> |d|^exponent, times the sign of d if `signed`.
+    """Return the CUDA source of a function d -> |d|^exponent, times the sign of d if `signed`.
 
-    The whole part of the exponent is a chain of products. The rest is computed by special functions from the argument
+    The whole part of the exponent is computed by multiplication, the rest by special functions from the argument
     `special`, so that one source is valid for all exponents with the same whole part. If `exponent` is None, the
     function is d -> |d|^special 2^offset.
 
@@ -109,7 +109,7 @@ def power_source(name: str, exponent: float | None, *, signed: bool) -> str:
         result = "exp2_fast(fmaf(special, log2_fast(fabsf(d)), offset))"
         result = f"copysignf({result}, d)" if signed else result
     else:
-        # As kernels receive it: slightly below a whole number, it is rounded up.
+        # Round as for the kernel's argument: a float64 slightly below a whole number becomes whole.
         exponent = ctypes.c_float(exponent).value
         n = math.floor(exponent)
         result = _whole_power(n, lines, signed=signed)
@@ -119,7 +119,7 @@ def power_source(name: str, exponent: float | None, *, signed: bool) -> str:
 
 
 def _whole_power(n: int, lines: list[str], *, signed: bool) -> str:
-    """Append the products of a chain to `lines`; return the expression of the n-th power."""
+    """Append the products of a chain to `lines`; return an expression for the n-th power."""
     if n == 0:
         return "(d > 0.0f ? 1.0f : d < 0.0f ? -1.0f : d)" if signed else "1.0f"
     base = "fabsf(d)" if n % 2 and not signed else "d"  # absolute values of factors cost nothing

@@ -1,9 +1,9 @@
-"""The reference: l_p distances in plain torch, on any device, block by block so that memory stays bounded.
+"""The reference: l_p distances in plain torch, on any device, computed in blocks to limit memory.
 
     y[b, o] = m * (sum_i (|x[b, i] - w[o, i]| / m)^p)^(1/p),   m = max_i |x[b, i] - w[o, i]|
 
-The maximum is factored out, so every power is taken of a number in [0, 1] and no p over- or underflows.
-Kernels must agree with this file; at p = infinity, bit for bit.
+The maximum is factored out, so that powers are computed of numbers in [0, 1] and the sum neither overflows nor
+underflows for any p. Kernels must agree with this file; at p = infinity, bit for bit.
 """
 
 import math
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from linfnet.ops.implementations import KERNELS, bounds_like, gradients_like
 
-# Elements of the largest intermediate tensor [rows, outs, in]: 16 MiB in float32.
+# Largest number of elements of an intermediate tensor [rows, outs, in]: 16 MiB in float32.
 BLOCK_ELEMENTS = 1 << 22
 
 
@@ -88,7 +88,7 @@ class Reference:
         for rows, outs in _blocks(x, w):
             difference = _difference(x[rows], w[outs])
             scale = torch.where(y[rows, outs] == 0, 1.0, y[rows, outs]).unsqueeze(-1)
-            # dy/dx_i = sign(d_i) * (|d_i| / y)^(p - 1); the sign makes it zero where x = w, at p = 1 too.
+            # dy/dx_i = sign(d_i) * (|d_i| / y)^(p - 1); the sign makes it zero where x = w, even at p = 1.
             slope = difference.abs().div_(scale).pow_(p - 1).mul_(difference.sign_())
             if need_x:
                 grad_x[rows] += torch.einsum("bo,boi->bi", grad[rows, outs], slope)

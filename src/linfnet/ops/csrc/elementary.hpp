@@ -1,8 +1,9 @@
-// log2, exp2 and the p-th root on vectors, by polynomials fitted for the least relative error.
+// log2, exp2 and the p-th root of vectors, by polynomials fitted for the smallest relative error.
 //
-// Errors relative to exact arithmetic (tested): log2 of a normal number in (0, 1] at most 2 units in the last place,
-// exp2 on
-// [-126, 1] at most 1.5, the root at most 2.5 (of the float32 result).
+// Largest errors relative to exact arithmetic, in units in the last place of the float32 result (tested):
+//   log2 of a normal number in (0, 1]  2
+//   exp2 of a number in [-126, 1]      1.5
+//   p-th root                          2.5
 #pragma once
 #include "tile.hpp"
 
@@ -38,7 +39,7 @@ LINFNET_INLINE LogParts log2_parts(F a) {
   return {to_float(exponent), mul(q, f)};
 }
 
-// About -127 at zero and for subnormal numbers: every power of it is then (nearly) zero.
+// log2(a). For zero and subnormal numbers the result is about -127, so that their powers are (nearly) zero.
 LINFNET_INLINE F log2_of(F a) {
   const LogParts parts = log2_parts(a);
   return add(parts.exponent, parts.fraction);
@@ -57,7 +58,7 @@ LINFNET_INLINE F exp2_slope(F f) {
 
 LINFNET_INLINE F power_of_two(F whole) { return as_float(shift_left<23>(addi(to_int(whole), set1i(127)))); }
 
-// Arguments below -126 give 2^-126, NaN gives NaN.
+// 2^t. The result is 2^-126 for arguments below -126, and NaN for NaN.
 LINFNET_INLINE F exp2_of(F t) {
   t = max_or_second(set1(-126.0f), t);
   const F whole = round(t), f = sub(t, whole);
@@ -69,15 +70,15 @@ struct Root {
   F p, inverse;
   explicit LINFNET_INLINE Root(double p) : p(set1(float(p))), inverse(set1(float(1.0 / p))) {}
 
-  // factor * a^(1/p) for a normal a > 0: the whole part of the exponent is separated before rounding, and the factor is
-  // applied before the last rounding.
+  // Return factor * a^(1/p) for a normal a > 0. The whole part of the exponent is separated before rounding, and the
+  // factor is applied before the last rounding.
   LINFNET_INLINE F times(F factor, F a) const {
     const LogParts parts = log2_parts(a);
     const F whole = round(mul(add(parts.exponent, parts.fraction), inverse));
     const F f = mul(add(fnma(whole, p, parts.exponent), parts.fraction), inverse);
     const F scale = power_of_two(whole), one = set1(1.0f);
-    // Scale a small factor first, so that it loses no bits as a subnormal number; a large one last, so that it does not
-    // overflow.
+    // Scale a small factor first, so that no bits are lost in a subnormal number, and a large factor last, so that it
+    // does not overflow.
     const Mask large = not_less(factor, one);
     factor = mul(factor, select(large, one, scale));
     return mul(fma(factor, mul(f, exp2_slope(f)), factor), select(large, scale, one));
@@ -86,7 +87,8 @@ struct Root {
   LINFNET_INLINE F operator()(F a) const { return times(set1(1.0f), a); }
 };
 
-// a[i] = a[i]^exponent * 2^offset in lockstep: the dependent steps of a single number would leave a core idle.
+// Compute a[i] = a[i]^exponent * 2^offset for N vectors in lockstep: the steps for one vector depend on each other and
+// would leave the core idle.
 template <int N> LINFNET_INLINE void powers(F* a, F exponent, F offset) {
   constexpr float LOG[] = LINFNET_LOG2_POLYNOMIAL, EXP[] = LINFNET_EXP2_POLYNOMIAL;
   F f[N], q[N];
@@ -107,7 +109,7 @@ template <int N> LINFNET_INLINE void powers(F* a, F exponent, F offset) {
   for (int i = 0; i < N; ++i) a[i] = as_float(addi(as_int(q[i]), whole[i]));
 }
 
-// log2(a * b) for a * b in [0, 1], including the rounding error of the product, which matters near 1.
+// Return log2(a * b) for a * b in [0, 1], corrected for the rounding error of the product, which matters near 1.
 LINFNET_INLINE F log2_of_product(F a, F b) {
   const F product = mul(a, b);
   return fma(product_error(a, b, product), set1(LOG2_E), log2_of(product));
@@ -115,7 +117,8 @@ LINFNET_INLINE F log2_of_product(F a, F b) {
 
 constexpr float TINY = 0x1p-100f, HUGE_ = 0x1p120f;
 
-// A number as s * inverse: |d| * s * inverse = |d| / value without over- or underflow, value > 0 and finite.
+// The reciprocal of a finite value > 0 as shift and inverse: |d| * shift * inverse = |d| / value without overflow or
+// underflow.
 struct Reciprocal {
   float shift, inverse, residue;  // 1 / (value * shift) = inverse * (1 + residue)
 

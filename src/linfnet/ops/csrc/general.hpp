@@ -1,9 +1,9 @@
-// Any finite p: the maximum first, then the sum of (|d| / max)^p.
+// Any finite p: compute the maximum first, then the sum of (|d| / max)^p.
 //
-// Terms below 2^-c of the largest, c = 26 + log2(features) - log2(p), are dropped: together they change y by less than
-// 2^-26 of itself. The maxima of stretches of features show where the other terms are. If they are few, they are
-// collected over many pairs and raised to the power by full vectors; otherwise all terms of the pair are. The choice
-// depends on the data of a block only.
+// Terms below 2^-c times the largest term, c = 26 + log2(features) - log2(p), are dropped: together they change y by
+// less than 2^-26 of its value. The features are divided into segments, whose maxima show where the other terms are. If
+// a pair has few of these, they are collected over many pairs and raised to the power by full vectors; otherwise all
+// terms of the pair are computed. The choice depends only on the data of a block.
 #pragma once
 #include "elementary.hpp"
 #include "infinity.hpp"
@@ -11,7 +11,7 @@
 namespace linfnet {
 namespace {
 
-constexpr int DENSE_STREAK = 15;  // pairs with all terms before the next attempt to collect
+constexpr int DENSE_STREAK = 15;  // number of pairs computed from all terms before collecting is tried again
 
 inline float sum_of(F a) {
   const F four[4] = {a, set1(0.0f), set1(0.0f), set1(0.0f)};
@@ -43,7 +43,7 @@ struct Term {
   }
 };
 
-// A sum that also accumulates its rounding errors; much cheaper than the powers it adds.
+// A sum that also accumulates its rounding errors, which costs much less than the powers it adds.
 struct Sum {
   F total = set1(0.0f), error = set1(0.0f);
 
@@ -55,7 +55,7 @@ struct Sum {
   LINFNET_INLINE float value() const { return sum_of(add(total, error)); }
 };
 
-// The sum over all features; the rounding errors of the ratios average out unless there are few features.
+// Return the sum over all features. The rounding errors of the ratios average out unless there are few features.
 inline float sum_of_powers(const float* x, const float* w, long count, const Term& term) {
   Sum sum;
   for (long k = 0; k < count; k += LANES) sum.add_term(term(distance_of(x + k, w + k, int(min_of(LANES, count - k)))));
@@ -78,13 +78,13 @@ inline float dense_sum(const float* x, const float* w, long count, const Recipro
   return sum.value() + (k < count ? sum_of_powers(x + k, w + k, count - k, term) : 0.0f);
 }
 
-// y from the maximum and the sum; if the maximum is 0, infinite or NaN, it is the distance.
+// Compute y from the maximum and the sum. If the maximum is 0, infinite or NaN, it is the distance.
 LINFNET_INLINE F finish(F largest, F sum, const Root& root) {
   const Mask usual = within(largest, set1(0x1p-149f), set1(0x1.fffffep127f));
   return select(usual, root.times(largest, select(usual, sum, set1(1.0f))), largest);
 }
 
-// One pair by itself.
+// Compute the distance of a single pair.
 inline float pair_distance(const float* x, const float* w, double p, long features) {
   const float largest = max_of(x, w, features);
   if (!ordinary(largest)) return largest;
@@ -110,19 +110,19 @@ struct Terms {
         offset(memory + floats(features) / 3 * 2),
         limit(features / PACK_SHARE) {}
 
-  // Collect the terms of one pair that are not below the threshold, from stretches whose maxima (one every BLOCK_PAIRS)
-  // are not. Returns false if there are too many.
+  // Collect the terms of one pair that are at least `threshold`, from the segments with such terms. The maxima of the
+  // segments are BLOCK_PAIRS apart in `maxima`. Return false if there are too many terms.
   bool collect(const float* x, const float* w, const float* maxima, float threshold, long features) {
     const F least = set1(threshold);
     long found = count;
-    for (long base = 0; base < features; base += 64 * INDEX_STRETCH) {
-      unsigned long long stretches = 0;
-      const long many = min_of(64, blocks_of(features - base, INDEX_STRETCH));
+    for (long base = 0; base < features; base += 64 * INDEX_SEGMENT) {
+      unsigned long long segments = 0;
+      const long many = min_of(64, blocks_of(features - base, INDEX_SEGMENT));
       for (long s = 0; s < many; ++s)
-        stretches |= (unsigned long long)(maxima[(base / INDEX_STRETCH + s) * BLOCK_PAIRS] >= threshold) << s;
-      for (; stretches; stretches &= stretches - 1) {
-        const long begin = base + __builtin_ctzll(stretches) * INDEX_STRETCH;
-        const long end = min_of(begin + INDEX_STRETCH, features);
+        segments |= (unsigned long long)(maxima[(base / INDEX_SEGMENT + s) * BLOCK_PAIRS] >= threshold) << s;
+      for (; segments; segments &= segments - 1) {
+        const long begin = base + __builtin_ctzll(segments) * INDEX_SEGMENT;
+        const long end = min_of(begin + INDEX_SEGMENT, features);
         for (long k = begin; k < end; k += LANES) {
           const F d = distance_of(x + k, w + k, int(min_of(LANES, end - k)));
           found += pack(size + found, d, not_less(d, least));
@@ -163,7 +163,7 @@ struct Terms {
 };
 
 void general_power(const float* x, const float* w, float* y, double exact_p, Shape shape) {
-  const long in = shape.features, pages = blocks_of(in, INDEX_STRETCH);
+  const long in = shape.features, pages = blocks_of(in, INDEX_SEGMENT);
   const float p = float(exact_p);
   const double c = 26.0 + __builtin_log2(double(in)) - __builtin_log2(exact_p);
   const float cut = float(__builtin_exp2(-c / exact_p));
@@ -173,9 +173,9 @@ void general_power(const float* x, const float* w, float* y, double exact_p, Sha
     alignas(64) float best[BLOCK_PAIRS] = {};
     alignas(64) float sums[BLOCK_OUTS] = {};
     float* maxima = static_cast<float*>(scratch((pages * BLOCK_PAIRS + Terms::floats(in)) * sizeof(float)));
-    run_block<StepMax, INDEX_STRETCH>(&top, left, rows, outs, in, [&](long k, const float* partial) {
+    run_block<StepMax, INDEX_SEGMENT>(&top, left, rows, outs, in, [&](long k, const float* partial) {
       keep_largest(partial, best);
-      __builtin_memcpy(maxima + k / INDEX_STRETCH * BLOCK_PAIRS, partial, BLOCK_PAIRS * sizeof(float));
+      __builtin_memcpy(maxima + k / INDEX_SEGMENT * BLOCK_PAIRS, partial, BLOCK_PAIRS * sizeof(float));
     });
     Terms terms(maxima + pages * BLOCK_PAIRS, in);
     const Root root(exact_p);

@@ -1,20 +1,21 @@
-// Gradients for finite p, both from one power. The features are divided into pieces, and one thread processes a piece:
-// every element of either gradient is summed by one thread in a fixed order, for any number of threads.
+// Gradients for finite p; both are computed from the same powers. The features are divided into pieces, and each piece
+// is processed by one thread: it sums every element of the gradients in an order that does not depend on the number of
+// threads.
 //
-// If most slopes are small (large p), slopes below 2^-SLOPE_BITS are dropped: the others are found by comparison,
-// collected over many outputs, evaluated by full vectors and scattered.
+// If most slopes are small (large p), slopes below 2^-SLOPE_BITS are dropped. The remaining slopes are found by
+// comparison, collected over many outputs, evaluated by full vectors and added to the gradients.
 #pragma once
 #include "slope.hpp"
 
 namespace linfnet {
 namespace {
 
-constexpr long PIECE = 128;  // most features of a piece
+constexpr long PIECE = 128;  // largest number of features per piece
 constexpr long STEP = GRAD_VECTORS * LANES;
 // Dropped slopes must be far below the eps of Adam, which divides by the size of a gradient.
 constexpr double SLOPE_BITS = 48.0;
 
-// The features that one thread processes, packed: x, w and their gradients, rows of `width` floats.
+// A contiguous copy of the features that one thread processes: x, w and their gradients, in rows of `width` floats.
 struct Piece {
   float *x, *w, *grad_x, *grad_w;
   long width;
@@ -65,7 +66,7 @@ struct Hits {
   alignas(64) int out[MOST], feature[MOST];
   long count = 0;
 
-  // Add what was collected for one row to both gradients.
+  // Add the slopes collected for one row to both gradients.
   void flush(float exponent, float* grad_x, float* grad_w, long width) {
     for (long k = 0; k < count; k += LANES) {
       const F slope = GeneralForm::slope(load(difference + k), load(inverse + k), set1(exponent));
@@ -112,7 +113,7 @@ template <int ROWS> __attribute__((noinline)) void sparse(const Piece& piece, co
   hits.flush(c.exponent, grad_x, grad_w, piece.width);
 }
 
-// Whether at most one slope in `share` matters, estimated from some pairs of a strip; never if `share` is 0.
+// Whether at most one in `share` slopes matters, estimated from some pairs of a strip; false if `share` is 0.
 template <int ROWS>
 bool is_sparse(const Piece& piece, const Coefficients<ROWS>& c, long share, long row, long out, long outs) {
   if (share == 0) return false;
@@ -127,14 +128,14 @@ bool is_sparse(const Piece& piece, const Coefficients<ROWS>& c, long share, long
   return large * share <= SAMPLES * piece.width;
 }
 
-// All slopes of a strip, in one of three forms; P = 0 means any p.
+// Add all slopes of a strip, computed in one of the forms in slope.hpp; P = 0 means any p.
 template <int P, int ROWS>
 void dense_strip(const Piece& piece, const Coefficients<ROWS>& c, bool folded, long row, long out, long outs) {
   if constexpr (P > 0) {
     if (folded) return dense<FoldedForm<P>, ROWS>(piece, c, row, out, outs);
     if (!c.extreme) return dense<RatioForm<P>, ROWS>(piece, c, row, out, outs);
   }
-  // In PlainForm the rounding errors of the ratios must average out: with few slopes, or a large p, they do not.
+  // PlainForm requires that the rounding errors of the ratios average out, which fails for few slopes or a large p.
   const bool careful = P == 0 && (c.exponent > 64.0f || piece.width <= STEP);
   if (c.extreme || careful) return dense<GeneralForm, ROWS>(piece, c, row, out, outs);
   if constexpr (P == 0) dense<PlainForm, ROWS>(piece, c, row, out, outs);

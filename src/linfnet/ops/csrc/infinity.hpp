@@ -1,13 +1,14 @@
-// p = infinity: subtraction, absolute value and maximum are exact or correctly rounded: all levels give the same bits.
+// p = infinity. Subtraction, absolute value and maximum are exact or correctly rounded, so all instruction-set levels
+// give the same bits.
 //
-// The maximum is that of bit patterns as integers: non-negative numbers keep their order, and NaN is the largest.
+// Maxima are computed from bit patterns as integers: non-negative numbers keep their order, and NaN is the largest.
 #pragma once
 #include "tile.hpp"
 
 namespace linfnet {
 namespace {
 
-constexpr long INDEX_STRETCH = 128;  // features of the stretch in which the index of the maximum is searched
+constexpr long INDEX_SEGMENT = 128;  // features per segment; the index of a maximum is searched in one segment
 
 struct StepMax {
   static constexpr int PLANES = 1, INPUTS = 1, ROWS = TILE_ROWS;
@@ -15,7 +16,7 @@ struct StepMax {
   static LINFNET_INLINE F apply(F acc, F d) { return as_float(maxi(as_int(acc), as_int(abs(d)))); }
 };
 
-// Plane 0: the gap between box and w; plane 1: the farthest distance. As integers, negative numbers are less than 0.
+// Plane 0 is the gap between box and w, plane 1 the farthest distance. Negative floats are also negative as integers.
 struct StepBounds {
   static constexpr int PLANES = 2, INPUTS = 2, ROWS = TILE_ROWS / 2;
   typedef FoldMax Fold;
@@ -31,19 +32,19 @@ LINFNET_INLINE F distance_of(const float* x, const float* w, int n) {
   return abs(n == LANES ? sub(load(x), load(w)) : sub(load_part(x, n), load_part(w, n)));
 }
 
-// The first feature of a stretch at which size(k, lanes) has the bits of `value`, which is the largest there.
+// Return the first feature of a segment at which size(k, lanes) has the bits of `value`, the maximum of the segment.
 template <class Size> LINFNET_INLINE int first_at(float value, long begin, long features, Size size) {
   const I wanted = as_int(set1(value));
-  // "Not below" means equal, since none is above; the integer comparison also works for NaN.
+  // No size is greater than the maximum, so "not less" means equal. The integer comparison also works for NaN.
   const auto hits = [&](long k, int n) { return ~bits(greater(wanted, as_int(size(k, n)))) & ((1u << n) - 1); };
-  if (features - begin < INDEX_STRETCH) {
+  if (features - begin < INDEX_SEGMENT) {
     for (long k = begin; k < features; k += LANES)
       if (const unsigned found = hits(k, int(min_of(LANES, features - k)))) return int(k) + __builtin_ctz(found);
     return int(begin);
   }
-  // Without branches: the position of the maximum cannot be predicted.
+  // This code has no branches, because the position of the maximum cannot be predicted.
   unsigned long long half[2] = {0, 0};
-  for (int i = 0; i < INDEX_STRETCH / LANES; ++i)
+  for (int i = 0; i < INDEX_SEGMENT / LANES; ++i)
     half[i * LANES / 64] |= (unsigned long long)hits(begin + i * LANES, LANES) << (i * LANES % 64);
   return int(begin) + (half[0] ? __builtin_ctzll(half[0]) : 64 + __builtin_ctzll(half[1] | 1ull << 63));
 }
@@ -53,7 +54,7 @@ inline void keep_largest(const float* partial, float* best) {
     store(best + i, as_float(maxi(as_int(load(best + i)), as_int(load(partial + i)))));
 }
 
-// Also store in `where` the stretch in which each maximum is first attained.
+// The same, and store in `where` the segment in which each maximum is first attained.
 inline void keep_largest(const float* partial, float* best, int* where, long k) {
   for (long i = 0; i < BLOCK_PAIRS; i += LANES) {
     const F old = load(best + i), now = load(partial + i);
@@ -80,7 +81,7 @@ void infinity(const float* x, const float* w, float* y, int* index, Shape shape)
       return;
     }
     alignas(64) int where[BLOCK_PAIRS] = {};
-    run_block<StepMax, INDEX_STRETCH>(&top, left, rows, outs, in,
+    run_block<StepMax, INDEX_SEGMENT>(&top, left, rows, outs, in,
                                       [&](long k, const float* p) { keep_largest(p, best, where, k); });
     for (long r = 0; r < rows; ++r)
       for (long o = 0; o < outs; ++o) {
@@ -102,7 +103,7 @@ void bounds(const float* lower, const float* upper, const float* w, float* small
     const float* left = w + out * in;
     alignas(64) float best[2][BLOCK_PAIRS] = {};
     alignas(64) int where[2][BLOCK_PAIRS] = {};
-    run_block<StepBounds, INDEX_STRETCH>(box, left, rows, outs, in, [&](long k, const float* p) {
+    run_block<StepBounds, INDEX_SEGMENT>(box, left, rows, outs, in, [&](long k, const float* p) {
       keep_largest(p, best[0], where[0], k);
       keep_largest(p + BLOCK_PAIRS, best[1], where[1], k);
     });
@@ -119,7 +120,7 @@ void bounds(const float* lower, const float* upper, const float* w, float* small
           const F below = distance_of(a + k, c + k, n), above = distance_of(b + k, c + k, n);
           return as_float(maxi(as_int(below), as_int(above)));
         };
-        // The sign of a NaN may hide it in the gap; it never does in the farthest distance.
+        // A NaN with a negative sign does not appear in the gap, but always in the farthest distance.
         const bool nan = best[1][i] != best[1][i];
         if (near || nan) where[1][i] = first_at(best[1][i], where[1][i], in, farthest);
         if (nan) {

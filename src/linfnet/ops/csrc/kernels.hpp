@@ -1,4 +1,5 @@
-// The functions of every instruction-set level; one table per level, selected when the module is loaded.
+// The functions that every instruction-set level provides. There is one table per level; the best one is selected when
+// the module is loaded.
 #pragma once
 
 namespace linfnet {
@@ -21,7 +22,7 @@ struct Kernels {
   // The smallest and largest infinity distance over a box, and the first features that attain them (may be null).
   void (*bounds)(const float* lower, const float* upper, const float* w, float* smallest, float* largest, int* near,
                  int* far, Shape shape);
-  // log2, exp2 and the p-th root of `count` numbers as the kernels compute them, to test their errors.
+  // Compute log2, exp2 or the p-th root of `count` numbers like the kernels do, to test the errors.
   void (*elementary)(int which, const float* a, float* out, double p, long count);
 };
 
@@ -29,18 +30,18 @@ const Kernels* avx512_kernels();
 const Kernels* avx2_kernels();
 const Kernels* plain_kernels();
 
-// Gradients at infinity: that of each pair goes to the feature given by index.
+// Gradients at p = infinity: the gradient of each pair is added to the feature given by `index`.
 void scatter_gradients(const float* grad, const float* x, const float* w, const int* index, float* grad_x,
                        float* grad_w, Shape shape);
 
 // Call piece(data, i) once for each i < count, on at most `threads` threads; pieces must not share outputs.
 void parallel(long count, int threads, void (*piece)(void* data, long i), void* data);
-// Description of the thread runtime in use.
+// Return a description of the thread runtime in use.
 const char* thread_runtime();
 
-// Memory that the calling thread keeps between calls: at least `bytes`, aligned to 64.
+// Return memory that the calling thread keeps between calls: at least `bytes` bytes, aligned to 64 bytes.
 void* scratch(unsigned long bytes);
-// Memory for one call, aligned to 64.
+// Allocate memory for one call, aligned to 64 bytes.
 void* allocate(unsigned long bytes);
 void release(void* memory);
 

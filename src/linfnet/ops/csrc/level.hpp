@@ -1,8 +1,8 @@
-// All kernels of one level. The files level_*.cpp include a vector type and then this file; each is compiled with its
-// own flags. Everything has internal linkage, so that no level can use code compiled for another.
+// All kernels of one instruction-set level. Each file level_*.cpp includes a vector type and then this file, and is
+// compiled with separate flags. Everything has internal linkage, so that no level can use code compiled for another.
 #pragma once
 
-// Exponents whose powers take few multiplications.
+// Exponents whose powers need few multiplications.
 // clang-format off
 #define LINFNET_CHAINS(CASE) \
   CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(12) CASE(14) CASE(16) \

@@ -1,5 +1,5 @@
 #include "simd_avx2.hpp"
-// Needs the vector type.
+// Include after the vector type, which level.hpp uses.
 #include "level.hpp"
 
 namespace linfnet {

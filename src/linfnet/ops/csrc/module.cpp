@@ -47,8 +47,8 @@ void use(const std::string& name) {
   current = found;
 }
 
-// Below this many (row, output, feature) triples, one thread computes and the interpreter lock is not released: both
-// would cost more time than the work.
+// For fewer (row, output, feature) triples, one thread is used and the interpreter lock is not released: starting
+// threads or releasing the lock would take longer than the computation.
 constexpr long SERIAL_TRIPLES = 1 << 18;
 
 template <class Work> void run(Shape shape, Work work) {

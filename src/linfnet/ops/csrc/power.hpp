@@ -1,7 +1,7 @@
-// Integer p with a short chain of multiplications: the plain sum of |d|^p, without a pass for the maximum.
+// Integer p with a short chain of multiplications: the sum of |d|^p, without a separate pass for the maximum.
 //
-// A power of two from a few sampled pairs keeps the sums in the middle of the float range. A pair whose sum is out of
-// the range in which no digits can be lost (or is NaN) is computed again with its maximum.
+// x and w are scaled by a power of two, estimated from a few sampled pairs, so that the sums stay in the middle of the
+// float range. A pair whose sum is NaN, or too large or small to be accurate, is computed again with its maximum.
 #pragma once
 
 #include "general.hpp"
@@ -9,8 +9,8 @@
 namespace linfnet {
 namespace {
 
-// Features per plain sum: the root of a large P reduces rounding errors more than that of a small P.
-template <int P> constexpr long SUM_STRETCH = (P < 4 ? 4 : 16) * LANES;
+// Features per uncompensated sum; more for large P, because the P-th root reduces the rounding error.
+template <int P> constexpr long SUM_SEGMENT = (P < 4 ? 4 : 16) * LANES;
 constexpr float SAFE_LOW = 0x1p-85f, SAFE_HIGH = 0x1p120f;
 
 template <int P> LINFNET_INLINE F chain(F a) {
@@ -49,7 +49,7 @@ template <int P> LINFNET_INLINE F chain_root(F sum) {
     return Root(P)(sum);
 }
 
-// The exponent of the power of two to multiply x and w by: 0 if the sampled distances are in range.
+// Return the exponent of the power of two by which x and w are multiplied: 0 if the sampled distances are in range.
 inline int sampled_shift(const float* x, const float* w, int p, const Shape& shape) {
   constexpr long SAMPLES = 8;
   int lowest = 1000, highest = -1000;
@@ -97,9 +97,9 @@ template <int P> void chain_power(const float* x, const float* w, float* y, Shap
   const float back = __builtin_ldexpf(1.0f, -shift);
   for_blocks(shape, [&](long row, long rows, long out, long outs) {
     const float* top = xs + row * in;
-    // Equal terms are always rounded in the same direction: hence short stretches, and sums with their rounding errors.
+    // Equal terms are always rounded in the same direction: segments are short, and rounding errors are compensated.
     alignas(64) float total[BLOCK_PAIRS] = {}, errors[BLOCK_PAIRS] = {};
-    run_block<StepPower<P>, SUM_STRETCH<P>>(&top, ws + out * in, rows, outs, in, [&](long, const float* partial) {
+    run_block<StepPower<P>, SUM_SEGMENT<P>>(&top, ws + out * in, rows, outs, in, [&](long, const float* partial) {
       for (long i = 0; i < BLOCK_PAIRS; i += LANES) {
         const F a = load(total + i), b = load(partial + i), sum = add(a, b), added = sub(sum, a);
         const F error = add(sub(a, sub(sum, added)), sub(b, added));

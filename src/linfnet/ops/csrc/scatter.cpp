@@ -1,5 +1,5 @@
-// Gradients at infinity: one feature per pair. The threads share the rows of grad_x and of grad_w; each row is summed
-// in the order of the outputs or samples, as in the reference.
+// Gradients at p = infinity: each pair contributes to one feature. The rows of grad_x and grad_w are divided among the
+// threads; each row is summed in the order of the outputs or samples, as in the reference.
 #include "kernels.hpp"
 
 namespace linfnet {

@@ -10,7 +10,7 @@ typedef __m256 Mask;
 constexpr int LANES = 8;
 constexpr int TILE_ROWS = 2, TILE_OUTS = 4;  // 8 accumulators, 2 rows of x, temporaries: 16 registers
 constexpr int LOCKSTEP = 2;                  // vectors raised to a power at a time
-// Terms are collected if at most one in so many is large: in the forward and in the backward pass.
+// Terms are collected if at most one in PACK_SHARE (forward) or in SCATTER_SHARE (backward) is large.
 constexpr long PACK_SHARE = 6, SCATTER_SHARE = 10;
 constexpr int GRAD_ROWS = 2, GRAD_VECTORS = 2;
 
@@ -36,7 +36,7 @@ inline F product_error(F a, F b, F product) { return _mm256_fmsub_ps(a, b, produ
 inline F sqrt(F a) { return _mm256_sqrt_ps(a); }
 inline F round(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline F abs(F a) { return _mm256_and_ps(a, as_float(set1i(0x7fffffff))); }
-// b if either is NaN, as x86 defines it.
+// Maximum that returns b if either operand is NaN, like the x86 instruction.
 inline F max_or_second(F a, F b) { return _mm256_max_ps(a, b); }
 inline F min_or_second(F a, F b) { return _mm256_min_ps(a, b); }
 
@@ -61,7 +61,7 @@ inline unsigned bits(Mask m) { return unsigned(_mm256_movemask_ps(m)); }
 inline F select(Mask m, F yes, F no) { return _mm256_blendv_ps(no, yes, m); }
 inline I select(Mask m, I yes, I no) { return _mm256_blendv_epi8(no, yes, as_int(m)); }
 
-// Store the selected lanes of a next to each other; up to LANES floats are written. Returns how many were selected.
+// Store the selected lanes of a next to each other; up to LANES floats are written. Return their number.
 inline int pack(float* out, F a, Mask m) {
   alignas(32) float lanes[LANES];
   store(lanes, a);

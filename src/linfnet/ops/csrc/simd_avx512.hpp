@@ -10,7 +10,7 @@ typedef __mmask16 Mask;
 constexpr int LANES = 16;
 constexpr int TILE_ROWS = 4, TILE_OUTS = 4;  // 16 accumulators and 4 rows of x fit in 32 registers
 constexpr int LOCKSTEP = 4;                  // vectors raised to a power at a time
-// Terms are collected if at most one in so many is large: in the forward and in the backward pass.
+// Terms are collected if at most one in PACK_SHARE (forward) or in SCATTER_SHARE (backward) is large.
 constexpr long PACK_SHARE = 2, SCATTER_SHARE = 6;
 constexpr int GRAD_ROWS = 4, GRAD_VECTORS = 2;
 
@@ -36,7 +36,7 @@ inline F product_error(F a, F b, F product) { return _mm512_fmsub_ps(a, b, produ
 inline F sqrt(F a) { return _mm512_sqrt_ps(a); }
 inline F round(F a) { return _mm512_roundscale_ps(a, 8); }
 inline F abs(F a) { return _mm512_abs_ps(a); }
-// b if either is NaN, as x86 defines it.
+// Maximum that returns b if either operand is NaN, like the x86 instruction.
 inline F max_or_second(F a, F b) { return _mm512_max_ps(a, b); }
 inline F min_or_second(F a, F b) { return _mm512_min_ps(a, b); }
 
@@ -61,7 +61,7 @@ inline unsigned bits(Mask m) { return m; }
 inline F select(Mask m, F yes, F no) { return _mm512_mask_blend_ps(m, no, yes); }
 inline I select(Mask m, I yes, I no) { return _mm512_mask_blend_epi32(m, no, yes); }
 
-// Store the selected lanes of a next to each other; up to LANES floats are written. Returns how many were selected.
+// Store the selected lanes of a next to each other; up to LANES floats are written. Return their number.
 inline int pack(float* out, F a, Mask m) {
   store(out, _mm512_maskz_compress_ps(m, a));  // a compressing store is slow on some machines
   return __builtin_popcount(m);

@@ -1,4 +1,4 @@
-// The vector type of the plain level: four floats in the compiler's own vector extension, for any architecture.
+// The vector type of the plain level: four floats in the vector extension of GCC and Clang, for any architecture.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -7,12 +7,12 @@ namespace {
 
 typedef float F __attribute__((vector_size(16)));
 typedef int I __attribute__((vector_size(16)));
-typedef unsigned U __attribute__((vector_size(16)));  // wraps around where int must not
+typedef unsigned U __attribute__((vector_size(16)));  // for sums that may wrap around, which is undefined for int
 typedef I Mask;
 constexpr int LANES = 4;
 constexpr int TILE_ROWS = 2, TILE_OUTS = 4;
 constexpr int LOCKSTEP = 2;  // vectors raised to a power at a time
-// Terms are collected if at most one in so many is large: in the forward and in the backward pass.
+// Terms are collected if at most one in PACK_SHARE (forward) or in SCATTER_SHARE (backward) is large.
 constexpr long PACK_SHARE = 6, SCATTER_SHARE = 12;
 constexpr int GRAD_ROWS = 2, GRAD_VECTORS = 2;
 
@@ -46,10 +46,10 @@ inline F product_error(F a, F b, F product) {
 inline F sqrt(F a) { return F{std::sqrt(a[0]), std::sqrt(a[1]), std::sqrt(a[2]), std::sqrt(a[3])}; }
 inline F select(Mask m, F yes, F no) { return as_float((m & as_int(yes)) | (~m & as_int(no))); }
 inline I select(Mask m, I yes, I no) { return (m & yes) | (~m & no); }
-// To the nearest integer, for |a| < 2^22, which is sufficient here.
+// Round to the nearest integer; requires |a| < 2^22.
 inline F round(F a) { return (a + set1(12582912.0f)) - set1(12582912.0f); }
 inline F abs(F a) { return as_float(as_int(a) & set1i(0x7fffffff)); }
-// b if either is NaN, as x86 defines it.
+// Maximum that returns b if either operand is NaN, like the x86 instruction.
 inline F max_or_second(F a, F b) { return select(a > b, a, b); }
 inline F min_or_second(F a, F b) { return select(a < b, a, b); }
 
@@ -70,7 +70,7 @@ inline Mask not_less(F a, F b) { return ~(a < b); }
 inline Mask within(F a, F low, F high) { return (a >= low) & (a <= high); }
 inline unsigned bits(Mask m) { return (m[0] & 1) | (m[1] & 2) | (m[2] & 4) | (m[3] & 8); }
 
-// Store the selected lanes of a next to each other; up to LANES floats are written. Returns how many were selected.
+// Store the selected lanes of a next to each other; up to LANES floats are written. Return their number.
 inline int pack(float* out, F a, Mask m) {
   float lanes[LANES];
   store(lanes, a);

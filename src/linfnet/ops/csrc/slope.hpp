@@ -1,4 +1,4 @@
-// The derivative of the distance: grad * sign(d) (|d| / y)^(p - 1), in three forms.
+// The derivative of the distance, grad * sign(d) (|d| / y)^(p - 1), in several forms.
 #pragma once
 #include "power.hpp"
 
@@ -9,7 +9,7 @@ LINFNET_INLINE F with_sign(F size, F from) {
   return as_float(ori(as_int(size), andi(as_int(from), set1i(int(0x80000000u)))));
 }
 
-// a * sign(from)
+// Return a * sign(from).
 LINFNET_INLINE F times_sign(F a, F from) {
   return as_float(xori(as_int(a), andi(as_int(from), set1i(int(0x80000000u)))));
 }
@@ -18,7 +18,7 @@ LINFNET_INLINE F zero_at_zero(F value, F d) { return select(equal(d, set1(0.0f))
 
 constexpr long OUT_BLOCK = 64;
 
-// Numbers for each pair of a strip of rows and a block of outputs, from grad and y.
+// Coefficients of each pair in a strip of rows and a block of outputs, computed from grad and y.
 template <int ROWS> struct Coefficients {
   alignas(64) float inverse[ROWS][OUT_BLOCK], weight[ROWS][OUT_BLOCK], shift[ROWS][OUT_BLOCK],
       threshold[ROWS][OUT_BLOCK];
@@ -42,7 +42,7 @@ template <int ROWS> struct Coefficients {
         store(inverse[r] + o, reciprocal);
         store(shift[r] + o, by);
         store(weight[r] + o, mul(load_part(grad + r * stride + o, n), factor));
-        // A non-finite gradient makes every slope NaN, as 0 * NaN is: none may be dropped.
+        // A non-finite gradient makes every slope NaN, since 0 * NaN is NaN: no slope may be dropped.
         const Mask flows = within(abs(load_part(grad + r * stride + o, n)), zero, most);
         const F cutoff = select(none, set1(__builtin_inff()), mul(distance, set1(cut)));
         store(threshold[r] + o, select(flows, cutoff, zero));
@@ -52,7 +52,7 @@ template <int ROWS> struct Coefficients {
   }
 };
 
-// Any p and any size of y: through log2 and exp2.
+// Any p and any size of y: powers by log2 and exp2.
 struct GeneralForm {
   F weight, inverse, shift, exponent;
 
@@ -68,7 +68,7 @@ struct GeneralForm {
   LINFNET_INLINE F operator()(F d) const { return slope(mul(d, shift), inverse, exponent); }
 };
 
-// The same if no shift is needed, and if so many slopes are summed that the rounding errors of ratios average out.
+// The same without shifts. Many slopes must be summed, so that the rounding errors of the ratios average out.
 struct PlainForm {
   F weight, inverse, exponent;
 
@@ -82,7 +82,7 @@ struct PlainForm {
   }
 };
 
-// The slopes of several vectors of one pair.
+// Compute the slopes of several vectors of one pair.
 template <class Form, int N> LINFNET_INLINE void slopes_of(const Form& form, const F* d, F* slopes) {
   for (int i = 0; i < N; ++i) slopes[i] = form(d[i]);
 }
@@ -90,7 +90,7 @@ template <class Form, int N> LINFNET_INLINE void slopes_of(const PlainForm& form
   form.all<N>(d, slopes);
 }
 
-// d^(p - 1) with its sign.
+// Return sign(d) |d|^(P - 1).
 template <int P> LINFNET_INLINE F signed_chain(F d) {
   if constexpr (P == 1)
     return zero_at_zero(with_sign(set1(1.0f), d), d);

@@ -1,7 +1,7 @@
-// Threads: the OpenMP runtime that torch has loaded, found by name, so that a process never has two.
+// Threads of the OpenMP runtime that torch has loaded, found by name, so that a process never has two runtimes.
 //
-// With two runtimes, idle threads of one pool would slow down the other. GOMP_parallel is the stable entry point of
-// GNU's runtime, which Intel's and LLVM's also provide. If none is loaded, threads are started for each call.
+// With two runtimes, idle threads of one would slow down the other. GOMP_parallel is the stable entry point of the GNU
+// runtime; the Intel and LLVM runtimes provide it as well. If no runtime is loaded, threads are started for each call.
 #include <atomic>
 #include <cstdlib>
 #include <new>

@@ -1,7 +1,8 @@
-// The loops of every forward kernel: register tiles over (row, output), vectors along the features.
+// The loops of all forward kernels: tiles of (row, output) pairs in registers, and vectors of consecutive features.
 //
-// A Step adds one vector of features to PLANES accumulators per pair; the accumulators of a stretch of BLOCK_FEATURES
-// features are reduced to one number per pair and passed to `merge`, so that long sums are summed as a tree.
+// A Step adds one vector of features to PLANES accumulators per pair. The features are divided into segments; after
+// each segment, the accumulators are reduced to one number per pair and passed to `merge`. Adding the results of
+// segments causes smaller rounding errors than one long sum.
 #pragma once
 #include "kernels.hpp"
 
@@ -9,7 +10,7 @@ namespace linfnet {
 namespace {
 
 constexpr long BLOCK_ROWS = 32, BLOCK_OUTS = 32, BLOCK_PAIRS = BLOCK_ROWS * BLOCK_OUTS;
-constexpr long BLOCK_FEATURES = 512;  // 4 + 4 rows of 2 KiB fit the L1 cache
+constexpr long BLOCK_FEATURES = 512;  // 4 + 4 rows of 2 KiB fit in the L1 cache
 
 #define LINFNET_INLINE inline __attribute__((always_inline))
 
@@ -32,7 +33,7 @@ template <class Step, int ROWS> struct Tile {
     }
   }
 
-  // out: PLANES pages of [BLOCK_ROWS, BLOCK_OUTS], starting at this tile's corner.
+  // out: PLANES matrices [BLOCK_ROWS, BLOCK_OUTS], starting at the first pair of this tile.
   LINFNET_INLINE void run(const float* const* x, const float* const* w, long stride, long count, float* out) {
     for (auto& plane : acc)
       for (auto& row : plane)
@@ -56,13 +57,13 @@ template <class Step, int ROWS> __attribute__((noinline)) void strip(const float
   }
 }
 
-// One block of at most BLOCK_ROWS x BLOCK_OUTS pairs; merge(first feature, pages) after each stretch of features.
-template <class Step, long STRETCH = BLOCK_FEATURES, class Merge>
+// Process a block of at most BLOCK_ROWS x BLOCK_OUTS pairs; call merge(first feature, matrices) after each segment.
+template <class Step, long SEGMENT = BLOCK_FEATURES, class Merge>
 void run_block(const float* const* x, const float* w, long rows, long outs, long features, Merge merge) {
   alignas(64) float partial[Step::PLANES * BLOCK_PAIRS];
   for (float& value : partial) value = 0.0f;
-  for (long k = 0; k < features; k += STRETCH) {
-    const long count = min_of(STRETCH, features - k);
+  for (long k = 0; k < features; k += SEGMENT) {
+    const long count = min_of(SEGMENT, features - k);
     for (long r = 0; r < rows;) {
       const float* top[Step::INPUTS];
       for (int s = 0; s < Step::INPUTS; ++s) top[s] = x[s] + r * features + k;
@@ -79,7 +80,7 @@ void run_block(const float* const* x, const float* w, long rows, long outs, long
   }
 }
 
-// body(row, rows, out, outs) for every block of pairs, in parallel.
+// Call body(row, rows, out, outs) for every block of pairs, in parallel.
 template <class Body> void for_blocks(const Shape& shape, Body body) {
   const long across = blocks_of(shape.outs, BLOCK_OUTS);
   parallel_for(across * blocks_of(shape.rows, BLOCK_ROWS), shape.threads, [&](long i) {
@@ -88,7 +89,7 @@ template <class Body> void for_blocks(const Shape& shape, Body body) {
   });
 }
 
-// call(out offset, lanes) over a stretch of `count` outputs by vectors.
+// Call call(offset, lanes) for each vector of `count` consecutive numbers.
 template <class Call> LINFNET_INLINE void by_vectors(long count, Call call) {
   for (long o = 0; o < count; o += LANES) call(o, int(min_of(LANES, count - o)));
 }

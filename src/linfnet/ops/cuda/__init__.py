@@ -1,4 +1,4 @@
-"""Distances on NVIDIA GPUs: CUDA kernels shipped as source and compiled at first use. Importing touches no GPU."""
+"""Distances on NVIDIA GPUs, by CUDA kernels that are compiled at first use. Importing does not initialise CUDA."""
 
 from linfnet.ops.cuda.dispatch import Cuda as Cuda
 from linfnet.ops.cuda.dispatch import status as status

@@ -1,4 +1,4 @@
-"""Distances and gradients at finite p from all features, by chains of multiplications or by special functions."""
+"""Dense kernels for finite p: they read all features and compute powers by multiplication or by log2 and exp2."""
 
 import math
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _FINISH_SUM = Kernel("finish.cu", "finish_sum", FINISH_DEFINITIONS)
 _COEFFICIENTS = Kernel("gradients.cu", "coefficients")
 _ADD_PARTS = Kernel("gradients.cu", "add_parts")
 _REPAIR = Kernel("gradients.cu", "repair")
-# Rows per iteration of the backward kernel: the first number for which the shared memory of the device suffices.
+# Rows per iteration of the backward kernel: the first number for which the device has enough shared memory is used.
 ROWS = (16, 8)
 
 
@@ -40,16 +40,16 @@ def chained(p: float) -> bool:
     return p <= LARGEST_CHAINED
 
 
-@lru_cache(64)  # a schedule may use another p in every step
+@lru_cache(64)  # limited, because a schedule may use a different p in every step
 def forward_kernel(p: float | None) -> Kernel:
-    """Sums of powers: for one p by multiplication, or for any p by special functions (None)."""
+    """Return the kernel that sums powers: by multiplication for one p, or by special functions for any p (None)."""
     definitions = (*TILE_DEFINITIONS, ("GENERAL", int(p is None)), ("UNROLL", 2 if p is None else 4))
     return Kernel("forward.cu", "dense_sums", definitions, power_source("power", p, signed=False))
 
 
 @lru_cache(64)
 def backward_kernel(p: float | None, need_x: bool, need_w: bool, rows: int) -> Kernel:
-    """Gradients: for one p by multiplication, or for any p by special functions (None)."""
+    """Return the gradient kernel: by multiplication for one p, or by special functions for any p (None)."""
     flags = (("GENERAL", int(p is None)), ("NEED_X", int(need_x)), ("NEED_W", int(need_w)))
     definitions = (*BLOCK_DEFINITIONS, *flags, ("ROWS", rows), ("UNROLL", 4))
     source = power_source("slope", None if p is None else p - 1, signed=True)
@@ -57,23 +57,23 @@ def backward_kernel(p: float | None, need_x: bool, need_w: bool, rows: int) -> K
 
 
 def kernels(p: float, shared: int) -> list[Kernel]:
-    """What a training step compiles for p, on a device with `shared` bytes of shared memory per block."""
+    """Return the kernels of a training step at p, on a device with `shared` bytes of shared memory per block."""
     power, rows = p if chained(p) else None, backward_rows(p, shared)
     return [forward_kernel(power), *(backward_kernel(power, need_x, True, rows) for need_x in (True, False))]
 
 
 def backward_memory(rows: int, p: float) -> tuple[int, int]:
-    """Bytes of static and, for grad_x, of dynamic shared memory per block of the backward kernel.
+    """Return the bytes of static and, for grad_x, dynamic shared memory per block of the backward kernel.
 
-    Static: two buffers of coefficients (and offsets) and of features of each row; dynamic: two buffers of the sums
-    that each warp contributes to these features.
+    Static memory: two buffers for the coefficients (and offsets) and the features of each row. Dynamic memory: two
+    buffers for the partial sums of each warp for these features.
     """
     planes = 1 if chained(p) else 2
     return 2 * 4 * rows * (BLOCK_OUTS * planes + BLOCK_FEATURES), 2 * 4 * rows * BLOCK_FEATURES * WARPS
 
 
 def backward_rows(p: float, shared: int) -> int:
-    """Rows per iteration of the backward kernel: fewer above p = 64 on consumer GPUs, with 99 KiB per block.
+    """Return the rows per iteration of the backward kernel: fewer for p > 64 on GPUs with only 99 KiB per block.
 
     >>> [backward_rows(p, kib << 10) for p in (8.0, 200.5) for kib in (227, 99)]
     [16, 16, 16, 8]
@@ -82,21 +82,21 @@ def backward_rows(p: float, shared: int) -> int:
 
 
 def sum_exponent(p: float) -> int:
-    """The exponent to which x and w are scaled before their p-th powers, which then stay below 2^100."""
+    """Return the target exponent of x and w: the p-th powers of their scaled differences stay below 2^100."""
     return target_exponent(100, p) if chained(p) else 0
 
 
 def target_exponent(budget: float, exponent: float) -> int:
-    """The exponent to which the largest number is scaled, so that its power stays below 2^budget."""
+    """Return e so that the power of a number scaled to at most 2^e stays below 2^budget."""
     return min(30, math.floor(budget / exponent)) if exponent > 0 else 0
 
 
 @dataclass(frozen=True)
 class Coefficients:
-    """c[b, o] = g (s y)^(1 - p), and which rows and outputs have pairs out of range.
+    """The coefficients c[b, o] = g (s y)^(1 - p), and flags for rows and outputs that have pairs out of range.
 
-    `scale`: the arguments of kernels that define s: `output_max`, bits of the largest y and |g|, and `target_exponent`,
-    the exponent to which s scales the largest y.
+    `scale` contains the kernel arguments that define s: `output_max`, the bits of the largest y and |g|, and
+    `target_exponent`, the exponent to which s scales the largest y.
     """
 
     value: Tensor
@@ -106,13 +106,13 @@ class Coefficients:
 
 
 class Dense(Layer):
-    """The kernels for finite p that read all features."""
+    """A layer at finite p, computed from all features."""
 
     def saved_like(self) -> Tensor:
         return self.x.new_empty(self.n, self.out)
 
     def largest(self, first: Tensor, second: Tensor | None = None) -> Tensor:
-        """The largest |a| of each tensor, as bits of a float: int32 [2]; zero for a missing tensor."""
+        """Return the largest absolute value of each tensor as bits of a float, int32 [2]; zero for a missing tensor."""
         max_bits = torch.zeros(2, dtype=torch.int32, device=first.device)
         sizes = first.numel(), 0 if second is None else second.numel()
         blocks = min(4 * self.multiprocessors(), -(-max(sizes) // (4 * _ABSOLUTE_MAX.threads)))
@@ -123,7 +123,7 @@ class Dense(Layer):
         return max_bits
 
     def forward(self, saved: Tensor | None = None, into: Tensor | None = None) -> Tensor:
-        """The distances; saves their residuals: the exact distances minus the rounded ones."""
+        """Return the distances; write the residuals (exact minus rounded distances) to `saved`."""
         if chained(self.p):
             pair_max, input_max = None, self.largest(self.x, self.w)
         else:
@@ -141,7 +141,7 @@ class Dense(Layer):
     def finish(
         self, sums: Tensor, input_max: Tensor, saved: Tensor | None, into: Tensor | None, pair_max: Tensor | None
     ) -> Tensor:
-        """Distances from partial sums [parts, n, out] of scaled powers; pairs out of range are recomputed."""
+        """Return the distances from partial sums [parts, n, out] of scaled powers; recompute pairs out of range."""
         y = self.x.new_empty(self.n, self.out) if into is None else into
         self.launch_flagged(
             _FINISH_SUM, line(y.numel(), _FINISH_SUM.threads),
@@ -153,7 +153,7 @@ class Dense(Layer):
     def backward(
         self, grad: Tensor, y: Tensor, saved: Tensor, results: tuple[Tensor, Tensor], output_max: Tensor | None = None
     ) -> None:
-        """`output_max`: bits of the largest y and |grad|, if known."""
+        """Write the gradients into `results`; `output_max`: bits of the largest y and |grad|, if known."""
         p, coefficients = self.p, self.coefficients(grad, y, saved, output_max)
         grid, out_span, row_span = backward_plan(self.n, self.out, self.features, self.multiprocessors())
         part_x, part_w = parts = [
@@ -176,7 +176,7 @@ class Dense(Layer):
         self.repair(grad, y, coefficients, results)
 
     def coefficients(self, grad: Tensor, y: Tensor, residual: Tensor, output_max: Tensor | None = None) -> Coefficients:
-        """The numbers by which the slopes of each pair are multiplied."""
+        """Return the factors of the slopes of each pair."""
         general = not chained(self.p)
         output_max = self.largest(y, grad) if output_max is None else output_max
         scale = {"output_max": output_max, "target_exponent": 0 if general else target_exponent(48, self.p - 1)}

@@ -1,8 +1,8 @@
-"""`lp_distance` by CUDA kernels: which kernels run for which p and layer.
+"""`lp_distance` by CUDA kernels: selects the kernels for each p and layer.
 
-Nothing here waits for the device, and no shape depends on values: calls can be captured in a CUDA graph. If few
-features contribute (`pruned`) or if matrix products can be used (`tensor_core`), the flag `use_dense` on the device
-tells whether that failed. The dense kernels are launched after them and return at once if the flag is 0.
+No call waits for the device, and no shape depends on values, so calls can be captured in a CUDA graph. The kernels that
+read few features (`pruned`) or use matrix products (`tensor_core`) set the flag `use_dense` on the device if they
+cannot compute a layer. The dense kernels are launched after them and return at once if the flag is 0.
 """
 
 import math
@@ -23,12 +23,12 @@ from linfnet.ops.cuda.tensor_core import TensorCore
 from linfnet.ops.implementations import KERNELS, bounds_like, gradients_like
 from linfnet.ops.powers import LARGEST_PAIRED, snapped_after, snapped_p, uses_ratio
 
-# In a short run a snapped p is used for few steps: kernels for the next values of p are compiled ahead.
+# Number of next values of p whose kernels are compiled ahead: a short run uses each value for few steps only.
 SNAPPED_AHEAD = 2
 
 
 def kernels_ahead(p: float, n: int, shared: int) -> list[Kernel]:
-    """What a training step of n rows compiles for p and for the next values of p."""
+    """Return the kernels of a training step with n rows at p and at the next values of p."""
     if math.isinf(p):
         return [*pruned.kernels(p, n), maximum_kernel(True)]
     snapped = p == snapped_p(p) and p < LARGEST_PAIRED  # all larger p have the same kernels
@@ -46,7 +46,7 @@ def kernels_ahead(p: float, n: int, shared: int) -> list[Kernel]:
 
 
 def _kernel_key(p: float) -> tuple[bool, float]:
-    """A key that is equal for all p whose kernels have the same source."""
+    """Return a key that is equal for all p whose kernels have the same source."""
     if math.isinf(p):
         return True, p
     return uses_ratio(p), math.floor(min(p, LARGEST_PAIRED + 1)) if uses_ratio(p) else p
@@ -54,13 +54,13 @@ def _kernel_key(p: float) -> tuple[bool, float]:
 
 @cache
 def _obstacle() -> str | None:
-    """Why the kernels cannot run on this machine, in one line, or None; compiles and runs a first kernel."""
+    """Compile and run a first kernel; return in one line why kernels cannot run on this machine, or None."""
     if not torch.cuda.is_available():
         return "torch finds no CUDA device"
     try:
         device = torch.device("cuda", torch.cuda.current_device())
         major, minor = torch.cuda.get_device_capability(device)
-        if major < 8:  # no asynchronous copies
+        if major < 8:  # has no asynchronous copies
             return f"{torch.cuda.get_device_name(device)} has architecture sm_{major}{minor}; wanted sm_80 or later"
         probe = torch.ones((1, 1), device=device)
         Dense(Launcher(), probe, probe, 1.0).largest(probe)
@@ -75,7 +75,7 @@ def _warn_once(obstacle: str) -> None:
 
 
 def status() -> str:
-    """One line about the CUDA kernels on this machine."""
+    """Return one line about the CUDA kernels on this machine."""
     if obstacle := _obstacle():
         return f"cuda kernels: not available ({obstacle})"
     major, minor = nvrtc.nvrtc_version()

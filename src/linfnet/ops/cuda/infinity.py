@@ -1,4 +1,4 @@
-"""Distances at p = infinity from all features: maximum, index, bounds over boxes, and the sparse backward pass."""
+"""Dense kernels for p = infinity: maximum and its index, bounds over boxes, and the sparse backward pass."""
 
 from enum import IntEnum
 from functools import cache
@@ -11,7 +11,7 @@ from linfnet.ops.cuda.nvrtc import Kernel
 
 
 class Measure(IntEnum):
-    """The number of one feature whose maximum `finish_index` searches."""
+    """The quantity of each feature that `finish_index` maximises."""
 
     DISTANCE = 0
     GAP = 1
@@ -22,30 +22,30 @@ FINISH_DEFINITIONS = (("RUN", RUN), *((measure.name, measure.value) for measure 
 _FINISH_MAX = Kernel("finish.cu", "finish_max", FINISH_DEFINITIONS)
 _FINISH_INDEX = Kernel("finish.cu", "finish_index", FINISH_DEFINITIONS)
 _SCATTER = Kernel("sparse.cu", "scatter")
-# Limit for the shared memory of one block of `scatter`: rows of 5,120 features for 8 warps.
+# Largest shared memory of one block of `scatter`, in bytes: 8 warps with rows of 5,120 features.
 _MOST_SHARED = 160 * 1024
 
 
 @cache
 def maximum_kernel(find_run: bool) -> Kernel:
-    """The largest |x - w| of each pair, optionally with the run of features that contains it."""
+    """Return the kernel for the largest |x - w| of each pair, optionally with the run that contains it."""
     return Kernel("maximum.cu", "dense_maximum", (*TILE_DEFINITIONS, ("FIND_RUN", int(find_run))))
 
 
 @cache
 def bounds_kernel(find_run: bool) -> Kernel:
-    """Interval bounds, optionally with the runs that attain them."""
+    """Return the kernel for bounds over boxes, optionally with the runs that attain them."""
     return Kernel("bounds.cu", "bounds", (*TILE_DEFINITIONS, ("FIND_RUN", int(find_run))))
 
 
 class Infinity(Layer):
-    """The kernels for p = inf that read all features."""
+    """A layer at p = infinity, computed from all features."""
 
     def saved_like(self) -> Tensor:
         return self.x.new_empty(self.n, self.out, dtype=torch.int32)
 
     def forward(self, saved: Tensor | None = None, into: Tensor | None = None) -> Tensor:
-        """The largest |x - w|; saves the first feature that attains it, and in bit 31 whether x < w there."""
+        """Return the largest |x - w|; save the first feature that attains it, with bit 31 set if x < w."""
         (grid, span), find_run = self.forward_plan(), saved is not None
         y = self.x.new_empty(self.n, self.out) if into is None else into
         maxima, run = self._partial(y, grid[2], find_run)
@@ -58,13 +58,14 @@ class Infinity(Layer):
         return y
 
     def backward(self, grad: Tensor, y: Tensor, saved: Tensor, results: tuple[Tensor, Tensor]) -> None:
-        """Each pair contributes to one feature of x and of w."""
+        """Write the gradients; each pair contributes to one feature of x and of w."""
         stride, most = self.out, min(_MOST_SHARED, self.launcher.shared_memory(self.x.device)) // (4 * self.features)
         for result, transposed in zip(results, (False, True), strict=True):
             if not result.numel():
                 continue
             rows, items = (self.out, self.n) if transposed else (self.n, self.out)
-            # Rows of x are few and long: four warps share one. Eight neighbouring columns of `saved` are in one sector.
+            # x has few rows with many items: four warps share a row. For w, eight warps read neighbouring columns of
+            # `saved`, which are in the same sector of memory.
             share = 1 if transposed or most < 4 else 4
             warps = min(8, most) if transposed else min(share, most)
             self.launch(
@@ -76,9 +77,10 @@ class Infinity(Layer):
             )  # fmt: skip
 
     def bounds(self, upper: Tensor, results: tuple[Tensor, ...]) -> None:
-        """The smallest and the largest distance over the boxes from x to `upper`.
+        """Compute the smallest and the largest distance over the boxes from x to `upper`.
 
-        `results`: the two tensors to write, optionally followed by two for the first features that attain the bounds.
+        `results` contains two tensors for the bounds, optionally followed by two for the first features that attain
+        them.
         """
         (grid, span), find_run = self.forward_plan(), len(results) == 4
         (smallest, near), (largest, far) = (self._partial(y, grid[2], find_run) for y in results[:2])
@@ -92,14 +94,14 @@ class Infinity(Layer):
         self._finish(largest, far, results[1], indices[1], Measure.FARTHEST, upper)
 
     def _partial(self, y: Tensor, parts: int, find_run: bool) -> tuple[Tensor, Tensor | None]:
-        """Partial maxima [parts, n, out], which may be y itself, and the runs that attain them."""
+        """Return tensors for partial maxima [parts, n, out] (y if possible) and for the runs that attain them."""
         maxima = y[None] if parts == 1 and not find_run else y.new_empty(parts, *y.shape)
         return maxima, torch.empty_like(maxima, dtype=torch.int32) if find_run else None
 
     def _finish(
         self, part: Tensor, run: Tensor | None, y: Tensor, index: Tensor | None, measure: Measure, upper: Tensor | None
     ) -> None:
-        """Reduce partial maxima to y; with runs, search the winning ones for the first feature that attains y."""
+        """Reduce partial maxima to y; if `run` is given, find the first feature that attains y in its run."""
         parts, pairs = part.shape[0], y.numel()
         if run is not None:
             boxes = (self.x,) if upper is None else (self.x, upper)

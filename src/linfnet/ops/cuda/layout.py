@@ -1,6 +1,6 @@
-"""A layer, how its work is divided into blocks, and the parts of what a forward pass saves.
+"""The base class of layers, the division of their work into blocks, and the layout of saved memory.
 
-The constants are passed to the CUDA sources as definitions; the kernels do not repeat them.
+The constants are defined only here and are passed to the CUDA sources as definitions.
 """
 
 import math
@@ -12,31 +12,31 @@ from torch import Tensor
 
 from linfnet.ops.cuda.nvrtc import Grid, Launcher
 
-# Rows of x and of w per block of the dense forward kernels, and features per run.
-TILE, RUN = 64, 32
-TILE_DEFINITIONS = (("TILE", TILE), ("RUN", RUN))
-# Runs per block: the kernels count them with 16 bits.
+# Rows of x and of w per block of the dense forward kernels, features per run, and features that a block loads at once.
+TILE, RUN, DEPTH = 64, 32, 16
+TILE_DEFINITIONS = (("TILE", TILE), ("RUN", RUN), ("DEPTH", DEPTH))
+# Largest number of runs (of 32 features) per block: kernels store a run's index in 16 bits.
 MOST_RUNS = 1 << 16
 # Warps, outputs and features per block of the dense backward kernel; rows are divided in multiples of ROW_UNIT.
 WARPS, BLOCK_OUTS, BLOCK_FEATURES, ROW_UNIT = 8, 128, 64, 64
 BLOCK_DEFINITIONS = (("WARPS", WARPS), ("BLOCK_OUTS", BLOCK_OUTS), ("BLOCK_FEATURES", BLOCK_FEATURES))
-# Limit for the partial results of one gradient, in bytes.
+# Largest size of the partial results of one gradient, in bytes.
 MOST_PARTIAL_BYTES = 1 << 30
-# Rows that the 32 lanes of a warp own with one float4 each.
+# Rows that a warp of 32 lanes processes with one float4 per lane.
 LANE_GROUP = 128
-# Rows and columns of the squares that are transposed.
+# Rows and columns of the square that one block transposes.
 SQUARE = 32
-# Multiple of elements at which the parts of saved memory start.
+# The parts of saved memory start at multiples of this number of elements.
 ALIGNMENT = 64
 
 
 def line(count: int, threads: int) -> Grid:
-    """A grid of blocks with one thread for each of `count` items."""
+    """Return a grid of blocks with one thread for each of `count` items."""
     return (-(-count // threads), 1, 1)
 
 
 def squares(rows: int, columns: int) -> Grid:
-    """A grid with one block for each square of a matrix that is transposed."""
+    """Return a grid with one block for each square of a matrix that is transposed."""
     return (-(-columns // SQUARE), -(-rows // SQUARE), 1)
 
 
@@ -47,9 +47,9 @@ def aligned(features: int, *tensors: Tensor) -> bool:
 
 @cache
 def forward_plan(n: int, out: int, features: int, multiprocessors: int) -> tuple[Grid, int]:
-    """The grid of the dense forward kernels, and the number of features per block, a multiple of RUN.
+    """Return the grid of the dense forward kernels, and the number of features per block, a multiple of RUN.
 
-    One block per tile; if there are few tiles (a 10-class head has 8), the features are divided as well.
+    There is one block per tile; if there are few tiles (8 for a 10-class head), the features are divided as well.
 
     >>> forward_plan(512, 5120, 5120, 132), forward_plan(512, 10, 5120, 132)
     (((8, 80, 1), 5120), ((8, 1, 40), 128))
@@ -63,15 +63,15 @@ def forward_plan(n: int, out: int, features: int, multiprocessors: int) -> tuple
 
 
 def _divisions(total: int) -> list[int]:
-    """Numbers of equal shares of `total` units in which no share is empty."""
+    """Return the numbers of parts into which `total` units can be divided equally without an empty part."""
     return sorted({math.ceil(total / math.ceil(total / parts)) for parts in range(1, min(total, 64) + 1)})
 
 
 @cache
 def backward_plan(n: int, out: int, features: int, multiprocessors: int) -> tuple[Grid, int, int]:
-    """The grid of the dense backward kernel, and the number of outputs and of rows per block.
+    """Return the grid of the dense backward kernel, and the number of outputs and of rows per block.
 
-    This division has the least estimated time: full waves of blocks, little traffic for partial results.
+    The division has the smallest estimated time: full waves of blocks and little traffic for partial results.
 
     >>> backward_plan(512, 5120, 5120, 132)
     ((80, 8, 2), 640, 256)
@@ -86,7 +86,7 @@ def backward_plan(n: int, out: int, features: int, multiprocessors: int) -> tupl
             traffic = 8 * features * (out_parts * n * (out_parts > 1) + row_parts * out * (row_parts > 1))
             waves = math.ceil(columns * out_parts * row_parts / (2 * multiprocessors))
             tile_share, row_share = math.ceil(tiles / out_parts), math.ceil(stages / row_parts)
-            # Cycles: 2000 instructions for 8 rows, 4 warps share a scheduler; 1500 bytes are moved per cycle.
+            # Time in cycles: 2000 instructions for 8 rows; 4 warps per scheduler; memory moves 1500 bytes per cycle.
             block = tile_share * (math.ceil(min(n, row_share * ROW_UNIT) / 8) * 2000 + 3000) * 4
             time = waves * block + traffic / 1500
             if time < least:
@@ -95,7 +95,7 @@ def backward_plan(n: int, out: int, features: int, multiprocessors: int) -> tupl
 
 
 def row_groups(n: int) -> tuple[int, int]:
-    """n rows filled up to whole groups of 128, 256 or 512, and the number of float4 that a lane owns in a group.
+    """Return n rounded up to a multiple of the group size (128, 256 or 512 rows), and the float4 per lane and group.
 
     >>> [row_groups(n) for n in (100, 129, 512, 513)]
     [(128, 1), (256, 2), (512, 4), (1024, 4)]
@@ -106,21 +106,21 @@ def row_groups(n: int) -> tuple[int, int]:
 
 
 def filled(lengths: Sequence[int]) -> list[int]:
-    """The lengths rounded up to multiples of ALIGNMENT."""
+    """Return the lengths rounded up to multiples of ALIGNMENT."""
     return [-(-length // ALIGNMENT) * ALIGNMENT for length in lengths]
 
 
 def aligned_parts(memory: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-    """Parts of a tensor of length sum(filled(lengths)); each starts at a multiple of ALIGNMENT."""
+    """Divide a tensor of length sum(filled(lengths)) into parts that start at multiples of ALIGNMENT."""
     parts = memory.split_with_sizes(filled(lengths))
     return [part[:length] for part, length in zip(parts, lengths, strict=True)]
 
 
 class Layer(ABC):
-    """The distances of x [n, features] to w [out, features] at one p; each subclass computes them by other kernels."""
+    """The distances of x [n, features] to w [out, features] at one p; each subclass uses different kernels."""
 
     def __init__(self, launcher: Launcher, x: Tensor, w: Tensor, p: float, use_dense: Tensor | None = None) -> None:
-        """`use_dense`: int32 [1] on the device; if it is 0 when the dense kernels run, they return at once."""
+        """`use_dense` is an int32 tensor [1] on the device; dense kernels return at once if its value is 0."""
         self.launcher, self.x, self.w, self.p, self.use_dense = launcher, x, w, p, use_dense
         (self.n, self.features), self.out = x.shape, w.shape[0]
         self.sizes = {"n": self.n, "out": self.out, "features": self.features}
@@ -129,20 +129,20 @@ class Layer(ABC):
 
     @abstractmethod
     def saved_like(self) -> Tensor:
-        """An uninitialised tensor for what `forward` saves."""
+        """Return an uninitialised tensor for the data that `forward` saves."""
 
     @abstractmethod
     def forward(self, saved: Tensor | None = None) -> Tensor:
-        """The distances [n, out]; `saved`, if given, receives what `backward` needs."""
+        """Return the distances [n, out]; write the data that `backward` needs to `saved`, if given."""
 
     @abstractmethod
     def backward(self, grad: Tensor, y: Tensor, saved: Tensor, results: tuple[Tensor, Tensor]) -> None:
-        """Write the gradients of x and w into `results`; one that is empty is not needed."""
+        """Write the gradients of x and w into `results`; a gradient with an empty tensor is not needed."""
 
     def multiprocessors(self) -> int:
-        """Number of multiprocessors of the device."""
+        """Return the number of multiprocessors of the device."""
         return self.launcher.multiprocessors(self.x.device)
 
     def forward_plan(self) -> tuple[Grid, int]:
-        """The division for the dense forward kernels."""
+        """Return the grid and the features per block for the dense forward kernels."""
         return forward_plan(self.n, self.out, self.features, self.launcher.multiprocessors(self.x.device))

@@ -24,10 +24,11 @@ from torch import Tensor
 from linfnet.errors import LinfnetError
 from linfnet.files import replacing
 
-KERNELS = Path(__file__).parent / "kernels"
+# Folder of the CUDA sources.
+SOURCES = Path(__file__).parent / "kernels"
 Grid = tuple[int, int, int]
 
-# Numbers are passed with the width that the kernel declares; None is a null pointer.
+# Numbers are converted to the type that the kernel declares; None becomes a null pointer.
 Argument = Tensor | int | float | None
 _NUMBERS: dict[str, Any] = {"int": ctypes.c_int, "i64": ctypes.c_longlong, "float": ctypes.c_float}
 # Device attributes of the driver.
@@ -61,7 +62,7 @@ class Kernel:
     power: str = ""
 
     def source(self) -> str:
-        """The whole source as one text: definitions, then the file with its includes expanded."""
+        """Return the complete source: definitions, then the file with its includes expanded."""
         defined = "".join(f"#define {name} {value}\n" for name, value in self.definitions)
         return defined + _expanded(self.file).replace('#include "power"', self.power)
 
@@ -75,7 +76,7 @@ class Kernel:
 
     @cached_property
     def threads(self) -> int:
-        """Threads of a block as declared by `__launch_bounds__`, or 0."""
+        """Threads per block as declared by `__launch_bounds__`, or 0 if not declared."""
         return int(self._declaration[1] or 0)
 
     @cached_property
@@ -93,7 +94,7 @@ class Kernel:
         return converters, ctypes.c_void_p * len(converters)
 
     def pack(self, arguments: dict[str, Argument]) -> tuple[ctypes.Array[ctypes.c_void_p], list[Any]]:
-        """The argument array for cuLaunchKernel, and the values it points to, which must outlive it."""
+        """Return the argument array for cuLaunchKernel, and the values it points to, which must outlive it."""
         converters, addresses = self._converters
         if arguments.keys() != converters.keys():
             wrong = ", ".join(sorted(arguments.keys() ^ converters.keys()))
@@ -104,18 +105,18 @@ class Kernel:
 
 @cache
 def _expanded(file: str) -> str:
-    text = (KERNELS / file).read_text(encoding="utf-8")
+    text = (SOURCES / file).read_text(encoding="utf-8")
     return re.sub(r'^#include "(\w+\.cuh)"$', lambda found: _expanded(found[1]), text, flags=re.MULTILINE)
 
 
 def cache_folder() -> Path:
-    """The folder of compiled kernels."""
+    """Return the folder of compiled kernels."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "linfnet" / "kernels"
 
 
 @cache
 def _nvrtc() -> ctypes.CDLL:
-    """NVRTC in the version of torch's CUDA: from torch's own packages, otherwise from the system."""
+    """Load NVRTC in the CUDA version of torch: from the packages that torch installs, otherwise from the system."""
     major = (torch.version.cuda or "13").split(".")[0]
     package = importlib.util.find_spec("nvidia")
     folders = (package.submodule_search_locations or []) if package else []
@@ -142,7 +143,7 @@ def _check(code: int, what: str, name: str = "") -> None:
 
 
 def nvrtc_version() -> tuple[int, int]:
-    """Major and minor version of the NVRTC in use."""
+    """Return the major and minor version of NVRTC."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     _nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     return major.value, minor.value
@@ -169,7 +170,7 @@ def _compile(source: str, name: str, architecture: str) -> bytes:
 
 
 def binary(source: str, name: str, architecture: str) -> bytes:
-    """The machine code of a source, from the cache or compiled."""
+    """Return the machine code of a source, from the cache if possible, otherwise compiled."""
     key = hashlib.sha256(f"{source}\0{architecture}\0{nvrtc_version()}".encode()).hexdigest()[:32]
     path = cache_folder() / f"{Path(name).stem}-{architecture}-{key}.cubin"
     with contextlib.suppress(OSError):
@@ -188,7 +189,7 @@ def binary(source: str, name: str, architecture: str) -> bytes:
 @cache
 def _pool() -> ThreadPoolExecutor:
     pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1), thread_name_prefix="linfnet-nvrtc")
-    # An interpreter that exits joins threads before it calls `atexit` handlers, too late to cancel queued work.
+    # `atexit` handlers run after the interpreter has joined all threads, which is too late to cancel queued work.
     at_end: Callable[..., None] = getattr(threading, "_register_atexit", lambda *_, **__: None)
     at_end(pool.shutdown, wait=False, cancel_futures=True)
     return pool
@@ -205,7 +206,7 @@ def _architecture(device: int) -> str:
 
 
 class _Context:
-    """Makes torch's context of a device current: a thread that only launches kernels may have none."""
+    """Makes the CUDA context of torch current: a thread that only launches kernels may not have a context."""
 
     def __init__(self, device: int) -> None:
         torch.cuda.current_stream(device)
@@ -252,15 +253,15 @@ class Launcher:
     """Launches kernels on the current stream of a device; compiles and loads each kernel at its first launch."""
 
     def multiprocessors(self, device: torch.device) -> int:
-        """Number of multiprocessors of the device."""
+        """Return the number of multiprocessors of the device."""
         return _attribute(device.index, _MULTIPROCESSORS)
 
     def shared_memory(self, device: torch.device) -> int:
-        """Bytes of shared memory that a block of threads may use."""
+        """Return the bytes of shared memory that a block of threads may use."""
         return _attribute(device.index, _SHARED_MEMORY)
 
     def prepare(self, device: torch.device, key: Hashable, kernels: Callable[[], Iterable[Kernel]]) -> None:
-        """Compile kernels in other threads while the device works; once for each key."""
+        """Compile kernels in background threads, once for each key."""
         if (device.index, key) in _prepared:
             return
         _prepared.add((device.index, key))
@@ -273,9 +274,9 @@ class Launcher:
     def launch(
         self, device: torch.device, kernel: Kernel, grid: Grid, threads: int = 0, shared: int = 0, **arguments: Argument
     ) -> None:
-        """Run a kernel on `grid` blocks, with the arguments that its source declares, by name.
+        """Launch a kernel on `grid` blocks; the names of the arguments are those declared in its source.
 
-        `threads` is needed if the kernel has no `__launch_bounds__`; `shared`: bytes of dynamic shared memory.
+        `threads` is required if the kernel has no `__launch_bounds__`; `shared` is the dynamic shared memory in bytes.
         """
         function = _function(kernel, device.index)
         addresses, _values = kernel.pack(arguments)

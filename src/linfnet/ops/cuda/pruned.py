@@ -1,10 +1,10 @@
-"""Larger p: distances and gradients only from features that can contribute. No host synchronisation.
+"""Pruned kernels for larger p: they read only the features that can contribute, without host synchronisation.
 
-A term contributes if (|d| / max |d|)^p >= 2^-30 p: any other term changes the distance by less than 2^-30 of it, and a
-gradient by less than p 2^-30 of its weight, while rounding |d| / y to float32 changes that by p 2^-25. Which features
-contribute for some row follows from the range of each feature in the batch, in one pass over the weights; they are
-listed on the device. If the lists are too long, a flag on the device (`use_dense`) makes the dense kernels compute the
-whole layer; otherwise those return at once.
+A term contributes if (|d| / max |d|)^p >= 2^-30 p. Any other term changes the distance by less than 2^-30 of its value
+and a gradient by less than p 2^-30 of its weight; rounding |d| / y to float32 already changes the gradient by p 2^-25.
+The features that contribute for any row are found in one pass over the weights, from the range of each feature in the
+batch, and are listed on the device. If the lists are too long, a flag on the device (`use_dense`) makes the dense
+kernels compute the layer; otherwise the dense kernels return at once.
 """
 
 import math
@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from linfnet.ops.cuda.dense import Dense
+from linfnet.ops.cuda.dense import Dense, target_exponent
 from linfnet.ops.cuda.infinity import Infinity
 from linfnet.ops.cuda.layout import (
     LANE_GROUP,
@@ -29,55 +29,59 @@ from linfnet.ops.cuda.layout import (
 from linfnet.ops.cuda.nvrtc import Kernel, Launcher
 from linfnet.ops.powers import PowerMode, power_mode, power_source, uses_ratio
 
-# Below, too many features contribute in most layers, and the lists would only cost time.
+# Smallest p for which lists are used: for smaller p, too many features contribute in most layers.
 SMALLEST_P = 22.0
-# Rows per call if nothing is saved for a backward pass: ranges over few rows are narrower than over many.
+# Largest number of rows per call without a backward pass: the ranges of features are narrower over fewer rows.
 MOST_ROWS = 1024
-# Most float4 of rows that a lane owns.
+# Largest number of float4 (of rows) that a lane processes.
 DISTANCE_VECTORS, GRAD_W_VECTORS, GRAD_X_VECTORS = 2, 4, 2
-# Layers with more weights would need gigabytes for the lists.
+# Largest number of weights of a layer: the lists of larger layers would need gigabytes.
 MOST_WEIGHTS = 1 << 28
+
+
+def _group_definitions(vectors: int) -> tuple[tuple[str, int], ...]:
+    return (("LANE_GROUP", LANE_GROUP), ("GROUP_ROWS", LANE_GROUP * vectors))
 
 
 def _definitions(p: float, vectors: int) -> tuple[tuple[str, int], ...]:
     modes = ((mode.name, mode.value) for mode in PowerMode)
-    return (*modes, ("POWER_MODE", power_mode(p).value), ("GROUP_ROWS", LANE_GROUP * vectors))
+    return (*modes, ("POWER_MODE", power_mode(p).value), *_group_definitions(vectors))
 
 
-@lru_cache(64)  # a schedule may use another p in every step
+@lru_cache(64)  # limited, because a schedule may use a different p in every step
 def forward_kernel(p: float, vectors: int) -> Kernel:
-    """Distances from the lists."""
+    """Return the kernel that computes distances from the listed features."""
     source = power_source("power", None if uses_ratio(p) else p, signed=False)
     return Kernel("pruned_forward.cu", "listed_distance", _definitions(p, vectors), source)
 
 
 @lru_cache(64)
 def backward_kernel(p: float, vectors: int, function: str) -> Kernel:
-    """Gradients from the lists."""
+    """Return a kernel that computes gradients from the listed features (or outputs)."""
     source = power_source("slope", None if uses_ratio(p) else p - 1, signed=True)
     return Kernel("pruned_backward.cu", function, _definitions(p, vectors), source)
 
 
 @cache
 def maximum_kernel(find_index: bool, vectors: int) -> Kernel:
-    """The maximum over the lists, optionally with the feature that attains it."""
-    definitions = (("FIND_INDEX", int(find_index)), ("GROUP_ROWS", LANE_GROUP * vectors))
+    """Return the kernel for the maximum over the listed features, optionally with the feature that attains it."""
+    definitions = (("FIND_INDEX", int(find_index)), *_group_definitions(vectors))
     return Kernel("pruned_maximum.cu", "listed_maximum", definitions)
 
 
 @cache
 def list_kernel(function: str) -> Kernel:
-    """The kernels before and after those that read the lists, the same for all p."""
-    return Kernel("pruned_lists.cu", function, (("SQUARE", SQUARE), ("GROUP_ROWS", LANE_GROUP)))
+    """Return a kernel that runs before or after the kernels that read the lists; it is the same for all p."""
+    return Kernel("pruned_lists.cu", function, (("SQUARE", SQUARE), *_group_definitions(1)))
 
 
 def warps(function: str, count: int) -> Grid:
-    """A grid with one warp for each of `count` items."""
+    """Return a grid with one warp for each of `count` items."""
     return line(count, list_kernel(function).threads // 32)
 
 
 def supports(x: Tensor, w: Tensor, p: float) -> bool:
-    """Whether lists can save time: p is large enough, and so is the layer."""
+    """Whether lists can save time: p and the layer must be large enough."""
     if p < SMALLEST_P:
         return False
     n, (out, features) = x.shape[0], w.shape
@@ -85,7 +89,7 @@ def supports(x: Tensor, w: Tensor, p: float) -> bool:
 
 
 def kernels(p: float, n: int) -> tuple[Kernel, ...]:
-    """What a training step of n rows compiles for p."""
+    """Return the kernels of a training step with n rows at p."""
     vectors = row_groups(n)[1]
     if math.isinf(p):
         return (maximum_kernel(True, min(vectors, DISTANCE_VECTORS)),)
@@ -95,7 +99,7 @@ def kernels(p: float, n: int) -> tuple[Kernel, ...]:
 
 
 def cut(p: float) -> float:
-    """The part of the largest |d| below which a term does not contribute; at infinity only the largest does.
+    """Return the ratio to the largest |d| below which a term does not contribute; at infinity, 1.
 
     >>> [round(cut(p), 3) for p in (24.0, 64.0, 512.0, math.inf)]
     [0.48, 0.771, 0.972, 1.0]
@@ -104,12 +108,12 @@ def cut(p: float) -> float:
 
 
 def most_share(p: float) -> float:
-    """Share of listed features from which the dense kernels are faster."""
+    """Return the fraction of listed features above which the dense kernels are faster."""
     return 0.15 if math.isinf(p) else 0.34 if power_mode(p) == PowerMode.SCALE_PER_OUTPUT else 0.5
 
 
 class Lists:
-    """The listed features of each output and what they are computed from, as parts of one int32 tensor.
+    """The listed features of each output and the data they are computed from, in one int32 tensor.
 
     use_dense: [1]; first and second: numbers saved for each pair [out, padded], or None; x_transposed: [features,
     padded]; ranges: [features, 2]; thresholds and scales: [out]; entries: [out, features, 2], feature and weight;
@@ -127,19 +131,19 @@ class Lists:
 
 
 def decide_dense(layer: Layer, total: Tensor, most: int, use_dense: Tensor) -> None:
-    """Set `use_dense` to whether `total` exceeds `most`."""
+    """Set `use_dense` to 1 if `total` exceeds `most`, otherwise to 0."""
     layer.launch(list_kernel("decide_dense"), (1, 1, 1), total=total, most=most, use_dense=use_dense)
 
 
 class Pruned(Layer):
-    """The kernels that read only listed features; the dense kernels compute the layer if the lists are too long."""
+    """A layer computed from the listed features, or by the dense kernels if the lists are too long."""
 
     def __init__(self, launcher: Launcher, x: Tensor, w: Tensor, p: float) -> None:
         super().__init__(launcher, x, w, p)
         self.padded, self.vectors = row_groups(self.n)
 
     def _lengths(self, *, saving: bool) -> tuple[int, ...]:
-        """The lengths of the parts of `Lists`; one number is saved for each pair, or two if each has its own scale."""
+        """Return the lengths of the parts of `Lists`; one number is saved per pair, or two if pairs have scales."""
         out, features, first = self.out, self.features, self.out * self.padded if saving else 0
         second = 0 if power_mode(self.p) == PowerMode.SCALE_PER_OUTPUT else first
         return (1, first, second, features * self.padded, 2 * features, out, out, 2 * out * features, out)
@@ -150,11 +154,11 @@ class Pruned(Layer):
         return self.x.new_empty(sum(filled(self._lengths(saving=True))), dtype=torch.int32)
 
     def _grid(self, first: int, vectors: int) -> Grid:
-        """One block per output (or feature) and group of rows."""
+        """Return a grid with one block per output (or feature) and group of rows."""
         return (first, self.padded // (LANE_GROUP * vectors), 1)
 
     def lists(self, saved: Tensor | None = None) -> Lists:
-        """Compute the lists, in `saved` if it is given; set `use_dense` if they are too long."""
+        """Compute the lists, in `saved` if given; set `use_dense` to 1 if they are too long."""
         x, features, padded = self.x, self.features, self.padded
         lengths = self._lengths(saving=saved is not None)
         lists = Lists(x.new_empty(sum(filled(lengths)), dtype=torch.int32) if saved is None else saved, lengths)
@@ -170,7 +174,7 @@ class Pruned(Layer):
             list_kernel("output_lists"), (self.out, 1, 1),
             **common, w=self.w, thresholds=lists.thresholds, scales=lists.scales, entries=lists.entries,
             counts=lists.counts, total=total, cut=cut(self.p),
-            target_exponent=min(30, math.floor(100 / self.p)),  # powers of the largest |d| stay below 2^100
+            target_exponent=target_exponent(100, self.p),  # powers of the largest |d| stay below 2^100
         )  # fmt: skip
         decide_dense(self, total, int(self.out * features * most_share(self.p)), lists.use_dense)
         return lists
@@ -215,7 +219,7 @@ class Pruned(Layer):
         lists = Lists(saved, self._lengths(saving=True))
         assert lists.first is not None
         dense = Dense(self.launcher, self.x, self.w, self.p, lists.use_dense)
-        # Slopes from ratios are at most 1 and need no scale: then only the dense kernels need the maxima.
+        # Slopes from ratios are at most 1 and need no scale; in that case only the dense kernels use the maxima.
         output_max = (dense if uses_ratio(self.p) else Dense(self.launcher, self.x, self.w, self.p)).largest(y, grad)
         self._gradients(grad, y, lists, output_max, results)
         dense.backward(grad, y, lists.first[: y.numel()], results, output_max)
@@ -223,7 +227,7 @@ class Pruned(Layer):
     def _gradients(
         self, grad: Tensor, y: Tensor, lists: Lists, output_max: Tensor, results: tuple[Tensor, Tensor]
     ) -> None:
-        """Gradients from the lists, valid if use_dense is 0."""
+        """Compute gradients from the lists; they are valid if use_dense is 0."""
         grad_x, grad_w = results
         coefficients = self.x.new_empty(self.out * self.padded)
         nonfinite = torch.zeros(self.n + self.out, dtype=torch.int32, device=self.x.device)
@@ -250,7 +254,7 @@ class Pruned(Layer):
             self._transpose_back(transposed, grad_x, lists.use_dense, nonfinite)
 
     def _feature_lists(self, lists: Lists) -> tuple[Tensor, Tensor]:
-        """The same lists by feature: entries [features, out, 2] (output and weight) and counts [features]."""
+        """Return the lists by feature: entries [features, out, 2] (output and weight) and counts [features]."""
         w, out, features, words = self.w, self.out, self.features, -(-self.out // 32)
         bits, entries, counts = (
             w.new_empty(size, dtype=torch.int32) for size in (words * features, out * features * 2, features)

@@ -1,13 +1,13 @@
-"""Small even p by matrix products on the tensor cores: (x - w)^p expanded into products of powers of x and of w.
+"""Small even p by matrix products on the tensor cores: (x - w)^p is expanded into products of powers of x and of w.
 
     sum_i (x_i - w_i)^p = sum_i x_i^p + sum_i w_i^p + sum_(0 < j < p) C(p, j) sum_i (-x_i)^(p - j) w_i^j
 
-The powers are stored as pairs of float16, which hold 22 bits together; sums are float32. If x and w have opposite
-signs, all terms are positive. Pairs that lose digits to cancellation are recognised by the sum of their even terms and
-summed again without expansion; if there are many, a flag on the device (`use_dense`) makes the dense kernels compute
-the layer. Gradients are expanded in the same way. Their error is relative to sum |c| (|x| + |w|)^(p - 1), which is
-much larger than the gradient if x and w are close to each other: the forward pass marks such pairs, and their slopes
-are computed without expansion.
+Each power is stored as two float16 numbers with 22 bits together; sums are float32. If x and w have opposite signs, all
+terms are positive. Otherwise terms may cancel: if the sum of the even terms is much larger than the total, the sum of
+the pair is computed again without expansion. If there are many such pairs, a flag on the device (`use_dense`) makes the
+dense kernels compute the layer. Gradients are expanded in the same way. Their error is relative to
+sum |c| (|x| + |w|)^(p - 1), which is much larger than the gradient if x and w are close to each other: the forward pass
+marks such pairs, and their slopes are computed without expansion.
 """
 
 from functools import cache, partial
@@ -21,40 +21,41 @@ from linfnet.ops.cuda.layout import Grid, Layer, aligned_parts, filled, line
 from linfnet.ops.cuda.nvrtc import Kernel, Launcher
 from linfnet.ops.cuda.pruned import decide_dense
 
-# For larger p a chain of multiplications is faster: the products grow with p, and so does the cancellation.
+# Values of p for which matrix products are used. For larger p the dense kernels are faster: the number of products and
+# the cancellation grow with p.
 POWERS = (8.0, 10.0)
-# Smallest number of (row, output, feature) triples for which powers and products are worth their launches.
+# Smallest number of (row, output, feature) triples for which matrix products save time.
 SMALLEST = 1 << 28
-# Most terms per sum: sums on the tensor cores truncate instead of rounding, about two units of the last bit for every
-# 16 terms.
+# Largest number of terms per sum: the tensor cores truncate instead of rounding, with an error of about two units in
+# the last place for every 16 terms.
 MOST_TERMS = 1536
-# Share of pairs that may be summed again before the dense kernels compute the layer. An unexpanded pair counts as one
-# such pair and UNEXPANDED_COST more.
+# Largest fraction of pairs whose sums are computed again; above it, the dense kernels compute the layer. An unexpanded
+# pair counts as 1 + UNEXPANDED_COST such pairs.
 MOST_REPEATED, UNEXPANDED_COST = 0.25, 7
-# Largest ratio of the even terms of a pair to its sum for which slopes are expanded: the error of a slope is then at
-# most (2 * 128)^((p - 1) / p) < 2^8 times that of 22 bits.
+# Largest ratio of the even terms of a pair to its sum for which slopes are expanded: cancellation multiplies the error
+# of a slope (22 bits) by at most (2 * 128)^((p - 1) / p) < 2^8.
 MOST_SLOPE_LOSS = 128.0
 # Smallest sum that is expanded, relative to the p-th power of the layer's largest |x| or |w|: too many terms of smaller
-# sums are below the range of float16, where the terms of each feature lose up to 2^-36 of that power.
+# sums are below the range of float16, which causes an error of up to 2^-36 of that power for each feature.
 LEAST_SUM = 2.0**-16
-# Most bytes for powers and products of a layer; the dense kernels, which need none, compute larger layers.
+# Largest size of the powers and products of a layer, in bytes; the dense kernels compute larger layers.
 MOST_BYTES = 4 << 30
 
 
 @cache
 def kernel(function: str, p: int) -> Kernel:
-    """One of the kernels before and after the products."""
+    """Return one of the kernels that run before and after the matrix products."""
     file = "tensor_core_forward.cu" if function in ("powers", "combine") else "tensor_core_backward.cu"
     return Kernel(file, function, (("P", p), ("UNEXPANDED_COST", UNEXPANDED_COST)))
 
 
 def most_loss(p: float) -> float:
-    """Largest ratio of the even terms of a pair to its sum; the distance takes the p-th root of the error."""
+    """Return the largest ratio of even terms to sum for expanded distances; the p-th root divides errors by p."""
     return 2 * p
 
 
 def chunks_of(terms: int) -> int | None:
-    """Number of equal parts, each a multiple of 8, into which a sum is divided; None if that is impossible.
+    """Return the number of equal parts of a sum, each a multiple of 8 terms; None if it cannot be divided so.
 
     >>> [chunks_of(terms) for terms in (784, 3072, 5120, 5000, 5121)]
     [1, 2, 4, 5, None]
@@ -64,7 +65,7 @@ def chunks_of(terms: int) -> int | None:
 
 
 def most_bytes(n: int, out: int, features: int, p: float) -> int:
-    """Bytes of powers (float16) and products (float32) of the largest pass: distances, gradient of x, gradient of w.
+    """Return the bytes of powers (float16) and products (float32): the maximum over distances and both gradients.
 
     >>> [most_bytes(n, 5120, 5120, 8.0) >> 20 for n in (512, 1000, 10000)]
     [1190, 1657, 10270]
@@ -77,7 +78,7 @@ def most_bytes(n: int, out: int, features: int, p: float) -> int:
 
 
 def supports(x: Tensor, w: Tensor, p: float) -> bool:
-    """Whether matrix products save time: p in POWERS, a large but not huge layer, sizes that can be divided."""
+    """Whether matrix products save time: p is in POWERS, and the size of the layer is suitable."""
     if p not in POWERS:
         return False
     (n, features), out = x.shape, w.shape[0]
@@ -85,12 +86,12 @@ def supports(x: Tensor, w: Tensor, p: float) -> bool:
         return False
     if chunks_of(features) is None or chunks_of(out) is None or most_bytes(n, out, features, p) > MOST_BYTES:
         return False
-    # In tests on a CPU, and wherever torch multiplies float16 matrices into float32.
+    # Requires a torch that multiplies float16 matrices with a float32 result; tests run on the CPU.
     return x.device.type == "cpu" or hasattr(torch.ops.aten.bmm, "dtype")
 
 
 def _products(a: Tensor, b: Tensor, into: Tensor | None = None) -> Tensor:
-    """[B, m, k] by [B, k, n] in float16, summed in float32."""
+    """Multiply float16 matrices [B, m, k] and [B, k, n]; return float32 [B, m, n]."""
     into = a.new_empty(a.shape[0], a.shape[1], b.shape[2], dtype=torch.float32) if into is None else into
     if a.device.type == "cpu":
         return torch.bmm(a.float(), b.float(), out=into)
@@ -98,23 +99,24 @@ def _products(a: Tensor, b: Tensor, into: Tensor | None = None) -> Tensor:
 
 
 def _aligned(matrix: Tensor) -> Tensor:
-    """The matrix, or a copy of it whose rows can be read as float4."""
+    """Return the matrix, or a copy if it does not start at a multiple of 16 bytes."""
     return matrix if matrix.data_ptr() % 16 == 0 else matrix.clone()
 
 
 def _by_sums(halves: Tensor, chunks: int) -> Tensor:
-    """[rows, p - 1, features] as [(p - 1) * chunks, rows, features / chunks], without a copy."""
+    """View [rows, p - 1, features] as [(p - 1) * chunks, rows, features / chunks], without a copy."""
     rows, terms, features = halves.shape
     return halves.view(rows, terms * chunks, features // chunks).transpose(0, 1)
 
 
 class TensorCore(Layer):
-    """The kernels before and after matrix products; the dense kernels compute the layer if too many pairs cancel."""
+    """A layer computed by matrix products, or by the dense kernels if the terms of too many pairs cancel."""
 
     def __init__(self, launcher: Launcher, x: Tensor, w: Tensor, p: float) -> None:
         super().__init__(launcher, x, w, p)
         self.power, self._dense = int(p), partial(Dense, launcher, x, w, p)
-        # The use_dense flag, the residual of each pair, a bit for each pair whose slopes are not expanded.
+        # Lengths of the saved parts: the use_dense flag, a residual for each pair, and a bit for each pair that says
+        # whether its slopes are not expanded.
         self._lengths = (1, self.n * self.out, -(-self.n * self.out // 32))
 
     def saved_like(self) -> Tensor:
@@ -132,7 +134,7 @@ class TensorCore(Layer):
         return self._dense(use_dense).forward(residual, y)
 
     def _sums(self, input_max: Tensor, use_dense: Tensor, unexpanded: Tensor | None) -> Tensor:
-        """Sums of scaled powers [n, out]; set use_dense, and in `unexpanded` the bits of such pairs."""
+        """Return sums of scaled powers [n, out]; set `use_dense` and the bits of `unexpanded`."""
         x, w, chunks, pairs = _aligned(self.x), _aligned(self.w), chunks_of(self.features) or 1, self.n * self.out
         of_x, power_sum_x = self._layer_powers(x, input_max, of_x=True)
         of_w, power_sum_w = self._layer_powers(w, input_max, of_x=False)
@@ -153,7 +155,7 @@ class TensorCore(Layer):
         return sums
 
     def _layer_powers(self, a: Tensor, input_max: Tensor, *, of_x: bool) -> tuple[Tensor, Tensor]:
-        """Powers in float16 [2, rows, p - 1, features], with one scale for the layer; sums of a^p [rows]."""
+        """Return powers in float16 [2, rows, p - 1, features], with one scale per layer, and sums of a^p [rows]."""
         halves = a.new_empty(2, a.shape[0], self.power - 1, self.features, dtype=torch.float16)
         power_sum = a.new_empty(a.shape[0])
         self.launch(
@@ -212,14 +214,14 @@ class TensorCore(Layer):
     def _split(
         self, function: str, grid: Grid, slopes: dict[str, Tensor], halves: Tensor, count: int
     ) -> dict[str, Tensor]:
-        """Write coefficients as pairs of float16; return the exponents that scale them and their sums, by name."""
+        """Write coefficients as pairs of float16 to `halves`; return the kernel arguments for their scales and sums."""
         exponents, coefficient_sum = self.x.new_empty(count, dtype=torch.int32), self.x.new_empty(count)
         sums = {"exponents": exponents, "coefficient_sum": coefficient_sum}
         self.launch(kernel(function, self.power), grid, **slopes, halves_out=halves, **sums, n=self.n, out=self.out)
         return sums
 
     def _feature_powers(self, a: Tensor, input_max: Tensor, *, thrice: bool) -> tuple[Tensor, Tensor]:
-        """The exponent that scales each feature, and its powers in float16: [2 or 3, rows, (p - 1) * features]."""
+        """Return the exponent that scales each feature, and powers in float16 [2 or 3, rows, (p - 1) * features]."""
         rows, exponents = a.shape[0], a.new_empty(self.features, dtype=torch.int32)
         common = {"a": a, "exponents": exponents, "rows": rows, "features": self.features}
         self.launch(kernel("feature_exponents", self.power), line(self.features, 32), **common, input_max=input_max)

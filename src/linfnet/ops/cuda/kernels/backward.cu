@@ -1,19 +1,21 @@
-// Both gradients of dense distances, from one power per (row, output, feature):
+// Compute both gradients of dense distances, from one power per (row, output, feature):
 //   grad_x[b, i] = sum_o c[b, o] slope(s (x[b, i] - w[o, i])),   grad_w[o, i] = -sum_b (the same terms).
-// A lane owns two features, a warp WARP_OUTS outputs in registers, a block BLOCK_OUTS outputs at a time. grad_w is
-// summed over the rows in registers; grad_x over the warps in a fixed order, then over the block's outputs in part_x
-// itself.
+// A lane processes two features, a warp keeps WARP_OUTS outputs in registers, and a block processes BLOCK_OUTS outputs
+// at a time. grad_w is summed over the rows in registers. grad_x is summed over the warps in a fixed order, then over
+// the outputs of the block in part_x.
 //   GENERAL         0: slope() is a chain; 1: g 2^((p - 1) log2 (s |d|) + offset) by special functions
 //   NEED_X, NEED_W  which gradients are computed
-//   ROWS            rows per iteration;  UNROLL: how many of them the inner loop unrolls
+//   ROWS            rows per iteration
+//   UNROLL          number of these rows by which the inner loop is unrolled
 //   WARPS, BLOCK_OUTS, BLOCK_FEATURES  warps, outputs and features per block
 #include "common.cuh"
 #include "power"
 
 static_assert(WARPS == 8 && BLOCK_FEATURES == 64, "256 threads, two features per lane");
 #define WARP_OUTS (BLOCK_OUTS / WARPS)
-#define WARP_ROWS (ROWS / WARPS)  // rows that a warp loads into shared memory, and whose shares it sums
-// Loops longer than about 700 instructions do not fit the closest instruction cache.
+// Rows that each warp loads into shared memory and whose partial sums it adds.
+#define WARP_ROWS (ROWS / WARPS)
+// Loops longer than about 700 instructions do not fit in the first instruction cache.
 static constexpr int rows_unrolled = UNROLL;
 
 static __device__ __forceinline__ float4 fetch4(const float* __restrict__ at, i64 left, bool whole, float beyond) {
@@ -41,14 +43,15 @@ extern "C" __global__ void __launch_bounds__(256, 2)
   i64 first_row = (i64)blockIdx.z * row_span, stop_row = min(first_row + row_span, (i64)n);
   float scale = scale_for(__uint_as_float(output_max[0]), target_exponent);
   float inverse_scale = inverse_gradient_scale(output_max);
-  float special = GENERAL ? exponent : exponent - floorf(exponent);  // the exponent left to special functions
+  // The part of the exponent that special functions compute.
+  float special = GENERAL ? exponent : exponent - floorf(exponent);
   int rows = (int)(stop_row - first_row);
 
   for (i64 tile = first_out; tile < stop_out; tile += BLOCK_OUTS) {
     float wv[WARP_OUTS][2], sum_w[WARP_OUTS][2];
 #pragma unroll
     for (int j = 0; j < WARP_OUTS; ++j) {
-      // Beyond the end, repeat the last output with coefficient 0: its differences stay in range.
+      // Beyond the end, the last output is repeated with coefficient 0, so that its differences stay in range.
       const float* from = w + min(tile + warp * WARP_OUTS + j, (i64)out - 1) * features;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -67,9 +70,9 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     int apart = (int)(column[1] - column[0]);
 #pragma unroll
     for (int e = 0; e < WARP_ROWS; ++e) {
-      // Rows beyond the end keep earlier values, at first those of row 0, and have coefficient 0.
+      // Rows beyond the end keep the values of an earlier row (initially row 0) and have coefficient 0.
       next_x[e] = make_float2(x[first_row * features + column[0]], x[first_row * features + column[1]]);
-      // With this offset their slope is 2^-inf = 0, also at the end of the float range.
+      // With this offset their slope is 2^-inf = 0, even at the limits of the float range.
       if constexpr (GENERAL) next_f[e] = make_float4(-INFINITY_F, -INFINITY_F, -INFINITY_F, -INFINITY_F);
     }
 

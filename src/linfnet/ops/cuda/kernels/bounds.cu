@@ -1,4 +1,4 @@
-// Smallest and largest infinity distance of TILE boxes to TILE rows of w per block, 8 x 4 pairs per thread.
+// Compute the smallest and largest infinity distance of TILE boxes to TILE rows of w per block, 8 x 4 pairs per thread.
 //   TILE     boxes and rows of w per block
 //   RUN      features per run
 //   FIND_RUN 1: also store the first run in which each bound is attained
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(128, 3)
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < 8; i += 4) {
-      // Maxima of this stage only, so that the run that raised the total is known; four rows at a time.
+      // Compute the maxima of this stage only, to know which run raised the total; four rows at a time.
       float g[4][4], r[4][4];
 #pragma unroll
       for (int a = 0; a < 4; ++a)

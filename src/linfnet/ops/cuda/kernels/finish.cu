@@ -1,9 +1,9 @@
-// Distances and indices from the partial results of the forward pass. One thread per pair, 64-bit addresses.
+// Compute distances and indices from the partial results of the forward pass, with one thread per pair.
 //   RUN                         features per run
 //   DISTANCE, GAP, FARTHEST     values of `measure`
 #include "common.cuh"
 
-// Exact distance, by a whole warp: the maximum first, then powers of numbers in [0, 1].
+// Compute the exact distance of one pair by a whole warp: first the maximum, then powers of numbers in [0, 1].
 static __device__ double exact_distance(const float* __restrict__ x, const float* __restrict__ w, int features,
                                         float p) {
   int lane = threadIdx.x & 31;
@@ -17,9 +17,9 @@ static __device__ double exact_distance(const float* __restrict__ x, const float
   return top * pow((double)sum, 1.0 / p);
 }
 
-// Distances from sums of scaled powers; pairs whose sum is out of the safe range are recomputed exactly.
-// `pair_max`: null, or the maximum by which each term of the pair was divided. `residual`: null, or receives exact
-// distance minus y: slopes use the (p - 1)-th power of y, which multiplies that error by p - 1.
+// Compute distances from sums of scaled powers. Pairs whose sum is out of the safe range are recomputed exactly.
+// `pair_max` is null or contains the maximum by which each term of a pair was divided. `residual` is null or receives
+// the exact distance minus y: slopes use the (p - 1)-th power of y, which multiplies this error by p - 1.
 extern "C" __global__ void __launch_bounds__(256)
     finish_sum(const float* __restrict__ part, int parts, const float* __restrict__ x, const float* __restrict__ w,
                const float* __restrict__ pair_max, const u32* __restrict__ input_max, float* __restrict__ y,
@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (pair_max) {
       float scale = scale_for(__uint_as_float(input_max[0]), 0), m = pair_max[at] * scale;
       exact = !(m >= SAFE_RATIO && m < INFINITY_F);
-      // The terms contain the rounded offset -p log2 m: subtract it with the same rounding.
+      // The terms contain the rounded offset -p log2 m, so the same rounded number is subtracted.
       result = exp2((log2((double)sum) - (double)(-p * log2f(m))) / p) / scale;
     } else {
       float scale = scale_for(__uint_as_float(input_max[0]) + __uint_as_float(input_max[1]), target_exponent);
@@ -69,8 +69,7 @@ extern "C" __global__ void __launch_bounds__(256)
   y[at] = best;
 }
 
-// The number whose maximum is searched: |x - w| (x is `lower`), the gap, or the farthest |x - w| between lower and
-// upper.
+// The quantity to maximise: |x - w| with x = `lower`, the gap, or the largest |x - w| for x between lower and upper.
 static __device__ __forceinline__ float measured(int measure, float lower, float upper, float w) {
   if (measure == DISTANCE) return fabsf(lower - w);
   if (measure == GAP) return max_nan(max_nan(lower - w, w - upper), 0.0f);
@@ -83,8 +82,9 @@ static __device__ __forceinline__ float4 load4(const float* __restrict__ row, in
                      k + 2 < features ? row[k + 2] : 0.0f, k + 3 < features ? row[k + 3] : 0.0f);
 }
 
-// The first feature that attains the maximum, from the first run that contains it: a warp searches the runs of its 32
-// pairs, four at a time, 8 lanes each. `index` may be the same array as `run`. If `sign`, bit 31 says that x < w there.
+// Find the first feature that attains the maximum, in the first run that contains it. A warp searches the runs of its
+// 32 pairs, four runs at a time with 8 lanes per run. `index` may be the same array as `run`. If `sign` is set, bit 31
+// of the index is 1 where x < w.
 extern "C" __global__ void __launch_bounds__(256)
     finish_index(const float* __restrict__ part, const int* run, int parts, const float* __restrict__ lower,
                  const float* __restrict__ upper, const float* __restrict__ w, float* y, int* index, int n, int out,
@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(256)
       bool hit = wanted > 0x7f800000u ? value != value : __float_as_uint(value) == wanted;
       if (hit && k + c < features) code = 2 * c + (lows[c] < centres[c]);
     }
-    // The first of eight lanes with a hit; every lane reads the result of the pair it will write.
+    // Select the first of the eight lanes with a hit. Every lane reads the result of the pair that it will write.
     u32 hits = __ballot_sync(FULL_MASK, code >= 0) >> (lane & 3) * 8 & 0xff;
     int winner = hits ? __ffs(hits) - 1 : 0;
     code = __shfl_sync(FULL_MASK, code, (lane & 3) * 8 + winner);

@@ -1,14 +1,13 @@
-// Sums of powers for the distances of one tile of pairs per block (8 x 4 pairs per thread), over one part of the
-// features.
+// Sum powers for the distances of one tile of pairs per block (8 x 4 pairs per thread), over one part of the features.
 //   TILE     rows of x and of w per block
 //   GENERAL  0: sum of power(s (x - w)) by a chain; 1: sum of (|x - w| / pair_max)^p by special functions
-//   UNROLL   features per iteration of the inner loop: more than about 700 instructions do not fit the closest cache
+//   UNROLL   features per iteration of the inner loop; about 700 instructions fit in the first instruction cache
 #include "tile.cuh"
 #include "power"
 
 static_assert(TILE == 64, "the threads of a block are mapped to 64 x 64 pairs");
 static constexpr int features_unrolled = UNROLL;
-#define FOLD 64  // features summed in registers before the result is added to the long sum
+#define FOLD 64  // features summed in registers before the result is added to the total in shared memory
 
 extern "C" __global__ void __launch_bounds__(128, GENERAL ? 4 : 5)
     dense_sums(const float* __restrict__ x, const float* __restrict__ w, float* __restrict__ sums,
@@ -42,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(128, GENERAL ? 4 : 5)
     exponent = p - floorf(p);
   }
 
-  // The long sums are stored in shared memory: registers are scarce.
+  // The totals are stored in shared memory because there are not enough registers.
   __shared__ float total[32][128];
   float part[8][4];
 #pragma unroll

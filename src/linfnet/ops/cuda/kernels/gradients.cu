@@ -1,14 +1,15 @@
-// Before and after dense_gradients: coefficients; sums of partial results; pairs out of range.
+// Kernels that run before and after dense_gradients: compute coefficients, add partial results, recompute pairs out of
+// range.
 #include "common.cuh"
 
-// Whether dense_gradients computes a pair of this scaled distance; if not, `repair` does.
+// Whether dense_gradients computes a pair with this scaled distance; otherwise, `repair` computes it.
 static __device__ __forceinline__ bool in_range(float scaled, float exponent, int general) {
   if (!(scaled > 0.0f && scaled < INFINITY_F)) return true;
   return general ? scaled >= SAFE_RATIO : exponent * log2f(scaled) > -96.0f;
 }
 
-// Coefficients c[b, o] = g (s y)^(1 - p), or g and the offset (1 - p) log2 (s y) if `general`; g is grad times its
-// scale. Pairs out of range get 0, and their row and output are marked in `flags`. `exponent`: p - 1.
+// Compute the coefficients c[b, o] = g (s y)^(1 - p), or g and the offset (1 - p) log2 (s y) if `general` is set; g is
+// grad times its scale. Pairs out of range get 0, and their row and output are marked in `flags`. `exponent` is p - 1.
 extern "C" __global__ void __launch_bounds__(256)
     coefficients(const float* __restrict__ grad, const float* __restrict__ y, const float* __restrict__ residual,
                  const u32* __restrict__ output_max, float* __restrict__ coefficient, float* __restrict__ offset,
@@ -23,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(256)
     flags[b] = 1;
     flags[n + (at - b * out)] = 1;
   } else if (scaled != 0.0f) {
-    // y + residual to the power of -exponent, to first order in the residual.
+    // (y + residual)^-exponent, to first order in the residual.
     float back = -exponent * (residual[at] / y[at]), g = grad[at] * gradient_scale(output_max);
     c = general ? g : g * fmaf(powf(scaled, -exponent), back, powf(scaled, -exponent));
     f = fmaf(-exponent, log2f(scaled), 1.4426950408889634f * back);
@@ -32,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(256)
   if (general) offset[at] = f;
 }
 
-// Sum of partial results in a fixed order, four numbers at a time if size and addresses allow.
+// Add partial results in a fixed order, four numbers at a time if the alignment permits.
 extern "C" __global__ void __launch_bounds__(256)
     add_parts(const float* __restrict__ part, int parts, float* __restrict__ sum, i64 size,
               const int* __restrict__ use_dense) {
@@ -56,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// Add the exact slopes of the pairs out of range. Each block owns one row of grad_x (if of_x) or of grad_w.
+// Add the exact slopes of the pairs out of range. Each block computes one row of grad_x (if `of_x` is set) or grad_w.
 extern "C" __global__ void __launch_bounds__(256)
     repair(const float* __restrict__ grad, const float* __restrict__ x, const float* __restrict__ w,
            const float* __restrict__ y, const u32* __restrict__ output_max, const int* __restrict__ flags,

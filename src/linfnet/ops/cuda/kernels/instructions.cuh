@@ -1,5 +1,5 @@
 // Instructions without a C++ equivalent, and dynamic shared memory. This file holds all assembly of the kernels: to run
-// the kernels on a CPU, tests replace it by tests/ops/simt.h.
+// the kernels on a CPU, tests replace it with tests/ops/simt.h.
 typedef unsigned int u32;
 typedef unsigned short u16;
 
@@ -24,7 +24,7 @@ static __device__ __forceinline__ float exp2_fast(float a) {
   return r;
 }
 
-// The bits of a float16.
+// Convert to float16; return its bits.
 static __device__ __forceinline__ u16 to_half(float a) {
   u16 h;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(a));
@@ -52,5 +52,5 @@ static __device__ __forceinline__ void copy4(float* to, const float* from, bool 
 // Wait for all copies that this thread started; a barrier must follow before other threads read them.
 static __device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Compute the value here, once, instead of again before each use.
+// Make the compiler compute the value once, here, and not again before each use.
 static __device__ __forceinline__ void materialize(u16& value) { asm volatile("" : "+h"(value)); }

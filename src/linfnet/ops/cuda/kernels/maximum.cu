@@ -1,4 +1,4 @@
-// Largest |x - w| of one tile of pairs per block (8 x 4 pairs per thread), over one part of the features.
+// Compute the largest |x - w| for one tile of pairs per block (8 x 4 pairs per thread), over one part of the features.
 //   TILE     rows of x and of w per block
 //   RUN      features per run
 //   FIND_RUN 1: also store the first run in which each maximum is attained
@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(128, 5)
   i64 top = (i64)blockIdx.x * TILE, left = (i64)blockIdx.y * TILE;
   int first = blockIdx.z * span, stop = min(features, first + span);
 
-  // A thread copies four features of rows that are 32 apart, of x and of w.
+  // Each thread copies four features of rows of x and w; its rows are 32 apart.
   int load_row = threadIdx.x >> 2, load_column = (threadIdx.x & 3) * 4;
   const float *x_from[LOADS], *w_from[LOADS];
 #pragma unroll
@@ -32,11 +32,11 @@ extern "C" __global__ void __launch_bounds__(128, 5)
   for (int h = 0; h < LOADS; ++h)
     w_from[h] = w + min(left + load_row + 32 * h, (i64)out - 1) * features + first + load_column;
 
-  // It processes rows that are 4 apart and columns that are 8 apart.
+  // Each thread processes rows that are 4 apart and columns that are 8 apart.
   int row = (warp >> 1) * 32 + (lane >> 3), column = (warp & 1) * (TILE / 2) + (lane & 7);
 
-  // The maxima before the current run are stored in shared memory: registers are scarce. Runs are counted from the
-  // first one of this part; a part has at most 2^16.
+  // The maxima before the current run are stored in shared memory because there are not enough registers. Runs are
+  // counted from the start of this part, which has at most 2^16 runs.
   __shared__ u16 where[FIND_RUN ? PAIRS : 1][128];
   __shared__ float4 earlier[FIND_RUN ? PAIRS / 4 : 1][128];
   float part[PAIRS];

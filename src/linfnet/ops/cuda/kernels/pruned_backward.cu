@@ -1,13 +1,14 @@
-// Gradients from the listed features: grad_w[o, i] = -sum_b c[b, o] slope, grad_x[b, i] = sum_o c[b, o] slope. By
-// POWER_MODE:
-//   SCALE_PER_OUTPUT  slope(s (x - w)), c = g (s y)^(1 - p), s one power of two per output
-//   SCALE_PER_PAIR    the same with one power of two per pair
-//   LOG_RATIO(_LARGE) sign(x - w) (|x - w| / pair_max)^(p - 1), c = g S^((1 - p) / p)
-// g is grad times its scale. `saved_first`: the power of two, or pair_max, of each pair. `exponent`: p - 1.
+// Compute gradients from the listed features:
+//   grad_w[o, i] = -sum_b c[b, o] slope,   grad_x[b, i] = sum_o c[b, o] slope.
+// The slope and the coefficient c depend on POWER_MODE:
+//   SCALE_PER_OUTPUT   slope(s (x - w)), c = g (s y)^(1 - p), where s is one power of two per output
+//   SCALE_PER_PAIR     the same, where s is one power of two per pair
+//   LOG_RATIO(_LARGE)  sign(x - w) (|x - w| / pair_max)^(p - 1), c = g S^((1 - p) / p), where S is the saved sum
+// g is grad times its scale. `saved_first` contains s or pair_max of each pair. `exponent` is p - 1.
 #include "pruned.cuh"
 #include "power"
 
-// `scale`: of the output. `pair`: saved_first of the pair.
+// `scale` is the power of two of the output; `pair` is the element of saved_first for the pair.
 static __device__ __forceinline__ float listed_slope(float x, float w, float scale, float pair, float exponent) {
   if constexpr (POWER_MODE == SCALE_PER_OUTPUT) return slope(fmaf(x, scale, -w * scale), 0.0f, 0.0f);
   if constexpr (POWER_MODE == SCALE_PER_PAIR) return slope((x - w) * pair, 0.0f, 0.0f);
@@ -15,7 +16,7 @@ static __device__ __forceinline__ float listed_slope(float x, float w, float sca
   return copysignf(size, x - w);
 }
 
-// One block per output; its four warps share the list. `grad_w` is zero at the start.
+// Each block computes one output; its four warps divide the list. The caller sets `grad_w` to zero.
 extern "C" __global__ void __launch_bounds__(128)
     listed_grad_w(const float* __restrict__ x_transposed, const int2* __restrict__ entries,
                   const int* __restrict__ counts, const float* __restrict__ scales,
@@ -50,7 +51,8 @@ extern "C" __global__ void __launch_bounds__(128)
   }
 }
 
-// One block per feature and group of rows; its four warps share the list of outputs. The result is transposed.
+// Each block computes one feature and group of rows; its four warps divide the list of outputs. The result is
+// transposed.
 extern "C" __global__ void __launch_bounds__(128)
     listed_grad_x(const float* __restrict__ x_transposed, const int2* __restrict__ entries,
                   const int* __restrict__ counts, const float* __restrict__ scales,
@@ -58,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(128)
                   const u32* __restrict__ output_max, float* __restrict__ grad_x_transposed, int out, int padded,
                   float exponent, const int* __restrict__ use_dense) {
   if (*use_dense) return;
-  __shared__ float shared[WARPS][GROUP_ROWS];
+  __shared__ float shared[LIST_WARPS][GROUP_ROWS];
   int warp = threadIdx.x >> 5, i = blockIdx.x, count = counts[i];
   i64 group = (i64)blockIdx.y * GROUP_ROWS;
   entries += (i64)i * out;

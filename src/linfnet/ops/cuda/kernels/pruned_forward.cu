@@ -1,10 +1,10 @@
-// Distances from the listed features: one block per output and group of rows; its four warps share the list. By
-// POWER_MODE:
-//   SCALE_PER_OUTPUT  sum of power(s (x - w)), s one power of two per output; a pair out of range sets use_dense
-//   SCALE_PER_PAIR    pair_max first, then the same with one power of two per pair
-//   LOG_RATIO(_LARGE) pair_max first, then the sum of (|x - w| / pair_max)^p by special functions
-// Saved for the backward pass (transposed), with S the sum: the residual of y; s and S^((1 - p) / p); pair_max and
-// S^((1 - p) / p).
+// Compute distances from the listed features. Each block computes one output and group of rows; its four warps divide
+// the list. The computation, and what is saved (transposed) for the backward pass, depend on POWER_MODE; S is the sum:
+//   SCALE_PER_OUTPUT   sum of power(s (x - w)), where s is one power of two per output; a pair out of range sets
+//                      use_dense; saves the residual of y
+//   SCALE_PER_PAIR     pair_max, then the same sum, where s is one power of two per pair; saves s and S^((1 - p) / p)
+//   LOG_RATIO(_LARGE)  pair_max, then the sum of (|x - w| / pair_max)^p by special functions; saves pair_max and
+//                      S^((1 - p) / p)
 #include "pruned.cuh"
 #include "power"
 
@@ -14,14 +14,14 @@ extern "C" __global__ void __launch_bounds__(128)
                     float* __restrict__ saved_first, float* __restrict__ saved_second, int features, int padded,
                     float p, int* use_dense) {
   if (*(volatile int*)use_dense) return;
-  __shared__ float shared[WARPS][GROUP_ROWS];
+  __shared__ float shared[LIST_WARPS][GROUP_ROWS];
   __shared__ float group_max[GROUP_ROWS];
   int warp = threadIdx.x >> 5, o = blockIdx.x, count = counts[o];
   i64 group = (i64)blockIdx.y * GROUP_ROWS;
   entries += (i64)o * features;
   x_transposed += group;
   int start = part_start(count, warp), stop = part_start(count, warp + 1);
-  float sum[LANE_ROWS] = {}, pair[LANE_ROWS] = {};  // pair: the maximum, or the scale, of each row
+  float sum[LANE_ROWS] = {}, pair[LANE_ROWS] = {};  // pair: the maximum or the scale of each row
   float scale = 0.0f;
   if constexpr (POWER_MODE == SCALE_PER_OUTPUT) {
     scale = scales[o];
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(128)
 #pragma unroll
     for (int r = 0; r < LANE_ROWS; ++r)
 #pragma unroll
-      for (int v = 0; v < WARPS; ++v) pair[r] = max_nan(pair[r], shared[v][lane_row(r)]);
+      for (int v = 0; v < LIST_WARPS; ++v) pair[r] = max_nan(pair[r], shared[v][lane_row(r)]);
     store_rows(group_max, pair);  // every warp stores the same values
     __syncthreads();
     if constexpr (POWER_MODE == SCALE_PER_PAIR) {
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(128)
         double l = log2((double)s);
         distance = (float)(exp2(l / p) / scale);
         factor = (float)exp2(l / p - l);
-        if (!(s < INFINITY_F)) *(volatile int*)use_dense = 1;  // near the largest float no power of two is small enough
+        if (!(s < INFINITY_F)) *(volatile int*)use_dense = 1;  // no power of two is small enough near the largest float
       } else if (most != most) {
         factor = most;
       }
@@ -107,12 +107,12 @@ extern "C" __global__ void __launch_bounds__(128)
         float l = log2f(s);
         distance = most * exp2f(l / p);
         factor = exp2f(l / p - l);
-        if (most > 0x1p125f) *(volatile int*)use_dense = 1;  // the fast division of power_of_ratio ends at 2^126
+        if (most > 0x1p125f) *(volatile int*)use_dense = 1;  // the fast division in power_of_ratio fails above 2^126
       } else if (most != most) {
         factor = most;
       }
       y[at] = distance;
-      // A maximum of zero is saved as one: the slopes come out as zero.
+      // A maximum of zero is saved as one, so that the slopes become zero.
       if (saved_first) saved_first[at] = most == 0.0f ? 1.0f : most, saved_second[at] = factor;
     }
   }

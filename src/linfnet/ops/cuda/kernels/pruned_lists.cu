@@ -1,8 +1,9 @@
-// Before and after the listed kernels: transposition, ranges of the features in the batch, lists, coefficients.
+// Kernels that run before and after the pruned kernels: they transpose matrices and compute the ranges of the features
+// in the batch, the lists and the coefficients.
 //   SQUARE  rows and columns of the square that one block transposes
 #include "pruned.cuh"
 
-// [rows, columns] to [columns, padded]; the last row is repeated up to `padded`.
+// Transpose [rows, columns] to [columns, padded]; the last row is repeated up to `padded`.
 extern "C" __global__ void __launch_bounds__(256)
     transpose(const float* __restrict__ source, float* __restrict__ target, int rows, int columns, int padded) {
   __shared__ float tile[SQUARE][SQUARE + 1];
@@ -14,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (left + c < columns && top + lane < padded) target[(i64)(left + c) * padded + top + lane] = tile[lane][c];
 }
 
-// [columns, padded] to [rows, columns]; rows marked in `nonfinite` (may be null) become NaN.
+// Transpose [columns, padded] to [rows, columns]. Rows marked in `nonfinite` (may be null) become NaN.
 extern "C" __global__ void __launch_bounds__(256)
     transpose_back(const float* __restrict__ source, float* __restrict__ target, const int* __restrict__ nonfinite,
                    int rows, int columns, int padded, const int* __restrict__ use_dense) {
@@ -29,12 +30,12 @@ extern "C" __global__ void __launch_bounds__(256)
       target[(i64)(top + r) * columns + left + lane] = nonfinite && nonfinite[top + r] ? NOT_A_NUMBER : tile[lane][r];
 }
 
-// Smallest and largest value of each feature in the batch (NaN if there is one); one warp per feature.
+// Compute the smallest and largest value of each feature in the batch (NaN if any value is NaN); one warp per feature.
 extern "C" __global__ void __launch_bounds__(256)
     ranges(const float* __restrict__ x_transposed, float2* __restrict__ range, int features, int padded) {
   int feature = blockIdx.x * 8 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
   if (feature >= features) return;
-  float low = -INFINITY_F, high = -INFINITY_F;  // low: the largest -x, which is minus the smallest x
+  float low = -INFINITY_F, high = -INFINITY_F;  // low: the largest -x, that is, minus the smallest x
   for (int r = lane; r < padded; r += 32) {
     float v = x_transposed[(i64)feature * padded + r];
     low = max_nan(low, -v), high = max_nan(high, v);
@@ -51,7 +52,7 @@ static __device__ __forceinline__ float farthest_of(float w, float2 range) {
   return max_nan(fabsf(range.y - w), fabsf(range.x - w));
 }
 
-// One block per output: its threshold, its scale, and its list in the order of the features.
+// Compute the threshold, the scale and the list (in the order of the features) of each output; one block per output.
 extern "C" __global__ void __launch_bounds__(256)
     output_lists(const float* __restrict__ w, const float2* __restrict__ range, float* __restrict__ thresholds,
                  float* __restrict__ scales, int2* __restrict__ entries, int* __restrict__ counts,
@@ -108,12 +109,12 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// Set use_dense if there are too many entries in total.
+// Set use_dense to 1 if there are more than `most` entries in total, otherwise to 0.
 extern "C" __global__ void __launch_bounds__(32) decide_dense(const u32* __restrict__ total, int most, int* use_dense) {
   if (threadIdx.x == 0) *use_dense = *total > (u32)most;
 }
 
-// One bit per output and feature, [out / 32, features]: whether the feature is listed for the output.
+// Set one bit per output and feature, [out / 32, features]: whether the feature is listed for the output.
 extern "C" __global__ void __launch_bounds__(256)
     mark_listed(const float* __restrict__ w, const float2* __restrict__ range, const float* __restrict__ thresholds,
                 u32* __restrict__ bits, int out, int features, const int* __restrict__ use_dense) {
@@ -130,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(256)
   bits[(i64)blockIdx.y * features + i] = word;
 }
 
-// The lists of the features, in the order of the outputs; one warp per feature.
+// Compute the list of each feature, in the order of the outputs; one warp per feature.
 extern "C" __global__ void __launch_bounds__(256)
     feature_lists(const float* __restrict__ w, const u32* __restrict__ bits, int2* __restrict__ entries,
                   int* __restrict__ counts, int out, int features, const int* __restrict__ use_dense) {
@@ -155,8 +156,8 @@ extern "C" __global__ void __launch_bounds__(256)
   if (lane == 0) counts[i] = base;
 }
 
-// The coefficients of pruned_backward.cu, transposed; zero in the padding. Rows and outputs with NaN or infinity are
-// marked in `nonfinite`.
+// Compute the coefficients for pruned_backward.cu, transposed, with zeros in the padding. Rows and outputs with NaN or
+// infinity are marked in `nonfinite`.
 extern "C" __global__ void __launch_bounds__(256)
     transposed_coefficients(const float* __restrict__ grad, const float* __restrict__ y,
                             const float* __restrict__ scales, const float* __restrict__ saved_first,
@@ -181,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (saved_second) {
       if (top + lane < n) value = g * saved_second[at];
     } else if (size != 0.0f) {
-      // y + residual to the power of -exponent, to first order in the residual.
+      // (y + residual)^-exponent, to first order in the residual.
       float power = powf(size * scales[left + c], -exponent);
       value = g * fmaf(power, -exponent * (saved_first[at] / size), power);
     }

@@ -1,6 +1,6 @@
-// Largest |x - w| of the listed features: one block per output and group of rows; its four warps share the list.
-// Results are transposed.
-//   FIND_INDEX  1: also the first feature that attains the maximum; bit 31 says that x < w there
+// Compute the largest |x - w| of the listed features. Each block computes one output and group of rows; its four warps
+// divide the list. Results are transposed.
+//   FIND_INDEX  1: also store the first feature that attains the maximum, with bit 31 set if x < w
 #include "pruned.cuh"
 
 extern "C" __global__ void __launch_bounds__(128)
@@ -8,14 +8,14 @@ extern "C" __global__ void __launch_bounds__(128)
                    const int* __restrict__ counts, float* __restrict__ y, int* __restrict__ index, int features,
                    int padded, const int* __restrict__ use_dense) {
   if (*use_dense) return;
-  __shared__ u32 sizes[WARPS][GROUP_ROWS];
-  __shared__ int indices[FIND_INDEX ? WARPS : 1][GROUP_ROWS];
+  __shared__ u32 sizes[LIST_WARPS][GROUP_ROWS];
+  __shared__ int indices[FIND_INDEX ? LIST_WARPS : 1][GROUP_ROWS];
   int warp = threadIdx.x >> 5, o = blockIdx.x, count = counts[o];
   i64 group = (i64)blockIdx.y * GROUP_ROWS;
   entries += (i64)o * features;
   x_transposed += group;
   int start = part_start(count, warp), stop = part_start(count, warp + 1);
-  u32 best[LANE_ROWS];  // bits of non-negative floats order like the numbers; NaN is above all
+  u32 best[LANE_ROWS];  // bits of non-negative floats order like the numbers; NaN is the largest
   int where[LANE_ROWS];
 #pragma unroll
   for (int r = 0; r < LANE_ROWS; ++r) best[r] = where[r] = 0;
@@ -38,10 +38,11 @@ extern "C" __global__ void __launch_bounds__(128)
   }
   __syncthreads();
   for (int row = threadIdx.x; row < GROUP_ROWS; row += 128) {
-    // Parts without entries give zero. If a row has distance zero, all features are listed and no part is empty.
+    // The maximum of a part without entries is zero. If a row has distance zero, all features are listed and no part is
+    // empty.
     u32 most = sizes[0][row];
     int winner = FIND_INDEX ? indices[0][row] : 0;
-    for (int v = 1; v < WARPS; ++v)
+    for (int v = 1; v < LIST_WARPS; ++v)
       if (sizes[v][row] > most) {
         most = sizes[v][row];
         if constexpr (FIND_INDEX) winner = indices[v][row];

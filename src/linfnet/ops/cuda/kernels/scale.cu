@@ -1,5 +1,5 @@
-// Largest absolute value of one or two matrices, as bits of a float. Bits order like integers; NaN is above all
-// numbers.
+// Compute the largest absolute value of one or two matrices, as bits of a float. Such bits order like integers; NaN is
+// larger than all numbers.
 #include "common.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)

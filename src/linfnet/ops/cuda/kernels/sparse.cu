@@ -1,7 +1,7 @@
-// Gradients at p = infinity: the gradient of each pair goes to the feature that attains its maximum. `saved` holds the
-// index of that feature, and in bit 31 whether x < w. A warp owns one row of the result and adds 32 pairs at a time in
-// a fixed order, without atomics: the same bits every time. The row is summed in shared memory if it fits, otherwise in
-// the result itself.
+// Gradients at p = infinity: the gradient of each pair is added to the feature that attains its maximum. `saved`
+// contains the index of that feature and, in bit 31, whether x < w. Each warp computes one row of the result and adds
+// 32 pairs at a time in a fixed order, without atomics, so that results are reproducible bit for bit. The row is summed
+// in shared memory if it fits, otherwise in the result.
 #include "common.cuh"
 
 #define AHEAD 8
@@ -23,9 +23,10 @@ static __device__ __forceinline__ void add_in_order(float* bins, int index, floa
   __syncwarp();
 }
 
-// stride_row, stride_item: strides of `saved`, y and grad along the rows of the result and along the items of one row.
-// `share` warps of a block work on one row, each on its part of the items; their sums are added in order.
-// shared_rows: 1 if the rows are summed in shared memory.
+//   stride_row, stride_item  strides of `saved`, y and grad along the rows of the result and along the items of one row
+//   share                    number of warps that process one row, each a part of its items; their sums are added in
+//                            order
+//   shared_rows              1 if the rows are summed in shared memory
 extern "C" __global__ void scatter(const float* __restrict__ grad, const float* __restrict__ y,
                                    const int* __restrict__ saved, float* __restrict__ result, int rows, int items,
                                    int features, i64 stride_row, i64 stride_item, float sign, int share,
@@ -41,7 +42,7 @@ extern "C" __global__ void scatter(const float* __restrict__ grad, const float* 
     for (int k = lane; k < features; k += 32) bins[k] = 0.0f;
     __syncwarp();
     for (int base = first; base < stop; base += 32 * AHEAD) {
-      // Issue all loads of a batch before the first use: with few warps, each load would otherwise be waited for.
+      // Issue all loads of a batch before the first use: there are too few warps to hide the latency of single loads.
       int indices[AHEAD];
       float flows[AHEAD];
 #pragma unroll

@@ -1,7 +1,7 @@
-// Even p by matrix products: sum_i (x - w)^P = sum_j C(P, j) sum_i (-x)^(P - j) w^j for j = 0..P. cuBLAS computes the
-// products for j = 1..P-1; the kernels compute the powers before them and the sums after them. A power is stored as two
-// float16 numbers, the second of which is the rounding error of the first. Used for p = 8 and 10 (tensor_core.py),
-// where a step takes half the time of the dense kernels: p = 8 is the first phase of every published schedule.
+// Even p, computed by matrix products: sum_i (x - w)^P = sum_j C(P, j) sum_i (-x)^(P - j) w^j for j = 0..P. cuBLAS
+// computes the products for j = 1..P-1; the kernels compute the powers before and the sums after the products. A power
+// is stored as two float16 numbers; the second is the rounding error of the first. Used for p = 8 and 10
+// (tensor_core.py), where a step takes half the time of the dense kernels; every published schedule starts at p = 8.
 //   P  the power
 // Numbers are scaled to at most 1 by powers of two, and powers to at most 2^HALF_EXPONENT, for the range of float16.
 #include "common.cuh"
@@ -15,14 +15,14 @@ static __device__ constexpr int choose(int n, int k) {
   return result;
 }
 
-// The exponent e with 1/2 < 2^e * largest <= 1.
+// Return the exponent e with 1/2 < 2^e * largest <= 1, or 0 if largest is zero or not finite.
 static __device__ __forceinline__ int exponent_for(float largest) {
   if (!(largest > 0.0f && largest < INFINITY_F)) return 0;
   int e = -1 - ilogbf(largest);
   return e < -126 ? -126 : e > 126 ? 126 : e;
 }
 
-// The largest of all |x| and |w| of the layer.
+// Return the largest |x| or |w| of the layer.
 static __device__ __forceinline__ float layer_max(const u32* __restrict__ input_max) {
   return max_nan(__uint_as_float(input_max[0]), __uint_as_float(input_max[1]));
 }
@@ -35,7 +35,7 @@ struct Halves {
   uint2 first, second;
 };
 
-// Four floats as float16, and the rounding errors of that as float16.
+// Convert four floats to float16; return the results and their rounding errors, also as float16.
 static __device__ __forceinline__ Halves halves(const float (&a)[4]) {
   u32 h[4], l[4];
 #pragma unroll
@@ -46,7 +46,7 @@ static __device__ __forceinline__ Halves halves(const float (&a)[4]) {
   return {make_uint2(h[0] | h[1] << 16, h[2] | h[3] << 16), make_uint2(l[0] | l[1] << 16, l[2] | l[3] << 16)};
 }
 
-// Sum over the 256 threads of a block.
+// Return the sum over the 256 threads of a block.
 static __device__ __forceinline__ float block_sum(float a) {
   __shared__ float shares[8];
   for (int step = 16; step > 0; step >>= 1) a += __shfl_xor_sync(FULL_MASK, a, step);

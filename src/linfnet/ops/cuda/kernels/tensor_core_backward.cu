@@ -1,5 +1,5 @@
-// Gradients for even p: coefficients and powers of features before the matrix products, Horner's scheme over the
-// products after them, and the slopes of unexpanded pairs.
+// Gradients for even p: these kernels compute coefficients and powers of features before the matrix products, and apply
+// Horner's scheme to the products. They also add the slopes of unexpanded pairs.
 #include "tensor_core.cuh"
 
 static __device__ __forceinline__ u32 block_max(u32 a) {
@@ -24,13 +24,13 @@ static __device__ __forceinline__ bool is_unexpanded(const u32* __restrict__ une
   return unexpanded[pair >> 5] >> (pair & 31) & 1;
 }
 
-// The coefficient of a pair in the expansion: zero for an unexpanded pair.
+// Return the coefficient of a pair in the expansion: zero for an unexpanded pair.
 static __device__ __forceinline__ float expanded_coefficient(const float* __restrict__ c,
                                                              const u32* __restrict__ unexpanded, i64 pair) {
   return is_unexpanded(unexpanded, pair) ? 0.0f : c[pair];
 }
 
-// Coefficients as float16 for grad_x: scaled by a power of two per row. halves_out: [2, n, out].
+// Convert coefficients to float16 for grad_x, scaled by a power of two per row. halves_out: [2, n, out].
 extern "C" __global__ void __launch_bounds__(256)
     split_rows(const float* __restrict__ c, const u32* __restrict__ unexpanded, u16* __restrict__ halves_out,
                int* __restrict__ exponents, float* __restrict__ coefficient_sum, int n, int out) {
@@ -57,7 +57,8 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// Largest |a| of each of 32 columns per block, by 8 warps; if `unexpanded` is given, a holds coefficients.
+// Compute the largest |a| of each of the 32 columns of a block, by 8 warps; if `unexpanded` is not null, a contains
+// coefficients.
 static __device__ __forceinline__ float column_max(const float* __restrict__ a, const u32* __restrict__ unexpanded,
                                                    i64 column, int rows, int columns) {
   __shared__ u32 warp_max[8][32];
@@ -74,8 +75,8 @@ static __device__ __forceinline__ float column_max(const float* __restrict__ a, 
   return __uint_as_float(most);
 }
 
-// Coefficients as float16 for grad_w: scaled by a power of two per output. halves_out: [first, second, first] of [n,
-// out], so that the small products with second halves are summed before the large ones.
+// Convert coefficients to float16 for grad_w, scaled by a power of two per output. halves_out: [first, second, first]
+// of [n, out], so that the small products with second halves are summed before the large ones.
 extern "C" __global__ void __launch_bounds__(256)
     split_columns(const float* __restrict__ c, const u32* __restrict__ unexpanded, u16* __restrict__ halves_out,
                   int* __restrict__ exponents, float* __restrict__ coefficient_sum, int n, int out) {
@@ -102,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// The exponent that scales each feature: from its largest |a|, or from 2^-6 of the layer's maximum if that is larger.
+// Compute the exponent that scales each feature, from its largest |a| or, if larger, 2^-6 of the layer's maximum.
 extern "C" __global__ void __launch_bounds__(256)
     feature_exponents(const float* __restrict__ a, const u32* __restrict__ input_max, int* __restrict__ exponents,
                       int rows, int features) {
@@ -112,8 +113,8 @@ extern "C" __global__ void __launch_bounds__(256)
   if (threadIdx.x < 32 && k < features) exponents[k] = top > 0.0f ? min(exponent_for(top), min(layer + 6, 126)) : layer;
 }
 
-// Powers a^j, j = 1..P-1, of one row per block, each feature with its own scale. halves_out: [first, second] of
-// [rows, TERMS, features], or [second, first, first] with `thrice`.
+// Compute the powers a^j, j = 1..P-1, of one row per block; each feature has a separate scale. halves_out: [first,
+// second] of [rows, TERMS, features], or [second, first, first] if `thrice` is set.
 extern "C" __global__ void __launch_bounds__(256)
     feature_powers(const float* __restrict__ a, const int* __restrict__ exponents, u16* __restrict__ halves_out,
                    int rows, int features, int thrice) {
@@ -142,7 +143,7 @@ static __device__ __forceinline__ float4 add4(float4 a, float4 b) {
   return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-// Divide four sums by the scales of their features (e), of their coefficients (row) and of the powers.
+// Divide four sums by the scales of their features (`e`), of their coefficients (`row`) and of the powers.
 static __device__ __forceinline__ float4 unscaled(const float (&sum)[4], const int (&e)[4], int row,
                                                   const u32* __restrict__ output_max, int target_exponent, float sign) {
   int s = ilogbf(scale_for(__uint_as_float(output_max[0]), target_exponent)),
@@ -153,7 +154,7 @@ static __device__ __forceinline__ float4 unscaled(const float (&sum)[4], const i
   return make_float4(result[0], result[1], result[2], result[3]);
 }
 
-// grad_x[b, i] = sum_j C(P - 1, j) x^(P - 1 - j) (-1)^j sum_o c w^j, each feature with its own scale.
+// grad_x[b, i] = sum_j C(P - 1, j) x^(P - 1 - j) (-1)^j sum_o c w^j; each feature has a separate scale.
 //   main: [chunks, n, TERMS, features];  cross: [2, n, TERMS, features].
 extern "C" __global__ void __launch_bounds__(256)
     finish_x(const float* __restrict__ main, int chunks, const float* __restrict__ cross,
@@ -185,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(256)
       unscaled(sum, e, exponents[row], output_max, target_exponent, 1.0f);
 }
 
-// grad_w[o, i] = -sum_j C(P - 1, j) (-w)^(P - 1 - j) sum_b c x^j, each feature with its own scale.
+// grad_w[o, i] = -sum_j C(P - 1, j) (-w)^(P - 1 - j) sum_b c x^j; each feature has a separate scale.
 extern "C" __global__ void __launch_bounds__(256)
     finish_w(const float* __restrict__ main, const float* __restrict__ coefficient_sum,
              const int* __restrict__ exponents, const int* __restrict__ feature_exponents, const float* __restrict__ w,
@@ -209,8 +210,8 @@ extern "C" __global__ void __launch_bounds__(256)
       unscaled(sum, e, exponents[row], output_max, target_exponent, -1.0f);
 }
 
-// Add the slopes of the unexpanded pairs, in a fixed order. Each block owns one row of grad_x (if of_x) or of grad_w
-// and processes its pairs 256 at a time.
+// Add the slopes of the unexpanded pairs, in a fixed order. Each block computes one row of grad_x (if `of_x` is set) or
+// of grad_w and processes the pairs of that row 256 at a time.
 extern "C" __global__ void __launch_bounds__(256)
     add_unexpanded(const float* __restrict__ c, const u32* __restrict__ unexpanded, const float* __restrict__ x,
                    const float* __restrict__ w, const u32* __restrict__ output_max, float* __restrict__ result, int n,

@@ -1,5 +1,6 @@
-// Distances for even p: powers of x and w before the matrix products, sums of the products after them.
-//   UNEXPANDED_COST  how many recomputed sums the slopes of an unexpanded pair cost: two passes with scattered reads
+// Distances for even p: these kernels compute the powers of x and w before the matrix products and add the products.
+//   UNEXPANDED_COST  time for the slopes of an unexpanded pair (two passes with scattered reads), relative to
+//                    recomputing one sum
 #include "tensor_core.cuh"
 
 static __device__ constexpr int bits_of(int n) {
@@ -8,14 +9,15 @@ static __device__ constexpr int bits_of(int n) {
   return bits;
 }
 
-// The exponent that scales a power of the layer's maximum, at most 1, to between 2^(HALF_EXPONENT - 1) and
+// Return the exponent that scales a power (at most 1) of the layer's maximum to between 2^(HALF_EXPONENT - 1) and
 // 2^HALF_EXPONENT.
 static __device__ __forceinline__ int half_exponent(float power) {
   return power >= 0x1p-16f && power <= 1.0f ? HALF_EXPONENT - 1 - ilogbf(power) : HALF_EXPONENT;
 }
 
-// Powers of one row per block: halves_out [2, rows, TERMS, features], the two halves `stride` numbers apart. Index j -
-// 1 holds w^j, or C(P, j) (-x)^(P - j) if of_x. `power_sum`: sum of the P-th powers of the row.
+// Compute the powers of one row per block. halves_out: [2, rows, TERMS, features], where the two halves are `stride`
+// numbers apart. Index j - 1 contains w^j, or C(P, j) (-x)^(P - j) if `of_x` is set. `power_sum` receives the sum of
+// the P-th powers of the row.
 extern "C" __global__ void __launch_bounds__(256)
     powers(const float* __restrict__ a, const u32* __restrict__ input_max, u16* __restrict__ halves_out, i64 stride,
            float* __restrict__ power_sum, int features, int of_x) {
@@ -33,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int j = 1; j < P; ++j) {
       largest *= top;
-      // For x, the powers come in descending order of j.
+      // For x, the powers are computed in descending order of the index.
       int index = of_x ? P - j - 1 : j - 1;
       float factor = two_to(half_exponent(largest)), scaled[4];
       if (of_x) factor *= (float)choose(P, j) * two_to(-bits_of(choose(P, j)));
@@ -61,11 +63,12 @@ static __device__ __forceinline__ float power_of(float d) {
   return result;
 }
 
-// Sums of scaled powers of each pair, as `finish_sum` expects them. The terms with even j are positive; their sum E is
-// at least half of sum (|x| + |w|)^P, so E / sum measures the cancellation. A pair with a ratio above `most_loss` is
-// summed again by its warp, without expansion, and counted. `unexpanded` (may be null) receives a bit for each pair
-// with a ratio above `most_slope_loss`: cancellation would dominate its slopes. Both happen to a pair with a sum below
-// `least_sum` times the P-th power of the layer's maximum: its terms are out of the range of float16.
+// Compute the sums of scaled powers of each pair, as `finish_sum` expects them. The terms with even j are positive;
+// their sum E is at least half of sum (|x| + |w|)^P, so the ratio E / sum measures the cancellation. A pair with a
+// ratio above `most_loss` is counted, and its warp computes the sum again without expansion. `unexpanded` (may be null)
+// receives a bit for each pair with a ratio above `most_slope_loss`: cancellation would dominate its slopes. A pair
+// with a sum below `least_sum` times the P-th power of the layer's maximum is treated like a pair above both limits,
+// because its terms are out of the range of float16.
 //   main: [TERMS * chunks, n, out];  cross: [2, TERMS, n, out].
 extern "C" __global__ void __launch_bounds__(256)
     combine(const float* __restrict__ main, int chunks, const float* __restrict__ cross,
@@ -76,8 +79,8 @@ extern "C" __global__ void __launch_bounds__(256)
   i64 pairs = (i64)n * out, at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   bool inside = at < pairs, cancels = false, mark = false;
   int exponent = layer_exponent(input_max);
-  // At the ends of the float range no power of two scales the numbers to about 1: the dense kernels compute such
-  // layers.
+  // Near the limits of the float range no power of two scales the numbers to about 1: every pair is counted, so that
+  // the dense kernels compute the layer.
   bool out_of_range = exponent == 126 || exponent == -126;
   // The scale that `finish_sum` expects.
   float scale = scale_for(__uint_as_float(input_max[0]) + __uint_as_float(input_max[1]), target_exponent);

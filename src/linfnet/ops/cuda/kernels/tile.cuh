@@ -1,15 +1,17 @@
-// Load tiles of TILE rows and 16 features into shared memory, transposed (feature by feature), so that a thread reads
-// the values of neighbouring rows in one access. A warp loads 16 rows x 2 float4: full sectors, no bank conflicts.
+// Load tiles of TILE rows and DEPTH features into shared memory, transposed (feature by feature), so that a thread
+// reads the values of neighbouring rows in one access. A warp loads 16 rows x 2 float4: it reads full sectors and
+// causes no bank conflicts.
 #include "common.cuh"
 
-#define DEPTH 16
+static_assert(DEPTH == 16, "a thread loads two float4 of each row, 8 features apart");
 #define TILE_STRIDE (TILE + 4)
 
 struct Staged {
   float4 v[2];
 };
 
-// Two float4 of one row, 8 features apart; zero beyond the end, where zero changes neither maximum nor sum.
+// Read two float4 of one row, 8 features apart. Features beyond the end are zero, which changes neither a maximum nor a
+// sum.
 static __device__ __forceinline__ Staged fetch(const float* __restrict__ row, int k, int stop, bool aligned) {
   Staged s;
 #pragma unroll
@@ -27,7 +29,7 @@ static __device__ __forceinline__ Staged fetch(const float* __restrict__ row, in
   return s;
 }
 
-// Write what `fetch` read from feature 4 * vector of the tile on.
+// Write the values that `fetch` read, starting at feature 4 * vector of the tile.
 static __device__ __forceinline__ void store_tile(float (*tile)[TILE_STRIDE], int row, int vector, const Staged& s,
                                                   float scale) {
 #pragma unroll
