@@ -94,7 +94,7 @@ def test_the_gallery_is_sorted_and_true(evaluated: Path):
 def test_a_run_that_is_only_trained_says_so(trained: Path):
     page = render([read_run(trained)])
     assert f"has not been evaluated on its test images. Evaluate it with: linfnet evaluate {trained}" in page
-    assert "measured by training on the test images" in page
+    assert "measured on the test images during training" in page
     assert 'id="training"' in page
     assert not re.search('<section id="(curve|gallery|margins)"', page)
 
@@ -369,7 +369,7 @@ def test_a_conventional_net_has_no_p(evaluated: Path, tmp_path: Path):
     run = read_run(folder)
     assert [panel["title"] for panel in training_panels([run])] == ["Accuracy", "Loss"]
     assert training_panels([run])[0]["phases"] is None
-    assert "Some hold with probability 0.999 each" in render([run])
+    assert "Some of them hold only with probability 0.999 each" in render([run])
 
 
 def test_a_caption_without_epsilon_is_a_sentence(evaluated: Path):

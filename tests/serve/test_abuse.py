@@ -219,7 +219,7 @@ def test_a_port_in_use_is_reported(capsys: pytest.CaptureFixture[str]):
         assert main(["serve", "--port", str(port)]) == 2
     assert (
         capsys.readouterr().err
-        == f"error: port {port} of 127.0.0.1 is in use; choose another --port (0 for any free one)\n"
+        == f"error: port {port} of 127.0.0.1 is in use; choose another --port (0 for any free port)\n"
     )
 
 

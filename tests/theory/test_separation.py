@@ -14,7 +14,15 @@ from linfnet.data import load
 from linfnet.errors import ArgumentError
 from linfnet.theory import pairs_to_compare, point_separation, set_separation
 
-SMALL = {"FIRST": 2, "SECOND": 3, "ROWS": 20, "COLUMNS": 30, "HOPEFUL": 8, "SAMPLE": 8, "ELEMENTS": 1000}
+SMALL = {
+    "FIRST_COORDINATES": 2,
+    "SECOND_COORDINATES": 3,
+    "ROWS": 20,
+    "COLUMNS": 30,
+    "CLOSEST": 8,
+    "SAMPLE": 8,
+    "ELEMENTS": 1000,
+}
 
 
 def all_distances(x: Tensor, labels: Tensor, other: tuple[Tensor, Tensor] | None = None) -> list[float]:
