@@ -80,7 +80,7 @@ def test_finished_rows_stay_when_others_are_asked_for(capsys: pytest.CaptureFixt
     assert reproduce("--row", "narrow") == 0
     assert "wide" in capsys.readouterr().out
     assert rows_of_outcome() == [("narrow", 1), ("wide", 2)]
-    # A run of other settings, and one that was not evaluated likewise, are not this table's.
+    # The table excludes runs with other settings and runs that were evaluated differently.
     Path("out/wide/seed-0/recipe.toml").write_text("nonsense")
     assert reproduce("--row", "narrow") == 0
     assert rows_of_outcome() == [("narrow", 1), ("wide", 1)]
@@ -93,11 +93,11 @@ def test_finished_rows_stay_whatever_their_seeds_and_however_often_they_were_tes
     assert reproduce("--row", "narrow") == 0
     assert rows_of_outcome() == [("narrow", 1), ("wide", 1)]
     assert reproduce("--row", "narrow", "--set", "lr=0.01", "seed=1") == 0
-    assert rows_of_outcome() == [("narrow", 1)]  # trained otherwise
+    assert rows_of_outcome() == [("narrow", 1)]  # the other run was trained differently
     shutil.move("out/wide/seed-5", "out/wide/seed-6")
     Path("out/wide/seed-x").mkdir()
     assert reproduce("--row", "narrow") == 0
-    assert rows_of_outcome() == [("narrow", 1)]  # no run of seed 6, nor of x
+    assert rows_of_outcome() == [("narrow", 1)]  # folders without a run of their seed are ignored
 
 
 def test_rows_that_another_process_finishes_meanwhile_stay(monkeypatch: pytest.MonkeyPatch):

@@ -61,7 +61,7 @@ def ready(visit: Visit) -> Any:
 
 
 def read(page: Any, name: str, pattern: str) -> str:
-    """The text of an element, once it matches the pattern."""
+    """Return the text of an element once it matches the pattern."""
     page.locator(f"#{name}", has_text=re.compile(pattern)).wait_for(timeout=30_000)
     return page.locator(f"#{name}").text_content()
 

@@ -37,7 +37,7 @@ MAX_CONNECTIONS = 512
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 selects any free port. Call it before loading the net: the port may be in use."""
+    """Return a listening socket; port 0 selects a free port. Call it before loading the net: the port may be in use."""
     if not 0 <= port < 65536:
         raise ArgumentError(f"port is {port}; expected a number from 0 to 65535")
     try:

@@ -117,7 +117,7 @@ def lipschitz_estimate(
 
 
 def _ascend(net: LinfNet, images: Tensor, size: float, steps: int, generator: torch.Generator | None) -> Tensor:
-    """Return the points [B, C, H, W] of one restart where a logit changes most; the labels run at once, as B * K rows."""
+    """Return the points [B, C, H, W] of one restart where a logit changes most; labels run at once, as B * K rows."""
     with torch.no_grad():
         start = net(images).repeat_interleave(net.classes, 0)
     own = torch.arange(net.classes, device=images.device).repeat(len(images)).unsqueeze(1)
