@@ -54,7 +54,7 @@ def test_the_published_bound():
 
 
 def diagonal_net(p: float, std: float = 1.0) -> LinfNet:
-    """Return a net of distances to a far corner: all pixels have the same effect, so one sign vector attains the bound."""
+    """Return a net of distances to a far corner: pixels have equal effects, so a sign vector attains the bound."""
     net = LinfNet((1, 3, 3), 3, std=std, p=p)
     torch.nn.init.constant_(net.layers[0].weight, -4.0)
     return net

@@ -9,9 +9,9 @@ function curveChart(figure) {
     dash: several ? DASHES[run.colour % 6] : "",
   }));
   const stops = [...new Set(runs.flatMap((run) => run.measured.map((m) => m.eps)))].sort((a, b) => a - b);
-  // This is an upper bound: an image that the attack breaks at a measured epsilon is broken at every larger one.
+  // This is an upper bound: an image that the attack breaks at a measured epsilon is also broken at every larger epsilon.
   const attackAt = (run, eps) => run.measured.reduce((share, m) => (m.eps <= eps ? Math.min(share, m.attacked) : share), run.clean);
-  // Without radii, this is a lower bound: an image certified at a measured epsilon is certified at every smaller one.
+  // Without radii, this is a lower bound: an image certified at a measured epsilon is also certified at every smaller epsilon.
   const certifiedAt = (run, eps) => run.radii
     ? reach(run.radii, eps)
     : run.measured.reduce((share, m) => (m.eps >= eps ? Math.max(share, m.certified) : share), 0);

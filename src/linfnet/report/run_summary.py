@@ -25,7 +25,7 @@ from linfnet.train import RunFolder
 
 @dataclass(frozen=True)
 class Samples:
-    """N samples in the order of their data set; radii in pixel units."""
+    """N samples in the order of their data set; radii are in pixel units."""
 
     labels: NDArray[np.int64]
     predictions: NDArray[np.int64]
@@ -68,7 +68,7 @@ class RunSummary:
     in_training: bool = False
     """Whether a process is training the run now."""
     main: tuple[Result, ...] = ()
-    """The evaluations that the curve, the histogram and the gallery show: of one image set, by rising epsilon."""
+    """The evaluations that the curve, the histogram and the gallery show, of one image set, sorted by epsilon."""
     samples: Samples | None = None
     broken: dict[Fraction, BrokenSamples] = field(default_factory=dict[Fraction, BrokenSamples])
     images: ImageSet | None = None
@@ -83,7 +83,7 @@ class RunSummary:
 
     @property
     def at_epsilon(self) -> Result | None:
-        """The main evaluation at `epsilon`."""
+        """The main evaluation at `epsilon`, or None."""
         return next((result for result in self.main if result.eps == self.epsilon), None)
 
     def class_name(self, index: int) -> str:
@@ -136,7 +136,7 @@ def _table(file: Path) -> dict[str, Any]:
 
 
 def _main_evaluations(results: Results, data: str | None) -> tuple[Result, ...]:
-    """Return the evaluations of the largest test set; ties are broken by attack, then by the number of epsilons."""
+    """Return the evaluations of the largest test set, preferring the default attack, then the most epsilons."""
     own = [r for r in results.evaluations if not r.net and r.split == "test"]
     own = [r for r in own if r.data in ((data,) if data else known_sets())]
     sets = [r.images for r in own]

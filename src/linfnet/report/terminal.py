@@ -99,7 +99,7 @@ def frame(run: RunSummary, width: int, height: int, state: str) -> Group:
 
 
 def _progress(run: RunSummary, training: bool) -> list[str]:
-    """Return epoch, schedule and time at the newest logged epoch, as texts."""
+    """Return texts about the epoch, the schedule and the time at the newest logged epoch."""
     epochs: list[dict[str, Any]] = [event for event in run.events if event["event"] == "epoch"]
     if not epochs or run.recipe is None:
         return ["no epoch yet"]

@@ -58,7 +58,7 @@ class RunOutcome:
     certified_interval: float
     certified_train: float | None  # certified accuracy on training images, by margin; None for old runs
     above_theta: float | None  # share of training images with a margin above theta
-    seconds: float  # duration of training
+    seconds: float  # duration of training, in seconds
     epochs: int
     hardware: str
     commit: str | None
@@ -157,6 +157,6 @@ def hardware_of(environment: dict[str, Any], device: str, events: list[dict[str,
 
 
 def resumptions(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return, for each time a run was resumed, the step and the changes of the environment."""
+    """Return the step and the changes of the environment for each time a run was resumed."""
     resumed = (event for event in events if event["event"] == "resume")
     return [{"step": event.get("step", 0), "environment": event.get("environment") or {}} for event in resumed]

@@ -122,7 +122,7 @@ def _check_study(study: Study, options: Options) -> None:
 
 
 def _check_recipe(run: PlannedRun) -> None:
-    """Raise an error if the folder contains a run of another recipe, whose results would be misattributed."""
+    """Raise an error if the folder contains a run of another recipe, which is not the planned run."""
     if (run.path / "recipe.toml").is_file():
         for section in differing_sections(RunFolder.open(run.path).recipe, run.recipe):
             raise LinfnetError(f"{run.path} contains a run with other settings in [{section}]; choose another --out")

@@ -1,4 +1,4 @@
-"""The tables of the paper as data: a cell of a study is a recipe with changes, and the accuracies published for it."""
+"""The tables of the paper as data: a cell has a recipe, changes to the recipe, and published accuracies."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Literal
@@ -39,7 +39,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Study:
-    """Several cells that are compared."""
+    """A table of cells to compare."""
 
     name: str
     title: str

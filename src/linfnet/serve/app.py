@@ -37,14 +37,17 @@ MAX_CONNECTIONS = 512
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 selects a free port. Call it before loading the net: the port may be in use."""
+    """Return a listening socket; port 0 selects any free port.
+
+    Call this before loading the net, so that a port in use is reported early.
+    """
     if not 0 <= port < 65536:
         raise ArgumentError(f"port is {port}; expected a number from 0 to 65535")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         dual = family == socket.AF_INET6
         return socket.create_server(address, family=family, backlog=MAX_CONNECTIONS, dualstack_ipv6=dual)
-    except (socket.gaierror, ValueError):  # an unknown name, a name that cannot be encoded, no IPv6
+    except (socket.gaierror, ValueError):  # the name is unknown or cannot be encoded, or there is no IPv6
         raise LinfnetError(f"host is {host!r}: there is no such address") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
@@ -113,7 +116,7 @@ def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"}
 
     @app.post("/api/predict", openapi_extra=_document_body(image_request.model_json_schema(), PICTURES))
     async def predict(request: Request, fit: schemas.Fit = "none") -> Prediction:
-        """Return class, certified radius, runner-up and scores of an image."""
+        """Return the class, certified radius, runner-up and scores of an image."""
         content_type = _content_type(request, JSON, *PICTURES)
         async with predictions.enter():
             body = await read_body(request, max_json_bytes if content_type == JSON else MAX_PICTURE_BYTES)

@@ -51,7 +51,7 @@ class Model(_Object):
 
 
 class Prediction(_Object):
-    """The class of an image and its certified radii, which are null where two classes tie."""
+    """The class of an image and its certified radii, which are null if two classes tie."""
 
     class_: Class = Field(serialization_alias="class")
     runner_up: Class

@@ -1,4 +1,4 @@
-"""The computations behind the API for one net: class, certified radii, attack."""
+"""The computations behind the API for one net: class, certified radii and attack."""
 
 import copy
 import math

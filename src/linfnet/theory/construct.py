@@ -124,7 +124,7 @@ def _check(images: Tensor, labels: Tensor, classes: int, layers: int) -> None:
 
 
 def _more_layers(points: Tensor, own: Tensor, layers: int) -> list[tuple[Tensor, Tensor]]:
-    """Return weight and bias of each layer; a hidden layer contains pixels, pixels again, prefixes and distances."""
+    """Return (weight, bias) of each layer; a hidden layer has pixels, pixels again, prefixes, and then distances."""
     n, features, classes = len(points), points.shape[1], len(own)
     ends = [-(-n * part // (layers - 1)) for part in range(layers)]
     shares = [slice(a, b) for a, b in itertools.pairwise(ends)]

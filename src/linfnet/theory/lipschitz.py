@@ -1,4 +1,4 @@
-"""Bounds on the Lipschitz constant of the relaxed net: d^(1/p) for each layer from above, gradient ascent from below.
+"""The Lipschitz constant of the relaxed net: an upper bound d^(1/p) for each layer, and a lower bound by ascent.
 
 Both bounds refer to the distance layers, with the l_inf norm on normalised pixels and on logits: at p = inf, the
 constant is 1. From pixels to logits, it is larger by the factor `net.lipschitz` (1 / std).
@@ -117,7 +117,7 @@ def lipschitz_estimate(
 
 
 def _ascend(net: LinfNet, images: Tensor, size: float, steps: int, generator: torch.Generator | None) -> Tensor:
-    """Return the points [B, C, H, W] of one restart where a logit changes most; labels run at once, as B * K rows."""
+    """Return the points [B, C, H, W] of one restart where a logit changes most; the batch has B * K rows."""
     with torch.no_grad():
         start = net(images).repeat_interleave(net.classes, 0)
     own = torch.arange(net.classes, device=images.device).repeat(len(images)).unsqueeze(1)

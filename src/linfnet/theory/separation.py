@@ -22,7 +22,7 @@ from linfnet.ops import lp_distance
 
 FIRST_COORDINATES, SECOND_COORDINATES = 128, 512  # numbers of coordinates in the first two steps of the search
 ROWS, COLUMNS = 1024, 8192  # size of a block of pairs in the first step
-CLOSEST = 1024  # number of pairs, those with the smallest bounds, that are computed first if many remain in a block
+CLOSEST = 1024  # if many pairs of a block remain, this many with the smallest bounds are computed first
 SAMPLE = 4096  # number of sampled pairs that determine the order of the coordinates
 ELEMENTS = 1 << 22  # largest number of elements in an intermediate tensor of the later steps
 
@@ -230,7 +230,7 @@ class _Search:
         return i[apart], j[apart]
 
     def _coordinate_order(self, i: Tensor, j: Tensor) -> Tensor:
-        """Return the coordinates for the first two steps: greedy covers of the sample first, then random ones."""
+        """Return the coordinates of the first two steps: first greedy covers of the sample, then random coordinates."""
         features = self.points.shape[1]
         few = max(1, ELEMENTS // max(1, features))
         i, j = i[:few], j[:few]
