@@ -166,7 +166,9 @@ def _read_tables(files: Sequence[Path]) -> Samples | None:
     for file in sorted(files, key=lambda file: file.stat().st_mtime):
         samples = _read_table(file)
         if newest is not None and not newest.same_images(samples):
-            raise LinfnetError(f"{file} and {files[0]} describe different samples: evaluate again, or remove one")
+            raise LinfnetError(
+                f"{file} and {files[0]} describe different samples: evaluate again, or remove one of them"
+            )
         newest = samples
     return newest
 
@@ -209,7 +211,7 @@ def _read_broken(file: Path) -> dict[Fraction, BrokenSamples]:
             for eps in epsilons
         }
     except KeyError as error:
-        raise LinfnetError(f"{file} lacks {error}: evaluate again, or remove it") from None
+        raise LinfnetError(f"{file} lacks {error}: evaluate again, or remove the file") from None
 
 
 def _read_images(data: str, split: str, limit: int | None, samples: Samples) -> tuple[ImageSet | None, tuple[str, ...]]:

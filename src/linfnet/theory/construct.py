@@ -118,9 +118,9 @@ def _check(images: Tensor, labels: Tensor, classes: int, layers: int) -> None:
     check_images(images)
     found = set(labels.tolist())
     if found != set(range(classes)):
-        raise ArgumentError(f"labels have the classes {sorted(found)}; wanted each of 0 to {classes - 1}")
+        raise ArgumentError(f"labels have the classes {sorted(found)}; wanted every class from 0 to {classes - 1}")
     if not 2 <= layers <= len(images) + 1:
-        raise ArgumentError(f"layers is {layers}; wanted 2 to {len(images) + 1}, one more than the number of images")
+        raise ArgumentError(f"layers is {layers}; wanted 2 to {len(images) + 1} (the number of images plus 1)")
 
 
 def _more_layers(points: Tensor, own: Tensor, layers: int) -> list[tuple[Tensor, Tensor]]:
