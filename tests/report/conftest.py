@@ -1,4 +1,4 @@
-"""Runs to report on: one evaluated, one only trained."""
+"""Fixtures: an evaluated run, and a run that was only trained."""
 
 import shutil
 from pathlib import Path

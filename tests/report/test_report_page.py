@@ -16,12 +16,12 @@ from linfnet.results import Result, read_results
 
 
 def measured(run: Path) -> dict[str, Result]:
-    """The evaluations of a run by epsilon."""
+    """Return the evaluations of a run by epsilon."""
     return {format_epsilon(result.eps): result for result in read_results(run).evaluations}
 
 
 def read_out(visit: Visit, chart: str = "curve") -> dict[str, str]:
-    """The read-out of a chart by key, as printed."""
+    """Return the displayed read-out of a chart by key."""
     found: list[Any] = visit.page.locator(f"#{chart}-readout [data-key]").all()
     return {item.get_attribute("data-key"): item.text_content() for item in found}
 

@@ -1,4 +1,4 @@
-"""The contents of a report, and its notes where parts are missing."""
+"""The contents of a report, and its notes about missing parts."""
 
 import base64
 import io
@@ -94,7 +94,7 @@ def test_the_gallery_is_sorted_and_true(evaluated: Path):
 def test_a_run_that_is_only_trained_says_so(trained: Path):
     page = render([read_run(trained)])
     assert f"has not been evaluated on its test images. Evaluate it with: linfnet evaluate {trained}" in page
-    assert "measured by training on the test images" in page
+    assert "measured on the test images during training" in page
     assert 'id="training"' in page
     assert not re.search('<section id="(curve|gallery|margins)"', page)
 
@@ -192,7 +192,7 @@ def test_names_cannot_break_the_page(evaluated: Path, tmp_path: Path, name: str)
     before, after = page.split('id="figures">')
     data = after.split("</script>")[0]
     assert name not in before
-    assert "<" not in data  # "<!--<script" would swallow the end of the element, "</script" is one
+    assert "<" not in data  # "<!--<script" would hide the end of the element, and "</script" would end it
     assert json.loads(data)["curve"]["runs"][0]["name"] == folder.name
 
 
@@ -224,7 +224,7 @@ def test_lines_that_are_no_event_are_left_out(evaluated: Path, tmp_path: Path):
 
 
 def _cut(table: Path) -> None:
-    """Leave the header and 99 samples."""
+    """Keep only the header and 99 samples."""
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:100]))
 
 
@@ -274,7 +274,7 @@ def test_mistakes(tmp_path: Path, evaluated: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_full_size_run_is_small_and_quick(evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """10,000 samples of noise, which no picture format can compress, and 1,300 epochs."""
+    """Create 10,000 samples of noise, which no picture format can compress, and 1,300 epochs."""
     generator = torch.Generator().manual_seed(0)
     shape, count, eps = (3, 32, 32), 10_000, "8/255"
     labels = torch.randint(0, 10, (count,), generator=generator)
@@ -330,7 +330,7 @@ def test_a_net_with_one_certificate_and_no_radii(tmp_path: Path):
     assert "certified by interval" in page
     assert "certified by margin" not in page
     assert {group.id for group in gallery(run, levels=False)} <= {"broken"}
-    # It has a p, but neither mixing nor temperature, and no theta that margins could be above.
+    # The system uses p, but neither mixing, temperature nor theta.
     assert [panel["title"] for panel in training_panels([run])] == ["Accuracy", "Loss", "Exponent p"]
 
 
@@ -345,7 +345,7 @@ def test_beside_another_system_only_what_each_run_has_is_drawn(evaluated: Path, 
 
 
 def without_mixing(run: Path, folder: Path) -> Path:
-    """The run as if trained by an objective that mixes nothing in, like that of 2021."""
+    """Return the run as if it had been trained by an objective without mixing, as in 2021."""
     shutil.copytree(run, folder)
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     lines = [json.dumps({**event, "lambda": 0.0} if event["event"] == "epoch" else event) for event in events]
@@ -369,7 +369,7 @@ def test_a_conventional_net_has_no_p(evaluated: Path, tmp_path: Path):
     run = read_run(folder)
     assert [panel["title"] for panel in training_panels([run])] == ["Accuracy", "Loss"]
     assert training_panels([run])[0]["phases"] is None
-    assert "Some hold with probability 0.999 each" in render([run])
+    assert "Some of them hold only with probability 0.999 each" in render([run])
 
 
 def test_a_caption_without_epsilon_is_a_sentence(evaluated: Path):
@@ -397,7 +397,7 @@ def test_each_net_is_named_once_in_the_table_of_results(evaluated: Path, tmp_pat
 
 
 def test_templates_escape_what_runs_contain(evaluated: Path):
-    """Values of every section are escaped, also those that only files edited by hand can hold."""
+    """Values in every section are escaped, including values that only files edited by hand can contain."""
     run = read_run(evaluated)
     marked = "<b>marked</b>"
     run = replace(run, notes=(marked,), environment={"commit": marked, "command": marked, marked: marked})

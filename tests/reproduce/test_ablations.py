@@ -1,4 +1,4 @@
-"""The paper's ablation and sensitivity tables as literals; small runs of them with their label; their plots."""
+"""The paper's ablation and sensitivity tables as literals, small runs of them, and their plots."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def test_the_five_objectives():
         "5-mixture-decaying": (54.30, 40.06),
         "clipped-hinge-alone": (10.0, 10.0),
     }
-    # One training procedure for all but the row that is the 2021 training as a whole.
+    # All rows use the same training procedure, except the row that repeats the training of 2021.
     procedure = load_recipe("cifar10-8")
     for label, recipe in cells.items():
         expected = load_recipe("cifar10-8-2021") if label == "1-trained-as-2021" else procedure
@@ -151,7 +151,7 @@ def test_the_table_shows_ours_and_the_papers_in_eighty_columns(capsys: pytest.Ca
 
 
 def test_a_small_study_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """On digits, smaller still: what reaches the run is the preset, and what was set on top of it."""
+    """Run an even smaller study, on digits: each run uses the preset and the changes of `--set`."""
     monkeypatch.chdir(tmp_path)
     tiny = ["data.name=digits", "width=8", "data.limit=60", "data.flip=false", "batch=64"]
     assert main(["reproduce", "budget", "--small", "--limit", "20", "--steps", "2", "--set", *tiny]) == 0

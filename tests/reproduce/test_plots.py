@@ -21,7 +21,7 @@ def test_the_authors_curve_is_compared_where_it_may_be():
     assert comparable_epochs(load_recipe("cifar10-8", ["lr=0.02"])) == 0
     assert comparable_epochs(load_recipe("cifar10-16")) == 0
     assert comparable_epochs(load_recipe("cifar10-8", ["system.name=hybrid"])) == 0
-    # p of the schedule at those epochs, to the digits the log has
+    # p of the schedule at these epochs, to the number of digits in the log
     from linfnet.train import step_state
 
     recipe = load_recipe("cifar10-8")

@@ -80,7 +80,7 @@ def test_finished_rows_stay_when_others_are_asked_for(capsys: pytest.CaptureFixt
     assert reproduce("--row", "narrow") == 0
     assert "wide" in capsys.readouterr().out
     assert rows_of_outcome() == [("narrow", 1), ("wide", 2)]
-    # A run of other settings, and one that was not evaluated likewise, are not this table's.
+    # The table excludes runs with other settings and runs that were evaluated differently.
     Path("out/wide/seed-0/recipe.toml").write_text("nonsense")
     assert reproduce("--row", "narrow") == 0
     assert rows_of_outcome() == [("narrow", 1), ("wide", 1)]
@@ -93,11 +93,11 @@ def test_finished_rows_stay_whatever_their_seeds_and_however_often_they_were_tes
     assert reproduce("--row", "narrow") == 0
     assert rows_of_outcome() == [("narrow", 1), ("wide", 1)]
     assert reproduce("--row", "narrow", "--set", "lr=0.01", "seed=1") == 0
-    assert rows_of_outcome() == [("narrow", 1)]  # trained otherwise
+    assert rows_of_outcome() == [("narrow", 1)]  # the other run was trained differently
     shutil.move("out/wide/seed-5", "out/wide/seed-6")
     Path("out/wide/seed-x").mkdir()
     assert reproduce("--row", "narrow") == 0
-    assert rows_of_outcome() == [("narrow", 1)]  # no run of seed 6, nor of x
+    assert rows_of_outcome() == [("narrow", 1)]  # folders without a run of their seed are ignored
 
 
 def test_rows_that_another_process_finishes_meanwhile_stay(monkeypatch: pytest.MonkeyPatch):
@@ -118,7 +118,7 @@ def test_a_folder_serves_one_study(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     before = Path("out/outcome.json").read_text()
     monkeypatch.setitem(STUDIES, "other", replace(STUDY, name="other"))
     assert main(["reproduce", "other", "--out", "out", "--row", "narrow"]) == 2
-    assert "out holds the outcome of tiny, not of other; choose another --out" in capsys.readouterr().err
+    assert "out contains the outcome of tiny, not of other; choose another --out" in capsys.readouterr().err
     assert Path("out/outcome.json").read_text() == before
     Path("out/outcome.json").write_text("{")
     assert reproduce("--row", "narrow") == 0
@@ -146,7 +146,7 @@ def test_an_interrupted_run_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
     monkeypatch.setattr(Trainer, "_step", interrupted)
     assert reproduce("--row", "wide") == 130
-    assert "wide, seed 0: stopped at step 6; the same command resumes it" in capsys.readouterr().err
+    assert "wide, seed 0: stopped at step 6; run the same command again to resume it" in capsys.readouterr().err
     monkeypatch.setattr(Trainer, "_step", step)
     assert reproduce("--row", "wide") == 0
     printed = capsys.readouterr().out
@@ -163,7 +163,7 @@ def test_a_shortened_study_says_so_and_has_its_own_folders(capsys: pytest.Captur
 def test_a_folder_is_not_taken_for_that_of_another_recipe(capsys: pytest.CaptureFixture[str]):
     assert reproduce("--row", "narrow") == 0
     assert reproduce("--row", "narrow", "--set", "lr=0.01") == 2
-    assert "narrow/seed-0 holds a run with other settings in [optimizer]" in capsys.readouterr().err
+    assert "narrow/seed-0 contains a run with other settings in [optimizer]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_folder_is_not_taken_for_that_of_another_system(capsys: pytest.Capture
     with Path("out/narrow/seed-0/recipe.toml").open("a") as file:
         file.write('\n[system]\nname = "hybrid"\n')
     assert reproduce("--row", "narrow") == 2
-    assert "narrow/seed-0 holds a run with other settings in [system]" in capsys.readouterr().err
+    assert "narrow/seed-0 contains a run with other settings in [system]" in capsys.readouterr().err
 
 
 def test_the_range_over_seeds_is_readable_in_80_columns():

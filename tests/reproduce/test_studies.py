@@ -1,4 +1,4 @@
-"""The studies as data: published rows, scaled schedules, mistakes."""
+"""The studies as data: published rows, scaled schedules, and invalid options."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Abuse of a real server on a real socket: clear errors, no crash, bounded memory, no file opened."""
+"""Abuse of a real server on a real socket: errors are clear, memory is bounded, and no files are opened."""
 
 import asyncio
 import http.client
@@ -42,7 +42,7 @@ class Served:
         self.port = int(found[1])
 
     def request(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None):
-        """Status and body of one request."""
+        """Return the status and the body of one response."""
         link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=90)
         try:
             link.request(method, path, body, headers or {})
@@ -52,7 +52,7 @@ class Served:
             link.close()
 
     def raw(self, text: bytes) -> bytes:
-        """The response to raw bytes, until the server closes the connection."""
+        """Return the response to raw bytes, read until the server closes the connection."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=5) as link:
             link.sendall(text)
             link.shutdown(socket.SHUT_WR)
@@ -60,7 +60,7 @@ class Served:
             return b"".join(parts)
 
     def peak_memory(self) -> int:
-        """The peak memory of the process, in bytes."""
+        """Return the peak memory of the process, in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
         return int(peak) * 1024
@@ -69,7 +69,7 @@ class Served:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Served]:
     served = Served("mnist-small")
-    # The first response of each kind imports modules and allocates memory that later ones use.
+    # The first response of each kind imports modules and allocates memory that later responses reuse.
     assert served.request("POST", "/api/predict", DIGIT, JSON)[0] == 200
     assert served.request("POST", "/api/attack", DIGIT[:-1] + b', "steps": 2}', JSON)[0] == 200
     yield served
@@ -120,7 +120,7 @@ def test_two_hundred_at_once(server: Served):
 
 
 def test_two_hundred_large_pictures_at_once(server: Served):
-    """The bodies are 800 MB in all; only a few of them are in memory at a time."""
+    """The bodies have 800 MB in total; only a few of them are in memory at a time."""
     before = server.peak_memory()
     with ThreadPoolExecutor(200) as pool:
         headers = {"Content-Type": "image/png"}
@@ -219,7 +219,7 @@ def test_a_port_in_use_is_reported(capsys: pytest.CaptureFixture[str]):
         assert main(["serve", "--port", str(port)]) == 2
     assert (
         capsys.readouterr().err
-        == f"error: port {port} of 127.0.0.1 is in use; choose another --port (0 for any free one)\n"
+        == f"error: port {port} of 127.0.0.1 is in use; choose another --port (0 for any free port)\n"
     )
 
 

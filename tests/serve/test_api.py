@@ -34,7 +34,7 @@ def client(service: Service) -> TestClient:
 
 
 def drawn_one() -> np.ndarray:
-    """An image of a 1: bytes [28, 28]."""
+    """Return an image of a 1 as bytes [28, 28]."""
     picture = np.zeros((28, 28), dtype=np.uint8)
     picture[4:24, 13:15] = 255
     picture[4:24, 12] = picture[4:24, 15] = 120
@@ -52,7 +52,7 @@ def post_png(client: TestClient, body: bytes, fit: str = "none") -> Any:
 
 
 def check(value: Any, schema: dict[str, Any], schemas: dict[str, Any], path: str = "$") -> None:
-    """Check a value against the part of JSON Schema that the document uses."""
+    """Check a value against a JSON schema, for the keywords that openapi.json uses."""
     if "anyOf" in schema:
         schema = next(option for option in schema["anyOf"] if (option.get("type") == "null") == (value is None))
     if "$ref" in schema:
@@ -103,7 +103,7 @@ def test_requests_are_documented_with_the_shape_of_the_net(client: TestClient):
 
 @pytest.mark.parametrize("path", ["/docs", "/redoc", "/openapi.json"])
 def test_no_page_of_the_framework_is_served(client: TestClient, path: str):
-    """These pages would load scripts from other sites."""
+    """FastAPI's documentation pages would load scripts from other sites."""
     assert client.get(path).status_code == 404
 
 
@@ -234,7 +234,7 @@ def test_steps_are_checked(client: TestClient, steps: Any):
 
 @pytest.mark.parametrize("side", [4_001, 60_000])
 def test_decompression_bombs_are_not_opened(client: TestClient, side: int):
-    """The header declares a huge size: Pillow knows it before it decodes a row."""
+    """The header declares a huge size, which Pillow reads before it decodes any row."""
     bomb = bytearray(png(drawn_one()))
     bomb[16:24] = struct.pack(">II", side, side)
     bomb[29:33] = struct.pack(">I", zlib.crc32(bomb[12:29]))

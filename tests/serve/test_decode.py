@@ -1,4 +1,4 @@
-"""Pictures are prepared like the images of MNIST: scaled into a box, centred by mass."""
+"""Pictures are prepared like the images of MNIST: scaled to fit a box and centred by mass."""
 
 import io
 
@@ -21,7 +21,7 @@ def encode(array: np.ndarray, kind: str = "PNG") -> bytes:
 
 
 def blob(height: int, width: int, top: int, left: int, size: int = 280) -> np.ndarray:
-    """A wedge of ink that is wider at the bottom: bytes [size, size]."""
+    """Return a wedge of ink that is wider at the bottom, as bytes [size, size]."""
     field = np.zeros((size, size), dtype=np.uint8)
     for row in range(height):
         field[top + row, left : left + 1 + (width - 1) * (row + 1) // height] = 255

@@ -61,7 +61,7 @@ def ready(visit: Visit) -> Any:
 
 
 def read(page: Any, name: str, pattern: str) -> str:
-    """The text of an element, once it matches the pattern."""
+    """Return the text of an element once it matches the pattern."""
     page.locator(f"#{name}", has_text=re.compile(pattern)).wait_for(timeout=30_000)
     return page.locator(f"#{name}").text_content()
 
@@ -69,7 +69,7 @@ def read(page: Any, name: str, pattern: str) -> str:
 def test_radii_are_rounded_down(open_page: Open, url: str):
     page = ready(open_page(url))
     cut = page.evaluate(
-        "import('/static/figures.js').then(({ floor }) => [0.29, 0.5, 0.12349, 0, 1].map((value) => floor(value, 4)))"
+        "import('/static/certificate_chart.js').then(({ floor }) => [0.29, 0.5, 0.12349, 0, 1].map((x) => floor(x, 4)))"
     )
     assert cut == ["0.2899", "0.5000", "0.1234", "0.0000", "1.0000"]
 

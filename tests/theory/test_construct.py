@@ -31,13 +31,13 @@ BELOW, ABOVE = Fraction(99999, 100000), Fraction(100001, 100000)
 
 
 def minus_nearest(x: Tensor, images: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Minus the distance to the nearest image of each class, in float64."""
+    """Return minus the distance to the nearest image of each class, in float64."""
     distance = lp_distance(x.flatten(1).double(), images.flatten(1).double())
     return -torch.stack([distance[:, labels == k].amin(1) for k in range(classes)], 1)
 
 
 def random_set(n: int, d: int, classes: int, seed: int, *, by_class: bool) -> tuple[Tensor, Tensor, torch.Generator]:
-    """Labelled images [n, 1, 1, d]; sorted by class, most classes are absent from most prefixes."""
+    """Return labelled images [n, 1, 1, d]; if they are sorted by class, most prefixes lack most classes."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.cat([torch.arange(classes), torch.randint(classes, (n - classes,), generator=generator)])
     images = torch.rand(n, 1, 1, d, generator=generator)
@@ -61,7 +61,7 @@ def test_nets_of_all_depths_are_the_nearest_neighbour_classifier(
     assert len(net.layers) == layers
     assert max(net.hidden) <= widest_layer(n, classes, d, layers)
     x = torch.rand(40, 1, 1, d, generator=generator)
-    # Corners of the cube are where distances are largest and the bounds of the proof tight.
+    # At the corners of the cube, distances are largest and the bounds of the proof are tight.
     x = torch.cat([x, x[:10].round(), torch.zeros(1, 1, 1, d), torch.ones(1, 1, 1, d), images])
     error = (net(x).double() - minus_nearest(x, images, labels, classes)).abs().max().item()
     assert error <= float(rounding(layers))
@@ -89,7 +89,7 @@ def test_a_separated_set_is_certified_below_r_and_not_above(layers: int):
 
 @pytest.mark.parametrize("layers", [2, 4])
 def test_the_promised_radius_holds_to_the_last_bit(layers: int):
-    """r minus the rounding that `check_separation` allows for is certified, for sets of every scale."""
+    """The net certifies r minus the rounding that `check_separation` assumes, for sets of every scale."""
     for scale in (1.0, 1e-2, 1e-4):
         images, labels, _ = random_set(40, 30, 3, layers, by_class=False)
         images = 0.4 + scale * 0.6 * images
@@ -111,7 +111,7 @@ def test_real_digits_saved_and_loaded(tmp_path: Path):
 
 
 def test_every_class_needs_an_image():
-    with pytest.raises(ArgumentError, match=r"labels have the classes \[0, 1\]; wanted each of 0 to 2"):
+    with pytest.raises(ArgumentError, match=r"labels have the classes \[0, 1\]; wanted every class from 0 to 2"):
         nearest_neighbour_net(torch.rand(2, 1, 2, 2), torch.tensor([0, 1]), 3)
     with pytest.raises(ArgumentError, match=r"wanted \[0, 1\]"):
         nearest_neighbour_net(torch.rand(2, 1, 2, 2) + 1, torch.tensor([0, 1]), 2)
@@ -124,7 +124,7 @@ def test_every_class_needs_an_image():
         (2, [0, 1], 1, "layers is 1; wanted 2 to 3"),
         (2, [0, 1], 4, "layers is 4; wanted 2 to 3"),
         (2, [0, 1, 1], 2, "labels \\(3,\\)"),
-        (3, [0, 1, 5], 2, r"labels have the classes \[0, 1, 5\]; wanted each of 0 to 1"),
+        (3, [0, 1, 5], 2, r"labels have the classes \[0, 1, 5\]; wanted every class from 0 to 1"),
     ],
 )
 def test_mistakes(n: int, labels: list[int], layers: int, message: str):
@@ -137,6 +137,6 @@ def test_what_cannot_be_certified_says_why():
         check_separation(Separation((ClosePair(Fraction(0), 3, 8),)), Fraction(0), 2)
     close = Separation((ClosePair(Fraction(1, 1000), 3, 8),))
     check_separation(close, close.radius - rounding(3), 3)
-    with pytest.raises(LinfnetError, match=r"distance 0\.001 of images 3 and 8.*5\.66e-07 of it with 3 layers"):
+    with pytest.raises(LinfnetError, match=r"distance 0\.001 between images 3 and 8.*with 3 layers .* 5\.66e-07"):
         check_separation(close, close.radius * BELOW, 3)
     assert math.isclose(float(rounding(2)), 1.8e-7, rel_tol=0.01)

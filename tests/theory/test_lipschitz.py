@@ -1,4 +1,4 @@
-"""The propositions as properties, the published bound as a literal, and the ascent where the answer is known."""
+"""The propositions as properties, the published bound as a literal, and the ascent for nets with known constants."""
 
 import math
 from fractions import Fraction
@@ -22,7 +22,7 @@ def test_a_layer_is_as_lipschitz_as_the_propositions_say(n: int, d: int, p: floa
     x, change = torch.randn(n, d).double(), size * torch.randn(n, d).double()
     moved = (layer(x + change) - layer(x)).abs().amax(1)
     bound = layer_bounds((d,), p)[0] * change.abs().amax(1)
-    # float64 rounds a sum of up to 40 powers to 40 * 2^-53 of itself, and the distances no worse.
+    # In float64, a sum of up to 40 powers has a relative error of at most 40 * 2^-53, as have the distances.
     assert (moved <= bound + 2 * 40 * 2.0**-53 * layer(x + change).amax(1).clamp(min=10)).all()
 
 
@@ -54,7 +54,7 @@ def test_the_published_bound():
 
 
 def diagonal_net(p: float, std: float = 1.0) -> LinfNet:
-    """Distances to a far corner: every pixel has the same effect, so one sign vector attains the bound."""
+    """Return a net of distances to a far corner: pixels have equal effects, so a sign vector attains the bound."""
     net = LinfNet((1, 3, 3), 3, std=std, p=p)
     torch.nn.init.constant_(net.layers[0].weight, -4.0)
     return net
@@ -66,7 +66,7 @@ def test_the_ascent_reaches_the_bound_where_it_is_attained(p: float, std: float)
     net = diagonal_net(p, std)
     estimate = lipschitz_estimate(net, torch.full((4, 1, 3, 3), 0.5), p, restarts=2)
     assert estimate.upper == pytest.approx(9 ** (1 / p))
-    # A logit of up to 40 is rounded by 2^-20 and more than once; divided by eps = 1/255 that is 1e-3.
+    # A logit of up to 40 is rounded by 2^-20 several times; divided by eps = 1/255, the error is 1e-3.
     assert estimate.values.tolist() == pytest.approx([estimate.upper] * 4, rel=0.01)
 
 
@@ -109,7 +109,7 @@ def test_rounding_does_not_lift_the_lower_bound_above_the_upper_one():
     torch.manual_seed(0)
     net = LinfNet((1, 4, 4), 3, (16, 16), mean=0.3, std=0.4).eval()
     with torch.no_grad():
-        net.layers[-1].bias.add_(1000.0)  # large logits round coarsely in float32
+        net.layers[-1].bias.add_(1000.0)  # large logits have large rounding errors in float32
     images = torch.rand(6, 1, 4, 4)
     for p in (8.0, math.inf):
         estimate = lipschitz_estimate(net, images, p, epsilon=Fraction(1, 2_550_000), steps=5, restarts=1)

@@ -1,4 +1,4 @@
-"""The separation of labelled sets, against all pairs in float64."""
+"""The separation of labelled sets, compared with a full search in float64."""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -14,11 +14,19 @@ from linfnet.data import load
 from linfnet.errors import ArgumentError
 from linfnet.theory import pairs_to_compare, point_separation, set_separation
 
-SMALL = {"FIRST": 2, "SECOND": 3, "ROWS": 20, "COLUMNS": 30, "HOPEFUL": 8, "SAMPLE": 8, "ELEMENTS": 1000}
+SMALL = {
+    "FIRST_COORDINATES": 2,
+    "SECOND_COORDINATES": 3,
+    "ROWS": 20,
+    "COLUMNS": 30,
+    "CLOSEST": 8,
+    "SAMPLE": 8,
+    "ELEMENTS": 1000,
+}
 
 
 def all_distances(x: Tensor, labels: Tensor, other: tuple[Tensor, Tensor] | None = None) -> list[float]:
-    """Every pair of different classes, in plain float64, sorted."""
+    """Return the sorted distances of all pairs of different classes, in float64."""
     y, other_labels = other if other is not None else (x, labels)
     distance = (x.flatten(1).double()[:, None] - y.flatten(1).double()[None]).abs().amax(-1)
     apart = labels[:, None] != other_labels[None]
@@ -29,7 +37,7 @@ def all_distances(x: Tensor, labels: Tensor, other: tuple[Tensor, Tensor] | None
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_steps() -> Iterator[None]:
-    """Steps and blocks so small that a few samples pass through all of them."""
+    """Make steps and blocks so small that a few samples pass through all of them."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SMALL.items():
             patch.setattr(module, name, value)
@@ -55,7 +63,7 @@ def test_the_cascade_finds_the_closest_pairs(sets: tuple[Tensor, Tensor, Tensor,
         everything = all_distances(x, labels, against)
         assert len(everything) == pairs_to_compare(labels, None if against is None else other)
         wanted = everything[:count]
-        # float32 differences of float32 numbers in [0, 1] are off by at most 2^-25.
+        # float32 differences of float32 numbers in [0, 1] have an error of at most 2^-25.
         tolerance = 0 if x.dtype == torch.uint8 else 2.0**-25
         assert [float(pair.distance) for pair in found.pairs] == pytest.approx(wanted, abs=tolerance, rel=0)
         second, second_labels = (x, labels) if against is None else against

@@ -17,6 +17,7 @@ from linfnet.data import load
 from linfnet.distributed.group import launched
 from linfnet.errors import ArgumentError
 from linfnet.reproduce import SMALL, STUDIES, Figures, Options, Outcome, Study, run_study, spreads
+from linfnet.reproduce.outcome import TEST_FIGURES, TRAINING_FIGURES
 from linfnet.reproduce.plots import draw_study
 from linfnet.systems import load_model
 from linfnet.train import RunFolder
@@ -33,7 +34,7 @@ def outcome_table(outcome: Outcome) -> Table:
         if runs:
             found = spreads(runs)
             whose = f"ours, {len(runs)} seeds" if len(runs) > 1 else f"ours, seed {runs[0].seed}"
-            figures = [found[name] for name in ("clean", "pgd", "certified_margin", "certified_interval")]
+            figures = [found[name] for name in TEST_FIGURES]
             shown = [percent(figure.median) for figure in figures]
             if len(runs) > 1:
                 ranges = (f" ({percent(figure.lowest)} – {percent(figure.highest)})" for figure in figures)
@@ -57,7 +58,7 @@ def training_table(outcome: Outcome) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for cell in outcome.cells:
         runs, found = outcome.of(cell), spreads(outcome.of(cell))
-        figures = [found.get(name) for name in ("clean", "certified_margin", "certified_train", "above_theta")]
+        figures = [found.get(name) for name in TRAINING_FIGURES]
         if runs:
             whose = f"ours, {len(runs)}" if len(runs) > 1 else f"seed {runs[0].seed}"
             table.add_row(cell.label, whose, *(percent(f and f.median) for f in figures))

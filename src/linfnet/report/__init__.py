@@ -1,4 +1,4 @@
-"""Reports: one run or several as an HTML page without external parts, and training curves for the terminal."""
+"""Reports: a self-contained HTML page about one run or several, and training curves for the terminal."""
 
 from linfnet.report.page import render as render
 from linfnet.report.run_summary import RunSummary as RunSummary

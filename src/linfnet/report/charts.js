@@ -9,9 +9,9 @@ function curveChart(figure) {
     dash: several ? DASHES[run.colour % 6] : "",
   }));
   const stops = [...new Set(runs.flatMap((run) => run.measured.map((m) => m.eps)))].sort((a, b) => a - b);
-  // An upper bound: an image that the attack breaks at a measured epsilon is broken at every larger one.
+  // This is an upper bound: an image that the attack breaks at a measured epsilon is also broken at every larger epsilon.
   const attackAt = (run, eps) => run.measured.reduce((share, m) => (m.eps <= eps ? Math.min(share, m.attacked) : share), run.clean);
-  // Without radii, a lower bound: an image certified at a measured epsilon is certified at every smaller one.
+  // Without radii, this is a lower bound: an image certified at a measured epsilon is also certified at every smaller epsilon.
   const certifiedAt = (run, eps) => run.radii
     ? reach(run.radii, eps)
     : run.measured.reduce((share, m) => (m.eps >= eps ? Math.max(share, m.certified) : share), 0);
@@ -50,7 +50,7 @@ function curveChart(figure) {
         node("path", { d: `M${x - 6} ${top}L${x} ${top - 6}L${x + 6} ${top}L${x} ${top + 6}Z`, style: `fill:var(--paper);stroke:var(--ink);stroke-width:1.5` }, svg);
         if (!several) {
           const text = `${run.reference.name} ${percent(run.reference.certified)}`;
-          // Beside the mark if the curve is far below it, else under the curve.
+          // Put the text beside the mark if the curve is far below it, otherwise under the curve.
           const free = y(certifiedAt(run, run.reference.eps)) - top > 30;
           const under = clamp(y(certifiedAt(run, plot.value(x + 8 * text.length))) + 24, top + 24, top + 52);
           node("text", { class: "label soft", x: x + (free ? 12 : 8), y: free ? top + 5 : under }, svg, text);

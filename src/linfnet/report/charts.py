@@ -1,4 +1,4 @@
-"""The charts of a report as plain data: the page's script and the terminal draw them."""
+"""The charts of a report as plain data, which the script of the page and the terminal draw."""
 
 import base64
 import itertools
@@ -20,17 +20,17 @@ from linfnet.systems import has_effect
 BINS = 64  # approximate number of bins of the histogram
 Chart = dict[str, Any]
 
-# Values that are logged for every system but apply only to recipes that use the given key.
+# Logged values that apply only to recipes in which the given key has an effect.
 USED_WITH = {"p": "schedule.p_end", **dict.fromkeys(("lambda", "scale", "above", "between", "below"), "loss")}
 
 
 def uses_255ths(runs: Iterable[RunSummary]) -> bool:
-    """Whether to show lengths in 255ths: true if the epsilons of all runs are multiples of 1/255."""
+    """Return whether to show lengths in 255ths, which is true if the epsilons of all runs are multiples of 1/255."""
     return all("/255" in format_epsilon(run.epsilon) for run in runs if run.epsilon is not None)
 
 
 def reference_name(source: str) -> str:
-    """A short name for the source of a recipe's reported accuracies.
+    """Return a short name for the source of a recipe's reported accuracies.
 
     >>> reference_name("the paper"), reference_name("records/demo.json")
     ('paper', 'reference')
@@ -39,12 +39,12 @@ def reference_name(source: str) -> str:
 
 
 def certified_curve(runs: Sequence[RunSummary]) -> Chart | None:
-    """Certified accuracy at every epsilon, from the radii, and the attacked accuracy at each evaluated epsilon."""
+    """Return certified accuracy at every epsilon, from the radii, and attacked accuracy at each evaluated epsilon."""
     shown = [run for run in runs if run.main or _radii(run) is not None]
     if not shown:
         return None
     ends = [float(result.eps) * 1.1 for run in shown for result in run.main]
-    # The axis covers nearly all radii; the few largest would make it too long.
+    # The axis covers nearly all radii; including the few largest would make it too long.
     ends += [float(np.quantile(radii.clip(0), 0.995)) for run in shown if (radii := _radii(run)) is not None]
     return {
         "end": min(max(ends, default=0.1) or 0.1, 1.0),
@@ -59,7 +59,7 @@ def _radii(run: RunSummary) -> NDArray[np.float64] | None:
 
 
 def _packed(values: NDArray[np.float64] | None) -> str | None:
-    """Sorted numbers as base64 of little-endian float64, without rounding."""
+    """Sort numbers and encode them as base64 of little-endian float64, without rounding."""
     return None if values is None else base64.b64encode(np.sort(values).astype("<f8").tobytes()).decode()
 
 
@@ -83,7 +83,7 @@ def _curve_of(run: RunSummary, colour: int) -> Chart:
 
 
 def _point(result: Result, has_radii: bool) -> Chart:
-    """The accuracies at one evaluated epsilon; certified by margin if there are radii, else by the best certificate."""
+    """Return accuracies at one evaluated epsilon, certified by margin if radii exist, else by the best certificate."""
     shown = "margin" if has_radii and "margin" in result.certified else result.best
     return {
         "eps": float_above(result.eps),
@@ -95,7 +95,7 @@ def _point(result: Result, has_radii: bool) -> Chart:
 
 
 def histogram(runs: Sequence[RunSummary]) -> Chart | None:
-    """A histogram of half the margins, in pixel units; 0 and epsilon are edges of bins."""
+    """Return a histogram of half the margins, in pixel units; 0 and epsilon are bin edges."""
     shown = [(run, run.samples.real_radii) for run in runs if run.samples]
     columns = [(run, radii) for run, radii in shown if radii is not None]
     if not columns:
@@ -130,7 +130,7 @@ def histogram(runs: Sequence[RunSummary]) -> Chart | None:
 
 
 def training_panels(runs: Sequence[RunSummary]) -> list[Chart]:
-    """Charts over epochs: several quantities of one run, or one quantity of several runs, in each panel."""
+    """Return charts over epochs; a panel shows several quantities of one run, or one quantity of several runs."""
     shown = [run for run in runs if any(event["event"] == "epoch" for event in run.events)]
     if not shown:
         return []
@@ -138,7 +138,7 @@ def training_panels(runs: Sequence[RunSummary]) -> list[Chart]:
     phases = _phases(shown)
     for panel in panels:
         panel["phases"] = phases
-        # Zeros have no logarithm: the mixing coefficient of an objective that does not mix is not drawn.
+        # A series of zeros has no logarithm: the mixing coefficient of an objective without mixing is not drawn.
         panel["series"] = [s for s in panel["series"] if any(v > 0 or not panel.get("log") for _, v in s["points"])]
     return [panel for panel in panels if panel["series"]]
 
@@ -163,7 +163,7 @@ def _panels_of_one(run: RunSummary) -> list[Chart]:
     ]
 
 
-# The panels of several runs: title, kind of event, its key, unit, and whether the axis is logarithmic.
+# The panels for several runs: title, kind of event, key of the event, unit, and whether the axis is logarithmic.
 _QUANTITIES = (
     ("Certified accuracy at p = ∞", "test", "certified", "%", False),
     ("Test accuracy at p = ∞", "test", "clean", "%", False),
@@ -185,7 +185,7 @@ def _panels_of_many(runs: Sequence[RunSummary], shown: Sequence[RunSummary]) -> 
 
 
 def _series(run: RunSummary, event: str, key: str, name: str, colour: int | None = 0, style: str = "") -> Chart:
-    """The finite values of one key of one kind of event, by epoch; none if the run's system does not use the key.
+    """Return the finite values of one key of one kind of event by epoch; empty if the run's system ignores the key.
 
     `colour` is an index, or None for grey; `style` is the CSS class of the line.
     """
@@ -193,7 +193,7 @@ def _series(run: RunSummary, event: str, key: str, name: str, colour: int | None
     used = run.recipe is None or key not in USED_WITH or has_effect(run.recipe, USED_WITH[key])
     for entry in run.events if used else ():
         value = entry.get(key) if entry["event"] == event else None
-        if isinstance(value, dict):  # by epsilon
+        if isinstance(value, dict):  # one value for each epsilon
             value = value.get(format_epsilon(run.epsilon or Fraction(0)))
         if isinstance(value, int | float) and math.isfinite(value):
             points.append((entry["epoch"], float(f"{value:.6g}")))
@@ -201,9 +201,9 @@ def _series(run: RunSummary, event: str, key: str, name: str, colour: int | None
 
 
 def _phases(runs: Sequence[RunSummary]) -> Chart | None:
-    """The last epoch of each phase of p (constant, rising, infinite), and p at each logged epoch of the first run.
+    """Return the last epoch of each phase of p (constant, rising, infinite), and p at each epoch of the first run.
 
-    None if the schedules of the runs differ, or no run has a p.
+    Return None if the schedules of the runs differ, or if no run uses p.
     """
     recipes = [run.recipe for run in runs]
     schedules = {recipe.schedule.epochs if recipe else None for recipe in recipes}

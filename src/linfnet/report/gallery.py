@@ -1,4 +1,4 @@
-"""The gallery: groups of test images, each with pictures, class and radius."""
+"""The gallery of a report: groups of test images, each with its pictures, class and radius."""
 
 import base64
 import struct
@@ -17,7 +17,7 @@ from linfnet.epsilon import format_epsilon
 from linfnet.report.run_summary import RunSummary, Samples
 from linfnet.results import Result
 
-# Samples per group; each broken sample takes three pictures.
+# Largest number of samples in a group; a broken sample needs three pictures, so fewer are shown.
 SHOWN, SHOWN_BROKEN = 8, 6
 
 
@@ -38,7 +38,7 @@ class Card(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Samples of one kind, at an epsilon; the template has a title and a description for each `id`."""
+    """Samples of one kind at one epsilon; the template has a title and a description for each `id`."""
 
     id: str
     epsilon: Fraction
@@ -47,7 +47,7 @@ class Group(NamedTuple):
 
 
 def format_length(value: float, levels: bool) -> str:
-    """A length in pixel units, in 255ths if epsilons are given in them; rounded down, because radii are certified.
+    """Format a length in pixel units, in 255ths if `levels` is true, rounded down because radii are certified.
 
     >>> format_length(8.2559 / 255, True), format_length(0.12349, False)
     ('8.25/255', '0.1234')
@@ -58,7 +58,7 @@ def format_length(value: float, levels: bool) -> str:
 
 
 def gallery(run: RunSummary, levels: bool) -> list[Group]:
-    """The groups of a run that have images; none without samples or images."""
+    """Return the nonempty groups of a run; the list is empty if the samples or the images are missing."""
     if run.samples is None or run.images is None or run.epsilon is None:
         return []
     painter = _Painter(run, run.samples, run.images, levels)
@@ -68,7 +68,7 @@ def gallery(run: RunSummary, levels: bool) -> list[Group]:
 
 
 def _by_radius(painter: "_Painter") -> list[Group]:
-    """The groups chosen by radius; none for a net without radii."""
+    """Return the groups that are chosen by radius; empty for a net without radii."""
     radii, real, epsilon = painter.samples.radii, painter.samples.real_radii, painter.run.epsilon
     if radii is None or real is None or epsilon is None:
         return []
@@ -84,7 +84,7 @@ def _by_radius(painter: "_Painter") -> list[Group]:
 
 
 def _broken(painter: "_Painter") -> list[Group]:
-    """Samples that the attack broke, at the run's epsilon or else the largest one saved."""
+    """Return the group of samples that the attack broke, at the run's epsilon or else at the largest saved epsilon."""
     run = painter.run
     saved = [result for result in run.main if result.eps > 0 and result.eps in run.broken]
     saved = [result for result in saved if run.broken[result.eps].index]
@@ -109,19 +109,19 @@ class _Painter:
     levels: bool
 
     def cards(self, index: NDArray[np.int64]) -> tuple[Card, ...]:
-        """Cards of the first few samples."""
+        """Return the cards of the first few samples."""
         return tuple(self.card(k) for k in index[:SHOWN].tolist())
 
     def image(self, k: int) -> Tensor:
         return self.images.pixels(slice(k, k + 1))[0]
 
     def radius(self, k: int) -> float | None:
-        """The certified radius of a sample, or None."""
+        """Return the certified radius of a sample, or None."""
         radius = -np.inf if self.samples.radii is None else self.samples.radii[k]
         return float(radius) if radius >= 0 else None
 
     def card(self, k: int) -> Card:
-        """One image with its class, its radius and the second class; or the prediction, if that is wrong."""
+        """Return a card with an image, its class, and its radius and runner-up, or the prediction if it is wrong."""
         label, radius = self.run.class_name(self.samples.labels[k]), self.radius(k)
         alt, lines = f"Test image {k}, {label}", list[str]()
         if radius is not None:
@@ -133,25 +133,25 @@ class _Painter:
             alt += f", predicted as {predicted}"
             lines.append(f"predicted {predicted}")
             if self.samples.real_radii is not None:
-                lines.append(f"up to {format_length(-self.samples.real_radii[k], self.levels)}")
+                lines.append(f"wrong up to {format_length(-self.samples.real_radii[k], self.levels)}")
         return Card((Picture(picture(self.image(k)), alt),), label, tuple(lines))
 
     def broken_card(self, k: int, attacked: Tensor, prediction: int, at: Result) -> Card:
-        """The image, the attacked image, and their difference."""
+        """Return a card with the image, the attacked image, and their difference."""
         label, predicted = self.run.class_name(self.samples.labels[k]), self.run.class_name(prediction)
-        image, radius = self.image(k), self.radius(k)
+        image, radius, epsilon = self.image(k), self.radius(k), format_epsilon(at.eps)
         change = picture(((attacked - image) / (2 * float(at.eps)) + 0.5).clamp(0, 1))
         pictures = (
             Picture(picture(image), f"Test image {k}, {label}", "image"),
-            Picture(picture(attacked), f"The same image attacked, predicted as {predicted}", "attacked"),
-            Picture(change, f"Their difference, from −{format_epsilon(at.eps)} (black) to + (white)", "difference"),
+            Picture(picture(attacked), f"The attacked image, predicted as {predicted}", "attacked"),
+            Picture(change, f"Their difference; black is −{epsilon}, white is +{epsilon}", "difference"),
         )
         lines = () if radius is None else (f"radius {format_length(radius, self.levels)}",)
         return Card(pictures, f"{label} → {predicted}", lines)
 
 
 def encode_png(image: Tensor) -> bytes:
-    """A PNG of pixels [C, H, W] in [0, 1], rounded to bytes; C is 1 (grey) or 3 (colour).
+    """Encode pixels [C, H, W] in [0, 1], rounded to bytes, as a PNG file; C is 1 (grey) or 3 (colour).
 
     >>> import torch
     >>> encode_png(torch.zeros(1, 2, 2))[:8]
@@ -159,9 +159,9 @@ def encode_png(image: Tensor) -> bytes:
     """
     levels = (image.detach().cpu().numpy() * 255).round().clip(0, 255).astype(np.uint8)
     channels, rows, columns = levels.shape
-    kind = {1: 0, 3: 2}[channels]  # PNG's numbers for grey and for colour
+    kind = {1: 0, 3: 2}[channels]  # the colour types of PNG: greyscale and RGB
     lines = levels.transpose(1, 2, 0).reshape(rows, columns * channels)
-    # Each line starts with the number of its filter: 0 for unfiltered bytes.
+    # Each line starts with its filter type: 0 means unfiltered bytes.
     raw = np.concatenate([np.zeros((rows, 1), np.uint8), lines], axis=1).tobytes()
     header = struct.pack(">IIBBBBB", columns, rows, 8, kind, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(raw, 9)), (b"IEND", b""))
@@ -170,5 +170,5 @@ def encode_png(image: Tensor) -> bytes:
 
 
 def picture(image: Tensor) -> str:
-    """The PNG of pixels [C, H, W] in [0, 1] as a data URI."""
+    """Return a PNG of pixels [C, H, W] in [0, 1] as a data URI."""
     return "data:image/png;base64," + base64.b64encode(encode_png(image)).decode()

@@ -1,4 +1,4 @@
-"""The page: one HTML file without external parts, rendered from templates."""
+"""The HTML page of a report: one self-contained file, rendered from templates."""
 
 import shlex
 import tomllib
@@ -21,7 +21,7 @@ from linfnet.version import __version__
 
 
 def render(runs: Sequence[RunSummary]) -> str:
-    """The report of one run, or of several on shared axes, as HTML."""
+    """Render the report of one run, or of several runs on shared axes, as HTML."""
     runs = _with_unique_names(runs)
     several = len(runs) > 1
     curve, margins, panels = certified_curve(runs), histogram(runs), training_panels(runs)
@@ -81,13 +81,13 @@ def _read(name: str) -> Markup:
 
 
 def _with_unique_names(runs: Sequence[RunSummary]) -> list[RunSummary]:
-    """Runs whose folders have the same name are named by their paths."""
+    """Return the runs; those whose folders have the same name are named by their paths."""
     names = [run.name for run in runs]
     return [replace(run, name=str(run.path)) if names.count(run.name) > 1 else run for run in runs]
 
 
 def _kind(runs: Sequence[RunSummary]) -> str:
-    """The kinds of nets."""
+    """Return the kinds of the nets as text."""
     systems = sorted({str(run.config.get("system", "linf")) for run in runs})
     return ", ".join("ℓ∞-distance net" if name == "linf" else f"system {name}" for name in systems)
 
@@ -102,7 +102,7 @@ def _title(runs: Sequence[RunSummary]) -> str:
 
 
 def _facts(run: RunSummary) -> list[str]:
-    """Size of the net and cost of its training."""
+    """Return the size of the net and the cost of its training, as texts."""
     facts: list[str] = []
     widths: Any = run.config.get("hidden")
     if widths and isinstance(widths, list) and all(isinstance(size, int) for size in widths):
@@ -116,7 +116,8 @@ def _facts(run: RunSummary) -> list[str]:
 
 
 def _duration(seconds: float) -> str:
-    """
+    """Format a duration.
+
     >>> _duration(24.3), _duration(373.2), _duration(7325)
     ('24 s', '6 min 13 s', '2 h 2 min')
     """
@@ -127,7 +128,7 @@ def _duration(seconds: float) -> str:
 
 
 def commands(run: RunSummary) -> list[str]:
-    """Commands that train and evaluate the run again, from the recipe in its folder."""
+    """Return commands that train and evaluate the run again, from the recipe in its folder."""
     lines: list[list[str]] = []
     again = str(run.path) if run.recipe is None else f"{run.path}-again"
     if run.recipe is not None:
@@ -143,7 +144,7 @@ def commands(run: RunSummary) -> list[str]:
 
 
 def differences(runs: Sequence[RunSummary]) -> list[tuple[str, list[str]]]:
-    """The keys of the recipes that are not equal in all runs, with the value of each run."""
+    """Return the recipe keys whose values are not equal in all runs, with the value of each run."""
     flat = [_flat(tomllib.loads(recipe_to_toml(run.recipe))) if run.recipe else {} for run in runs]
     rows = [(key, [table.get(key, "–") for table in flat]) for key in dict.fromkeys(k for table in flat for k in table)]
     ignored = ("title", "reported.")
@@ -151,7 +152,7 @@ def differences(runs: Sequence[RunSummary]) -> list[tuple[str, list[str]]]:
 
 
 def _flat(table: dict[str, Any], section: str = "") -> dict[str, str]:
-    """Nested tables as section.key: value.
+    """Flatten nested tables to entries `section.key: value`.
 
     >>> _flat({"name": "x", "data": {"pad": 3}})
     {'name': 'x', 'data.pad': '3'}

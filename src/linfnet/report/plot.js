@@ -1,4 +1,4 @@
-// Parts of every chart: numbers, scales, axes, and the cross-hair that follows pointer and keys.
+// The shared parts of all charts: numbers, scales, axes, and the cross-hair that follows the pointer and the keys.
 const DASHES = ["", "7 4", "3 3", "10 3 3 3", "5 2", "12 5"];
 const colourOf = (k) => (k === null || k === undefined ? "var(--soft)" : `var(--c${k % 6})`);
 // Exact halves are rounded to the even digit, as in the tables.
@@ -24,13 +24,13 @@ function element(name, attributes = {}, parent = null, text = null) {
   return child;
 }
 
-// Ascending numbers from base64 of little-endian float64.
+// Decode ascending numbers from base64 of little-endian float64.
 function unpack(text) {
   const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
   return new Float64Array(bytes.buffer);
 }
 
-// The share of ascending numbers that are at least a value.
+// Return the share of the ascending numbers that are at least `value`.
 function reach(sorted, value) {
   let low = 0, high = sorted.length;
   while (low < high) {
@@ -54,7 +54,7 @@ function logSteps(low, high) {
   return ticks.length >= 2 ? ticks : [low, high];
 }
 
-// The end of an axis of shares: the next tenth above the largest.
+// Return the upper end of an axis of shares: the next tenth above the largest share.
 const niceTop = (most) => clamp(Math.ceil(most * 10 + 0.2) / 10, 0.1, 1);
 const percentTick = (value, top) => (value >= top - 1e-9 ? `${+(100 * value).toFixed(2)} %` : String(+(100 * value).toFixed(2)));
 
@@ -64,7 +64,7 @@ const short = (value) => {
   return size >= 0.001 && size < 1e5 ? String(+value.toPrecision(4)) : value.toExponential(size < 1 ? 0 : 1);
 };
 
-// Lengths in pixel units, in 255ths if the epsilons of the runs are.
+// Format lengths in pixel units, in 255ths if `levels` is true.
 function lengths(levels) {
   return {
     ticks: (low, high, count) => levels ? niceSteps(low * 255, high * 255, count).map((k) => k / 255) : niceSteps(low, high, count),
@@ -73,7 +73,7 @@ function lengths(levels) {
   };
 }
 
-// A chart that is redrawn when its box changes size, with a cross-hair that follows pointer and keys.
+// A chart that is redrawn when its box changes size, with a cross-hair that follows the pointer and the keys.
 class Plot {
   constructor(name, chart) {
     this.box = document.getElementById(`${name}-plot`);
@@ -106,7 +106,7 @@ class Plot {
     this.move(this.at);
   }
 
-  // A function from values to y coordinates, linear or logarithmic.
+  // Return a function that maps values to y coordinates, linearly or logarithmically.
   scale(low, high, log) {
     const { top, bottom } = this.area;
     const position = log ? (v) => Math.log(v / low) / Math.log(high / low) : (v) => (v - low) / (high - low || 1);

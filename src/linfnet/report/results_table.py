@@ -1,4 +1,4 @@
-"""The accuracies of a report: headline figures and the table of results, next to published ones."""
+"""The accuracies of a report: the headline and the table of results, next to published accuracies."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from linfnet.results import Result
 
 
 def published(run: RunSummary) -> list[tuple[str, Figures]]:
-    """The accuracies reported for the run's recipe, then those of the authors' released log, each with its source."""
+    """Return the accuracies reported for the run's recipe and in the authors' released log, each with its source."""
     reported = run.recipe.reported if run.recipe else None
     if run.recipe is None or reported is None or not (reported.source and reported.certified):
         return []
@@ -23,7 +23,7 @@ def published(run: RunSummary) -> list[tuple[str, Figures]]:
 
 
 def headline(run: RunSummary) -> tuple[list[tuple[str, float, float | None]], str]:
-    """The most important figures and a line about them; empty if there are none.
+    """Return the most important figures and a line about them; both are empty if there are no figures.
 
     Each figure has a name, a share in [0, 1], and the published accuracy in percent or None.
     """
@@ -37,11 +37,14 @@ def headline(run: RunSummary) -> tuple[list[tuple[str, float, float | None]], st
     if training is None or run.epsilon is None or run.epsilon not in training.test.certified:
         return [], ""
     proven = ("certified (real arithmetic)", training.test.certified[run.epsilon], known.certified)
-    return [("clean", training.test.clean, known.clean), proven], f"measured by training on the test images, {epsilon}"
+    return [
+        ("clean", training.test.clean, known.clean),
+        proven,
+    ], f"measured on the test images during training, {epsilon}"
 
 
 def row_groups(run: RunSummary) -> list[tuple[str, list[Result]]]:
-    """The evaluations of a run by net and image set, those of the main set first, with a name for each group."""
+    """Return the evaluations of a run in named groups, one for each net and image set; the main set is first."""
     groups: dict[str, list[Result]] = {result.images: [] for result in run.main}
     for result in (*run.main, *(r for r in run.results.evaluations if r not in run.main)):
         groups.setdefault(result.images, []).append(result)
@@ -49,7 +52,7 @@ def row_groups(run: RunSummary) -> list[tuple[str, list[Result]]]:
 
 
 def _name(run: RunSummary, result: Result) -> str:
-    """The name of the net, and the images and the attack if they differ from those of the main evaluations."""
+    """Return the name of the net, and the images and the attack if they differ from the main evaluations."""
     words = [f"{result.net} net" if result.net else run.name]
     main = run.main[0] if run.main else None
     if main is None or (main.data, main.split) != (result.data, result.split):
@@ -62,13 +65,13 @@ def _name(run: RunSummary, result: Result) -> str:
 
 
 def certificate_names(runs: Sequence[RunSummary]) -> list[str]:
-    """The names of all certificates of the runs' evaluations, the margin first."""
+    """Return the names of all certificates in the evaluations of the runs, with "margin" first."""
     names = dict.fromkeys(name for run in runs for r in run.results.evaluations for name in r.certified)
     return sorted(names, key=lambda name: name != "margin")
 
 
 def attack_name(results: Sequence[Result]) -> str:
-    """The attack that all results have in common, without steps if they differ; empty for no result."""
+    """Return the name of the attack, without its steps if these differ; empty if there are no results."""
     names = {str(result.attack) for result in results} or {""}
     words = {name.partition("-")[0] for name in names}
     return names.pop() if len(names) == 1 else words.pop() if len(words) == 1 else "attack"

@@ -1,4 +1,4 @@
-"""The contents of a run folder for a report, including single samples, with a note for every missing part."""
+"""The contents of a run folder for a report, including individual samples, with a note for every missing part."""
 
 import csv
 import shlex
@@ -25,22 +25,22 @@ from linfnet.train import RunFolder
 
 @dataclass(frozen=True)
 class Samples:
-    """N samples in the order of their data set; radii in pixel units."""
+    """N samples in the order of their data set; radii are in pixel units."""
 
     labels: NDArray[np.int64]
     predictions: NDArray[np.int64]
     runners_up: NDArray[np.int64] | None
     radii: NDArray[np.float64] | None
-    """Certified by margin for the floating-point program, -inf where misclassified; None without such certificates."""
+    """Certified by margin for the floating-point program; -inf if misclassified. None without such certificates."""
     real_radii: NDArray[np.float64] | None
-    """margin / 2 in real arithmetic, negative where misclassified."""
+    """Half the margin in real arithmetic, negative if misclassified."""
     interval_radii: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def same_images(self, other: "Samples") -> bool:
-        """Whether both can describe the same images: equal number and labels."""
+        """Return whether both can describe the same images, which is true if their labels are equal."""
         return len(self) == len(other) and bool((self.labels == other.labels).all())
 
 
@@ -68,7 +68,7 @@ class RunSummary:
     in_training: bool = False
     """Whether a process is training the run now."""
     main: tuple[Result, ...] = ()
-    """The evaluations that the curve, the histogram and the gallery show: one image set, by rising epsilon."""
+    """The evaluations that the curve, the histogram and the gallery show, of one image set, sorted by epsilon."""
     samples: Samples | None = None
     broken: dict[Fraction, BrokenSamples] = field(default_factory=dict[Fraction, BrokenSamples])
     images: ImageSet | None = None
@@ -76,24 +76,24 @@ class RunSummary:
 
     @property
     def epsilon(self) -> Fraction | None:
-        """The perturbation of the headline: the recipe's, or else the largest one evaluated."""
+        """The epsilon of the headline: the first in the recipe, or else the largest evaluated epsilon."""
         if self.recipe is not None:
             return self.recipe.evaluation.eps[0]
         return self.main[-1].eps if self.main else None
 
     @property
     def at_epsilon(self) -> Result | None:
-        """The main evaluation at `epsilon`."""
+        """The main evaluation at `epsilon`, or None."""
         return next((result for result in self.main if result.eps == self.epsilon), None)
 
     def class_name(self, index: int) -> str:
-        """The name of a class."""
+        """Return the name of a class."""
         names = names_in(self.config)
         return names[index] if index < len(names) else str(index)
 
 
 def read_training(path: Path) -> RunSummary:
-    """Read settings, events and results of a run or model folder, but no samples."""
+    """Read the settings, events and results of a run or model folder, but no samples."""
     if not path.is_dir():
         raise LinfnetError(f"{path} is not a folder{packaged_hint(path)}")
     folder = RunFolder.open(path) if (path / "recipe.toml").is_file() else None
@@ -113,7 +113,7 @@ def read_training(path: Path) -> RunSummary:
 
 
 def read_run(path: Path) -> RunSummary:
-    """Read a run or model folder; a missing part becomes a note, an unreadable file an error that names it."""
+    """Read a run or model folder; a missing part adds a note, and an unreadable file raises an error that names it."""
     run = read_training(path)
     data = run.recipe.data.name if run.recipe else None
     main = _main_evaluations(run.results, data)
@@ -136,7 +136,7 @@ def _table(file: Path) -> dict[str, Any]:
 
 
 def _main_evaluations(results: Results, data: str | None) -> tuple[Result, ...]:
-    """Evaluations of the largest test set; ties are decided by the default attack, then by the number of epsilons."""
+    """Return the evaluations of the largest test set, preferring the default attack, then the most epsilons."""
     own = [r for r in results.evaluations if not r.net and r.split == "test"]
     own = [r for r in own if r.data in ((data,) if data else known_sets())]
     sets = [r.images for r in own]
@@ -145,7 +145,7 @@ def _main_evaluations(results: Results, data: str | None) -> tuple[Result, ...]:
 
 
 def _read_samples(path: Path, main: tuple[Result, ...]) -> tuple[Samples | None, dict[Fraction, BrokenSamples]]:
-    """Read the samples of the main evaluations, or those of `linfnet certify` if there is no evaluation."""
+    """Read the samples of the main evaluations, or the table of `linfnet certify` if there is no evaluation."""
     certified = path / "radii.csv"
     if not main:
         return _read_tables([certified] if certified.is_file() else []), {}
@@ -161,12 +161,14 @@ def _read_samples(path: Path, main: tuple[Result, ...]) -> tuple[Samples | None,
 
 
 def _read_tables(files: Sequence[Path]) -> Samples | None:
-    """Read the samples of several evaluations of one image set from the newest file; None without files."""
+    """Read the samples of several evaluations of one image set from the newest file; return None without files."""
     newest: Samples | None = None
     for file in sorted(files, key=lambda file: file.stat().st_mtime):
         samples = _read_table(file)
         if newest is not None and not newest.same_images(samples):
-            raise LinfnetError(f"{file} and {files[0]} describe different samples: evaluate again, or remove one")
+            raise LinfnetError(
+                f"{file} and {files[0]} describe different samples: evaluate again, or remove one of them"
+            )
         newest = samples
     return newest
 
@@ -209,11 +211,11 @@ def _read_broken(file: Path) -> dict[Fraction, BrokenSamples]:
             for eps in epsilons
         }
     except KeyError as error:
-        raise LinfnetError(f"{file} lacks {error}: evaluate again, or remove it") from None
+        raise LinfnetError(f"{file} lacks {error}: evaluate again, or remove the file") from None
 
 
 def _read_images(data: str, split: str, limit: int | None, samples: Samples) -> tuple[ImageSet | None, tuple[str, ...]]:
-    """The images of the samples, or None and a note if they are not available or not the same."""
+    """Return the images of the samples, or None and a note if they are not available or do not match."""
     if data not in known_sets():
         return None, (f"There is no gallery, because {data} is not a known data set.",)
     try:
@@ -221,12 +223,12 @@ def _read_images(data: str, split: str, limit: int | None, samples: Samples) -> 
     except LinfnetError as error:
         return None, (f"There is no gallery, because the test images are not on this machine: {error}",)
     if len(images) < len(samples) or images.labels[: len(samples)].tolist() != samples.labels.tolist():
-        return None, (f"There is no gallery, because the samples are not those of {data} {split}.",)
+        return None, (f"There is no gallery, because the samples do not match {data} {split}.",)
     return images, ()
 
 
 def _notes(run: RunSummary) -> list[str]:
-    """Name the parts that cannot be shown, and the command that adds each."""
+    """Return notes about the parts that cannot be shown, with the commands that add them."""
     path, notes = shlex.quote(str(run.path)), list[str]()
     if run.in_training and not run.finished:
         notes.append("The run is still training; this page shows its state so far.")

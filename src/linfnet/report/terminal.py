@@ -14,7 +14,7 @@ from linfnet.report.run_summary import RunSummary
 COLOURS = ("cyan", "red", "magenta", "yellow", "bright_magenta", "green")
 # The bits of a Braille character, by row and column of its dots.
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-LABELS = 8  # width of the labels left of a chart
+LABELS = 8  # width of the labels to the left of a chart, in characters
 
 
 def draw_lines(
@@ -25,7 +25,7 @@ def draw_lines(
     x: tuple[float, float],
     y: tuple[float, float],
 ) -> list[list[tuple[str, int | None]]]:
-    """Draw lines within a box of x and y: characters by row from the top, each with the index of its line or None.
+    """Draw lines in a box; return rows of characters from the top, each with the index of its line or None.
 
     >>> rows = draw_lines([[(0, 0), (3, 1)]], 2, 1, x=(0, 3), y=(0, 1))
     >>> "".join(character for character, _ in rows[0])
@@ -48,7 +48,7 @@ def draw_lines(
 
 
 def draw_panel(panel: Chart, columns: int, rows: int) -> Text:
-    """One panel: its title, the newest value of each line in the line's colour, and the lines."""
+    """Draw one panel: its title, the newest value of each line in the line's colour, and the lines."""
     log, share = bool(panel.get("log")), panel.get("unit") == "%"
     lines = [[(e, math.log10(v) if log else v) for e, v in s["points"] if v > 0 or not log] for s in panel["series"]]
     values = [v for line in lines for _, v in line] or [0.0, 1.0]
@@ -59,10 +59,10 @@ def draw_panel(panel: Chart, columns: int, rows: int) -> Text:
     phases = panel["phases"]
     ends: list[int] = phases["ends"] if phases else []
     last = max([1.0, *(e for line in lines for e, _ in line), *ends])
-    # No line can show an infinite p.
+    # A line cannot show an infinite p, so the title shows it.
     infinite = panel["id"] == "p" and phases and phases["p"][-1][1] == "inf"
     text = Text(f"{panel['title']}  ", style="bold", overflow="ellipsis", no_wrap=True)
-    for series in reversed(panel["series"]):  # the most important line comes last and must not be cut off
+    for series in reversed(panel["series"]):  # the last line is the most important and must not be cut off
         value = series["points"][-1][1]
         shown = f"{100 * value:.2f} %" if share else "∞" if infinite else f"{value:.4g}"
         text.append(f"{series['name']} {shown}  ", style=f"not bold {_colour(series)}")
@@ -85,7 +85,7 @@ def _label(value: float, log: bool, share: bool) -> str:
 
 
 def frame(run: RunSummary, width: int, height: int, state: str) -> Group:
-    """All panels of a run and a line about its progress, fitted to a terminal of the given size if possible."""
+    """Return all panels of a run and a line about its progress, fitted to the size of the terminal if possible."""
     charts = training_panels([run])
     across = max(1, min(3, width // 38))
     rows = (height - 3) // max(1, math.ceil(len(charts) / across)) - 3
@@ -99,7 +99,7 @@ def frame(run: RunSummary, width: int, height: int, state: str) -> Group:
 
 
 def _progress(run: RunSummary, training: bool) -> list[str]:
-    """Epoch, schedule and time at the newest event."""
+    """Return texts about the epoch, the schedule and the time at the newest logged epoch."""
     epochs: list[dict[str, Any]] = [event for event in run.events if event["event"] == "epoch"]
     if not epochs or run.recipe is None:
         return ["no epoch yet"]

@@ -1,4 +1,4 @@
-"""The tables of the paper, run again: studies as data, a runner that resumes them, their outcomes and plots."""
+"""Reproduce the tables of the paper: studies as data, a runner that resumes them, and their outcomes and plots."""
 
 from linfnet.reproduce.outcome import SMALL as SMALL
 from linfnet.reproduce.outcome import Options as Options

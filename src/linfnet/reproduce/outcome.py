@@ -20,17 +20,17 @@ class Options:
     scale: float = 1.0
     seeds: int = 1
     changes: tuple[str, ...] = ()
-    limit: int | None = None  # test images for the evaluation; None for all
-    steps: int = 100  # steps of PGD
-    small: bool = False  # whether `--small` was given; titles of tables and plots show it
+    limit: int | None = None  # number of test images to evaluate; None for all
+    steps: int = 100  # number of PGD steps
+    small: bool = False  # whether `--small` was given, which the titles of tables and plots mention
 
     @property
     def prefix(self) -> str:
-        """The name of a run's folder up to its seed."""
+        """The part of a run folder's name before the seed."""
         return f"scale-{self.scale:g}-seed-" if self.scale < 1 else "seed-"
 
 
-# Shows the trend on a CPU in minutes: narrow nets, few images, short schedules.
+# The options of `--small` show the trend on a CPU in minutes: narrow nets, few images, short schedules.
 SMALL = Options(
     scale=0.03,
     changes=(
@@ -48,7 +48,7 @@ SMALL = Options(
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """One finished run: accuracies in [0, 1] at the recipe's epsilon, and what training cost."""
+    """One finished run: accuracies in [0, 1] at the recipe's epsilon, and the cost of training."""
 
     label: str
     seed: int
@@ -56,17 +56,22 @@ class RunOutcome:
     pgd: float
     certified_margin: float
     certified_interval: float
-    certified_train: float | None  # certified training images, by margin; None for old runs
-    above_theta: float | None  # training images with a margin above theta
-    seconds: float  # seconds of training
+    certified_train: float | None  # certified accuracy on training images, by margin; None for old runs
+    above_theta: float | None  # share of training images with a margin above theta
+    seconds: float  # duration of training, in seconds
     epochs: int
     hardware: str
     commit: str | None
     folder: str
 
 
+# The fields of `RunOutcome` that the table of test results and the table of training results show, in order.
+TEST_FIGURES = ("clean", "pgd", "certified_margin", "certified_interval")
+TRAINING_FIGURES = ("clean", "certified_margin", "certified_train", "above_theta")
+
+
 class Spread(NamedTuple):
-    """The median and the range of a figure over seeds."""
+    """The median and the range of a figure over the seeds."""
 
     median: float
     lowest: float
@@ -74,8 +79,8 @@ class Spread(NamedTuple):
 
 
 def spreads(runs: Sequence[RunOutcome]) -> dict[str, Spread]:
-    """The spread of each measured figure over runs that differ by their seed; empty without runs."""
-    measured = ("clean", "pgd", "certified_margin", "certified_interval", "certified_train", "above_theta", "seconds")
+    """Return the spread of each figure over runs that differ only in their seed; empty if there are no runs."""
+    measured = dict.fromkeys((*TEST_FIGURES, *TRAINING_FIGURES, "seconds"))
     values = {name: [float(x) for run in runs if (x := getattr(run, name)) is not None] for name in measured}
     return {name: Spread(median(column), min(column), max(column)) for name, column in values.items() if column}
 
@@ -90,17 +95,17 @@ class Outcome:
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """The cells that the options select, and the others that have finished runs."""
+        """The cells that the options select, and all other cells that have finished runs."""
         shown = {cell.label for cell in self.study.rows(self.options.rows)} | {run.label for run in self.runs}
         return tuple(cell for cell in self.study.cells if cell.label in shown)
 
     def of(self, cell: Cell) -> list[RunOutcome]:
-        """The finished runs of a cell."""
+        """Return the finished runs of a cell."""
         return [run for run in self.runs if run.label == cell.label]
 
     @property
     def differs(self) -> str:
-        """How these runs differ from the published ones; empty if they do not."""
+        """A description of how these runs differ from the published ones; empty if they do not."""
         options = self.options
         parts = ["SMALL nets, not the paper's: compare the order, not the numbers"] if options.small else []
         parts += [f"SHORTENED: every phase × {options.scale:g}"] if options.scale < 1 else []
@@ -111,11 +116,11 @@ class Outcome:
 
     @property
     def title(self) -> str:
-        """The title of the study and, in a second line, how these runs differ."""
+        """The title of the study and, on a second line, how these runs differ from the published ones."""
         return "\n".join(filter(None, (self.study.title, self.differs)))
 
     def write(self) -> None:
-        """Write `outcome.json`, and `outcome.csv` with a row for each run."""
+        """Write `outcome.json`, and `outcome.csv` with one row for each run."""
         options = self.options
         options.out.mkdir(parents=True, exist_ok=True)
         table = {
@@ -141,9 +146,9 @@ class Outcome:
 
 
 def hardware_of(environment: dict[str, Any], device: str, events: list[dict[str, Any]]) -> str:
-    """The processors or GPUs that trained a run, in order, joined by "then".
+    """Return the names of the processors or GPUs that trained a run, in order of use.
 
-    `environment` is the contents of env.json; `device`, as training reports it, is empty in old files.
+    `environment` is the content of env.json; `device` is the device that results.json reports, empty in old files.
     """
     sessions = [environment | changes for changes in ({}, *(event["environment"] for event in resumptions(events)))]
     kinds = ["cpu" if device == "cpu" or not session.get("gpu") else "gpu" for session in sessions]
@@ -152,6 +157,6 @@ def hardware_of(environment: dict[str, Any], device: str, events: list[dict[str,
 
 
 def resumptions(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each time a run was resumed, the step and the changes of the environment."""
+    """Return the step and the changes of the environment for each time a run was resumed."""
     resumed = (event for event in events if event["event"] == "resume")
     return [{"step": event.get("step", 0), "environment": event.get("environment") or {}} for event in resumed]

@@ -1,4 +1,4 @@
-"""Plots of a run's event log, as in the paper's Figure 2(a), and of a study: our figures and the paper's."""
+"""Plots of a run's event log, as in the paper's Figure 2(a), and of a study, with our results and the paper's."""
 
 import gzip
 import math
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from linfnet.errors import LinfnetError
 from linfnet.figures import new_figure, save_figure
 from linfnet.recipes import Recipe, load_recipe
-from linfnet.reproduce.outcome import Outcome, Spread, spreads
+from linfnet.reproduce.outcome import TRAINING_FIGURES, Outcome, Spread, spreads
 from linfnet.reproduce.studies import Cell, differing_sections
 from linfnet.systems import has_effect
 from linfnet.train import parse_events
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHARES = {"above": ("above θ", "tab:green"), "between": ("0 to θ", "tab:orange"), "below": ("below 0", "tab:red")}
-# Other systems have no theta: their margins are counted above and below 0.
+# Some systems have no theta: their margins are counted above and below 0.
 SHARES_WITHOUT_THETA = {"above": ("above 0", "tab:green"), "below": ("below 0", "tab:red")}
 
 
 class CurvePoint(NamedTuple):
-    """The authors' run on CIFAR-10 at 8/255 at the end of an epoch, counted from 1; shares in [0, 1]."""
+    """The state of the authors' run on CIFAR-10 at 8/255 after an epoch, counted from 1; shares are in [0, 1]."""
 
     epoch: int
     p: float
@@ -51,10 +51,11 @@ AUTHORS_CURVE = (
 
 
 def comparable_epochs(recipe: Recipe) -> int:
-    """The last epoch at which a run is comparable with the authors' run; 0 if it is not comparable.
+    """Return the last epoch at which a run is comparable with the authors' run; 0 if it is not comparable.
 
-    With the full recipe that is the last epoch. With shortened phases it is the end of the first phase, if that has at
-    least ten epochs (the learning rate of a shortened run decays earlier: by 2.4 % within ten epochs of a hundred).
+    With the full recipe, this is the last epoch. With shortened phases, it is the end of the first phase, provided that
+    the phase has at least ten epochs. (The learning rate of a shortened run decays earlier: in a run of 100 epochs, it
+    decays by 2.4 % within the first ten.)
     """
     full = load_recipe("cifar10-8")
     if set(differing_sections(recipe, full)) - {"schedule", "run", "evaluation"}:
@@ -67,7 +68,7 @@ def comparable_epochs(recipe: Recipe) -> int:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Read the events of a log, compressed or not."""
+    """Read the events of a log, which may be compressed with gzip."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
@@ -76,7 +77,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def draw_run(path: Path, recipe: Recipe, events: list[dict[str, Any]], title: str) -> None:
-    """Draw margin shares, loss and accuracies by epoch, with p above, as PNG, SVG or PDF by the suffix of the path."""
+    """Plot margins, loss and accuracies by epoch, with p on the upper axis; the suffix selects PNG, SVG or PDF."""
     epochs = [event for event in events if event["event"] == "epoch"]
     tests = [event for event in events if event["event"] == "test"]
     if not epochs:
@@ -116,7 +117,7 @@ def _percentages(tables: list[dict[str, Any]], key: str) -> list[float]:
 
 
 class Series(NamedTuple):
-    """A quantity: its field in `RunOutcome`, its label, its colour and its field in `Figures`."""
+    """A quantity to plot: its field in `RunOutcome`, its label, its colour and its field in `Figures`."""
 
     name: str
     label: str
@@ -124,25 +125,26 @@ class Series(NamedTuple):
     published: str
 
     def ours(self, outcome: Outcome) -> dict[Cell, Spread]:
-        """The spread of our runs in percent, for each cell with finished runs."""
+        """Return the spread of our runs in percent, for each cell with finished runs."""
         found = {cell: spreads(outcome.of(cell)).get(self.name) for cell in outcome.cells}
         return {cell: Spread(*(100 * share for share in spread)) for cell, spread in found.items() if spread}
 
     def paper(self, outcome: Outcome) -> dict[Cell, float]:
-        """The published values in percent."""
+        """Return the published values in percent, for each cell that has one."""
         found = {cell: getattr(cell.paper, self.published) for cell in outcome.cells}
         return {cell: share for cell, share in found.items() if share is not None}
 
 
+_, _TEST, _TRAIN, _ABOVE = TRAINING_FIGURES
 CERTIFIED = (
-    Series("certified_margin", "test", "tab:blue", "certified"),
-    Series("certified_train", "train", "tab:orange", "certified_train"),
+    Series(_TEST, "test", "tab:blue", "certified"),
+    Series(_TRAIN, "train", "tab:orange", "certified_train"),
 )
-MARGINS = Series("above_theta", "margins above θ", "tab:green", "above_theta")
+MARGINS = Series(_ABOVE, "margins above θ", "tab:green", "above_theta")
 
 
 def draw_study(path: Path, outcome: Outcome) -> None:
-    """Draw certified accuracies on test and training images as bars, lines or a map, as the study specifies."""
+    """Plot certified accuracy on test and training images as bars, lines or a map, as the study specifies."""
     draw: dict[str, Callable[[Outcome, Figure], None]] = {"bars": _bars, "lines": _lines, "map": _map}
     figure = new_figure(7, 8)
     draw[outcome.study.drawing](outcome, figure)
@@ -170,7 +172,7 @@ def _bars(outcome: Outcome, figure: "Figure") -> None:
 
 
 def _lines(outcome: Outcome, figure: "Figure") -> None:
-    """Certified accuracy along the axis and, below it, the share of training images with a margin above theta."""
+    """Plot certified accuracy by the study's parameter and, below it, the share of training margins above theta."""
     certified, margins = figure.subplots(2, 1, sharex=True)
     for number, line in enumerate(dict.fromkeys(cell.line for cell in outcome.cells)):
         style = "o-" if number == 0 else "s--"

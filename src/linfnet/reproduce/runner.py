@@ -1,4 +1,4 @@
-"""Run a study: each cell and seed in its own folder; finished runs are not repeated, interrupted ones are resumed."""
+"""Run a study: each run has its own folder; finished runs are not repeated, and interrupted runs are resumed."""
 
 import contextlib
 import itertools
@@ -22,20 +22,20 @@ from linfnet.train import Display, RunFolder, StoppedError, UnwritableError, res
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One cell with one seed."""
+    """A run of one cell with one seed."""
 
     cell: Cell
     recipe: Recipe
     path: Path
 
     def evaluation(self, results: Results, options: Options) -> Result | None:
-        """The result of the evaluation that the options select, or None."""
+        """Return the result of the evaluation that the options specify, or None if it has not been run."""
         data, eps = self.recipe.data.name, self.recipe.evaluation.eps[0]
         return results.find(data, eps, limit=options.limit, attack=AttackSettings("pgd", options.steps))
 
 
 def plan(study: Study, options: Options) -> list[PlannedRun]:
-    """All runs that the options select, ordered by seed, so that each cell has its first result early."""
+    """Return all runs that the options select, ordered by seed, so that each cell has its first result early."""
     at_least("--seeds", options.seeds, 1)
     recipes = [(cell, _build(study, cell, options)) for cell in study.rows(options.rows)]
     runs: list[PlannedRun] = []
@@ -47,7 +47,7 @@ def plan(study: Study, options: Options) -> list[PlannedRun]:
 
 
 def _build(study: Study, cell: Cell, options: Options) -> Recipe:
-    """The recipe of a cell. `--set` must not override changes that define the cell: its label describes them."""
+    """Return the recipe of a cell; raise an error if `--set` overrides changes that define the cell."""
     recipe = cell.build(options.changes, options.scale)
     expected = replace(cell, changes=(*options.changes, *cell.changes)).build(scale=options.scale)
     for section in differing_sections(recipe, expected):
@@ -70,16 +70,16 @@ def run_study(
     note: Callable[[str], None],
     display: Display | None = None,
 ) -> Outcome:
-    """Run the unfinished runs of a study and collect the results of all; write the outcome after each run.
+    """Complete the unfinished runs of a study and return the outcome of all runs; it is written after each run.
 
-    Finished runs of other rows stay in the outcome. If a run fails, the others are still run; if none succeeds, the
-    first error is raised. `evaluate` adds the test results of a trained net to its results.json, `note` is called with
-    a line about each run, and `display` opens an observer of each training.
+    Finished runs of other rows stay in the outcome. If a run fails, the study continues with the next run; if no run
+    succeeds, the first error is raised. `evaluate` adds the test results of a trained net to its results.json, `note`
+    is called with a line about each run, and `display` creates an observer for each training run.
     """
     planned = plan(study, options)
     _check_study(study, options)
     for name in sorted({run.recipe.data.name for run in planned}):
-        load(name, "test")  # missing data are reported before hours of training
+        load(name, "test")  # to report missing data before hours of training
     for run in planned:
         _check_recipe(run)
     runs: list[RunOutcome] = []
@@ -97,7 +97,7 @@ def run_study(
             runs.append(gather(run, options))
         except StoppedError as stopped:
             step = str(stopped).split(";")[0]
-            raise StoppedError(f"{name}: {step}; the same command resumes it") from None
+            raise StoppedError(f"{name}: {step}; run the same command again to resume it") from None
         except UnwritableError:
             raise  # the next run would fail for the same reason
         except LinfnetError as error:
@@ -118,18 +118,18 @@ def _check_study(study: Study, options: Options) -> None:
     with contextlib.suppress(LinfnetError):
         name = read_table(options.out / "outcome.json").get("study")
     if name != study.name:
-        raise LinfnetError(f"{options.out} holds the outcome of {name}, not of {study.name}; choose another --out")
+        raise LinfnetError(f"{options.out} contains the outcome of {name}, not of {study.name}; choose another --out")
 
 
 def _check_recipe(run: PlannedRun) -> None:
-    """Raise an error if the folder contains a run of another recipe, whose results would be mistaken for this one's."""
+    """Raise an error if the folder contains a run of another recipe, which is not the planned run."""
     if (run.path / "recipe.toml").is_file():
         for section in differing_sections(RunFolder.open(run.path).recipe, run.recipe):
-            raise LinfnetError(f"{run.path} holds a run with other settings in [{section}]; choose another --out")
+            raise LinfnetError(f"{run.path} contains a run with other settings in [{section}]; choose another --out")
 
 
 def _train(run: PlannedRun, device: torch.device, display: Display | None) -> str:
-    """Train or resume the run unless it has finished; return what was done."""
+    """Train or resume the run unless it has finished; return a text that says what was done."""
     if not (run.path / "recipe.toml").is_file():
         start_run(run.recipe, run.path, device, display=display)
         return "trained"
@@ -141,18 +141,18 @@ def _train(run: PlannedRun, device: torch.device, display: Display | None) -> st
 
 
 def _outcome(study: Study, options: Options, runs: list[RunOutcome]) -> Outcome:
-    """The runs so far and those of other rows, read again: other processes may have finished some meanwhile."""
+    """Return the outcome, including runs of other rows, which other processes may have finished in the meantime."""
     chosen = study.rows(options.rows)
     others = [run for cell in study.cells if cell not in chosen for run in _finished(study, cell, options)]
     return Outcome(study, options, (*others, *runs))
 
 
 def _finished(study: Study, cell: Cell, options: Options) -> list[RunOutcome]:
-    """The finished runs of a row that was not chosen, with any seed; other folders are ignored."""
+    """Return the finished runs, with any seed, of a row that was not selected; other folders are ignored."""
     runs: list[RunOutcome] = []
     for path in (options.out / cell.label).glob(f"{options.prefix}*"):
         with contextlib.suppress(LinfnetError):
-            # How often a run was tested or saved does not change its results.
+            # Take [run] from the folder: how often a run was tested or saved does not change its results.
             settings = RunFolder.open(path).recipe.run
             run = PlannedRun(cell, replace(_build(study, cell, options), run=settings), path)
             _check_recipe(run)
@@ -162,7 +162,7 @@ def _finished(study: Study, cell: Cell, options: Options) -> list[RunOutcome]:
 
 
 def gather(run: PlannedRun, options: Options) -> RunOutcome:
-    """The outcome of a finished run, from its folder."""
+    """Read the outcome of a finished run from its folder."""
     results, environment = read_results(run.path), read_table(run.path / "env.json")
     result, training = run.evaluation(results, options), results.training
     if result is None or training is None:

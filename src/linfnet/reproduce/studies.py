@@ -1,4 +1,4 @@
-"""Studies: tables of the paper as data. Each cell is a recipe with changes, and the figures published for it."""
+"""The tables of the paper as data: a cell has a recipe, changes to the recipe, and published accuracies."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Literal
@@ -9,13 +9,13 @@ from linfnet.recipes import Recipe, load_recipe
 
 @dataclass(frozen=True)
 class Figures:
-    """Published accuracies in percent; None where none was given."""
+    """Published accuracies in percent; None if a number was not published."""
 
     clean: float | None = None
     pgd: float | None = None
     certified: float | None = None
-    certified_train: float | None = None  # on the training images
-    above_theta: float | None = None  # training images with a margin above theta
+    certified_train: float | None = None  # certified accuracy on the training images
+    above_theta: float | None = None  # share of training images with a margin above theta
     deviation: tuple[float, float] | None = None  # standard deviations of clean and certified accuracy over the runs
 
 
@@ -27,8 +27,8 @@ class Cell:
     recipe: str
     changes: tuple[str, ...] = ()  # key=value, as after --set
     paper: Figures = Figures()
-    log: Figures = Figures()  # the log that the authors released
-    # The position in the study's plot: on which line, and where along the axis.
+    log: Figures = Figures()  # accuracies from the log that the authors released
+    # The position in the study's plot: the name of the line, and the coordinate along the axis.
     line: str = ""
     at: float = 0.0
 
@@ -39,17 +39,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Study:
-    """Several cells that are compared."""
+    """A table of cells to compare."""
 
     name: str
     title: str
     cells: tuple[Cell, ...]
     drawing: Literal["bars", "lines", "map"] = "bars"
-    axis: str = ""  # its label
+    axis: str = ""  # label of the x axis
     on_train: bool = True  # whether the table shows results on the training images
 
     def rows(self, labels: tuple[str, ...] = ()) -> tuple[Cell, ...]:
-        """The cells with these labels; all if none is given."""
+        """Return the cells with these labels, or all cells if no label is given."""
         known = [cell.label for cell in self.cells]
         for label in labels:
             if label not in known:
@@ -70,7 +70,7 @@ def scaled(recipe: Recipe, scale: float) -> Recipe:
 
 
 def differing_sections(first: Recipe, second: Recipe) -> list[str]:
-    """The sections in which two recipes differ, apart from names and reported figures.
+    """Return the sections in which two recipes differ, apart from their names and reported figures.
 
     >>> differing_sections(load_recipe("cifar10-8"), load_recipe("cifar10-8", ["lr=0.01"]))
     ['optimizer']
@@ -109,7 +109,7 @@ TABLE1 = Study(
 
 ABLATION = Study(
     "ablation",
-    "five objectives, CIFAR-10 at 8/255 (the paper's (1) is also its figure for the 2021 training, given below it)",
+    "five objectives, CIFAR-10 at 8/255 (the paper gives one result for (1) and for the training of 2021)",
     (
         _cell("1-hinge", 56.80, 33.30, "loss.name=hinge", "loss.theta=80/255"),
         Cell("1-trained-as-2021", RECIPE_2021, (), Figures(56.80, None, 33.30)),
@@ -121,7 +121,7 @@ ABLATION = Study(
     ),
 )
 
-# Clean, certified, and their standard deviations over five runs.
+# Clean and certified accuracy, and their standard deviations over five runs.
 _LAMBDA = {
     0.1: (58.99, 37.67, (0.35, 0.25)),
     0.05: (56.50, 38.82, (0.25, 0.14)),
@@ -141,11 +141,11 @@ LAMBDA = Study(
     axis="λ",
 )
 
-# Certified on the test and, where given, the training images, for theta from 3 to 10 times epsilon.
+# Certified accuracy on test images and, where published, on training images, for theta from 3 to 10 times epsilon.
 _TEST = (35.23, 38.47, 39.55, 40.06, 39.46, 39.05, 38.68, 38.31)
 _TRAIN = (None, None, 48.03, 46.66, 45.42, 43.69, None, None)
 _MIXTURE = [Figures(certified=test, certified_train=train) for test, train in zip(_TEST, _TRAIN, strict=True)]
-# The paper plots curves for hinge alone, and gives numbers only for the threshold of 2021.
+# For hinge alone, the paper plots curves, and gives numbers only for the threshold of 2021.
 _HINGE = [*[Figures()] * 7, Figures(56.80, None, 33.30, above_theta=1.62)]
 THETA = Study(
     "theta",
@@ -180,14 +180,15 @@ GRID = Study(
 
 BUDGET = Study(
     "budget",
-    "epochs, CIFAR-10 at 8/255",
+    "the number of epochs, CIFAR-10 at 8/255",
     (
         _cell("1300-epochs", 54.30, 40.06),
         _cell("800-epochs", 54.52, 39.61, "schedule.epochs=[100, 650, 50]"),
     ),
 )
 
-# The paper's text gives rounded figures: 39.5 % for beta2 next to 0.99, "almost identical" for smaller eps.
+# The paper's text gives only rounded figures: 39.5 % for both neighbours of beta2 = 0.99, and "almost identical"
+# results for smaller eps.
 ADAM = Study(
     "adam",
     "Adam's β2 and ε, CIFAR-10 at 8/255",

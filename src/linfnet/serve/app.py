@@ -32,23 +32,28 @@ MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript
 JSON, PICTURES = "application/json", ("image/png", "image/jpeg")
 MAX_PICTURE_BYTES = 4_000_000
 NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
-# Further connections get status 503; each waiting connection uses at most 64 kB.
+# Largest number of open connections; more get status 503. A waiting connection uses at most 64 kB.
 MAX_CONNECTIONS = 512
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket, so that a port in use fails before the net is loaded; port 0 takes any free port."""
+    """Return a listening socket; port 0 selects any free port.
+
+    Call this before loading the net, so that a port in use is reported early.
+    """
     if not 0 <= port < 65536:
         raise ArgumentError(f"port is {port}; expected a number from 0 to 65535")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         dual = family == socket.AF_INET6
         return socket.create_server(address, family=family, backlog=MAX_CONNECTIONS, dualstack_ipv6=dual)
-    except (socket.gaierror, ValueError):  # an unknown name, a name that cannot be encoded, no IPv6
+    except (socket.gaierror, ValueError):  # the name is unknown or cannot be encoded, or there is no IPv6
         raise LinfnetError(f"host is {host!r}: there is no such address") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise LinfnetError(f"port {port} of {host} is in use; choose another --port (0 for any free one)") from None
+            raise LinfnetError(
+                f"port {port} of {host} is in use; choose another --port (0 for any free port)"
+            ) from None
         raise LinfnetError(f"cannot listen: {error.strerror}") from None
 
 
@@ -60,9 +65,9 @@ def url_of(bound: socket.socket, host: str) -> str:
 
 
 def run_server(service: Service, bound: socket.socket, names: frozenset[str]) -> None:
-    """Serve until the process is interrupted; connections that arrived since `bind` are answered as well."""
+    """Serve until the process is interrupted; connections made since `bind` are also answered."""
     if count_parameters(service.net) < 4_000_000:
-        torch.set_num_threads(1)  # starting threads would take longer than the work that they share
+        torch.set_num_threads(1)  # for a small net, starting threads takes longer than the computation
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     config = uvicorn.Config(
         create_app(service, names),
@@ -80,11 +85,11 @@ def run_server(service: Service, bound: socket.socket, names: frozenset[str]) ->
 
 
 def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"})) -> FastAPI:
-    """Create the application for one net; `names` are the host names, besides IP addresses, that it answers to."""
+    """Create the application for one net; `names` are the host names that it accepts, besides IP addresses."""
     predictions, attacks = Gate("predict", active=8, waiting=248), Gate("attack", active=1, waiting=3)
     shape = service.net.image_shape
     image_request, attack_request = with_shape(schemas.ImageRequest, shape), with_shape(schemas.AttackRequest, shape)
-    # No number needs more than 32 bytes of JSON.
+    # A number needs at most 32 bytes of JSON.
     max_json_bytes = 1024 + 32 * shape[0] * shape[1] * shape[2]
     app = FastAPI(
         title="linfnet serve",
@@ -98,7 +103,7 @@ def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"}
         middleware=[Middleware(BodyDrain), Middleware(OriginGuard, names=names)],
         exception_handlers=dict.fromkeys((HTTPException, RequestValidationError, Exception), _error_response),
     )
-    # The page's files are read once: requests open no file.
+    # Read the files of the page once, so that requests open no files.
     for path in sorted(STATIC.iterdir()):
         url = "/" if path.name == "index.html" else f"/static/{path.name}"
         response = Response(path.read_bytes(), media_type=MEDIA_TYPES[path.suffix])
@@ -111,7 +116,7 @@ def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"}
 
     @app.post("/api/predict", openapi_extra=_document_body(image_request.model_json_schema(), PICTURES))
     async def predict(request: Request, fit: schemas.Fit = "none") -> Prediction:
-        """Return class, certified radius, runner-up and scores of an image."""
+        """Return the class, certified radius, runner-up and scores of an image."""
         content_type = _content_type(request, JSON, *PICTURES)
         async with predictions.enter():
             body = await read_body(request, max_json_bytes if content_type == JSON else MAX_PICTURE_BYTES)
@@ -146,7 +151,7 @@ def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"}
 
 
 def _document_body(schema: dict[str, Any], pictures: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Describe a body for openapi.json: FastAPI does not parse it, since it would read it without limits."""
+    """Describe a body for openapi.json; FastAPI does not parse it, because it would read it without limits."""
     files = {kind: {"schema": {"type": "string", "contentMediaType": kind}} for kind in pictures}
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}, **files}}}
 

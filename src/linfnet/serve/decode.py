@@ -1,4 +1,4 @@
-"""Posted PNG and JPEG pictures as pixels of the net's shape, optionally prepared like the images of MNIST."""
+"""Decode posted PNG and JPEG pictures to pixels of the net's shape, optionally prepared like the images of MNIST."""
 
 import contextlib
 import io
@@ -13,7 +13,7 @@ from torch import Tensor
 from linfnet.data import to_pixels
 from linfnet.serve.schemas import Fit
 
-# Decoded, a picture of this many pixels takes at most 64 MB.
+# Largest number of pixels of a picture; decoded, they take at most 64 MB.
 MAX_PIXELS = 16_000_000
 
 
@@ -21,11 +21,11 @@ def read_picture(body: bytes, shape: tuple[int, int, int], fit: Fit) -> Tensor:
     """Return float32 pixels in [0, 1] of the net's shape [C, H, W] from the bytes of a PNG or JPEG file.
 
     The fit "none" accepts only pictures of exactly the net's size and mode; "whole" crops the centre and scales it;
-    "digit" prepares it like the images of MNIST: white ink on black, scaled into a box, centred by its mass.
+    "digit" prepares it like the images of MNIST: white ink on black, scaled to fit a box and centred by its mass.
     """
     mode = {1: "L", 3: "RGB"}.get(shape[0])
     if mode is None:
-        raise HTTPException(415, f"the net has {shape[0]} channels, which no picture has; post JSON")
+        raise HTTPException(415, f"the net has {shape[0]} channels, which no picture has; post JSON pixels instead")
     picture = _decode(body, rotate=fit != "none")
     if fit == "none":
         if picture.mode != mode or picture.size != (shape[2], shape[1]):
@@ -47,7 +47,7 @@ def read_picture(body: bytes, shape: tuple[int, int, int], fit: Fit) -> Tensor:
 
 
 def _decode(body: bytes, rotate: bool) -> Image.Image:
-    """Decode a picture; `rotate` rotates a photograph by the orientation that the camera stored."""
+    """Decode a picture; if `rotate` is true, apply the orientation that the camera stored."""
     try:
         with warnings.catch_warnings(action="ignore"), contextlib.suppress(Image.DecompressionBombError):
             picture = Image.open(io.BytesIO(body), formats=("PNG", "JPEG"))
@@ -63,11 +63,11 @@ def _decode(body: bytes, rotate: bool) -> Image.Image:
 
 
 def _fit_digit(grey: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
-    """Return bytes [H, W]: the ink, its longer side 20 of 28 pixels, its centre of mass in the centre of the image."""
+    """Return bytes [H, W]: the ink, scaled to fit a box, with its centre of mass in the centre of the image."""
     edge = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
-    # Ink on paper is dark on light; MNIST is light on dark.
+    # Ink on paper is dark on a light background; MNIST is light on a dark background.
     ink = 255 - grey if np.median(edge) > 127 else grey
-    bounds = Image.fromarray(ink > 25).getbbox()  # fainter strokes are noise of the scanner
+    bounds = Image.fromarray(ink > 25).getbbox()  # fainter pixels are treated as noise
     if bounds is None:
         raise HTTPException(400, "the picture is empty: it contains no ink")
     part = Image.fromarray(ink).crop(bounds)
@@ -84,6 +84,6 @@ def _fit_digit(grey: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
 
 
 def _centred_start(mass: np.ndarray, side: int) -> int:
-    """Return the offset that brings the centre of mass closest to the middle of a side without cutting anything off."""
+    """Return the offset that moves the centre of mass closest to the middle of a side without cutting anything off."""
     centre = float((mass * np.arange(len(mass))).sum() / max(1, mass.sum()))
     return min(max(0, round(side / 2 - centre)), side - len(mass))

@@ -1,4 +1,4 @@
-"""Limits on requests: their origin, the size of their bodies, their duration, and how many run at once."""
+"""Limits on requests: their origin, the size and duration of their bodies, and how many run at once."""
 
 import asyncio
 import contextlib
@@ -30,10 +30,10 @@ SECURITY_HEADERS = {
 
 
 class OriginGuard:
-    """Middleware that refuses foreign Host and Origin headers and adds the security headers to every response.
+    """Middleware that rejects foreign Host and Origin headers and adds the security headers to every response.
 
-    It answers to IP addresses and the given names: a foreign DNS server can make any other name resolve to this machine
-    (DNS rebinding).
+    It accepts only IP addresses and the given names as hosts: a foreign DNS server can make any other
+    name resolve to this machine (DNS rebinding).
     """
 
     def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
@@ -64,7 +64,7 @@ class OriginGuard:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Read the whole body; raise 413 as soon as the header or the received bytes exceed the limit."""
+    """Read the whole body; raise 413 as soon as its announced or received size exceeds the limit."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise HTTPException(415, f"the content encoding is {encoding[:60]!r}; expected no compression")
@@ -86,7 +86,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 
 class BodyDrain:
-    """Middleware that discards the rest of the body after a response that did not need it, such as an error.
+    """Middleware that discards the rest of the body after a response that was sent early, such as an error.
 
     Many clients send the whole body before they read the response: if the connection closed at once, they would report
     a broken connection instead of the error.
@@ -121,9 +121,9 @@ class BodyDrain:
 
 
 class Gate:
-    """Admits `active` requests at a time and lets `waiting` more wait; one thread, `worker`, runs their work in order.
+    """Runs `active` requests at a time while up to `waiting` more wait; one thread, `worker`, computes them in order.
 
-    The body of a waiting request has not been read: TCP flow control stops its sender.
+    The body of a waiting request is not read yet: TCP flow control pauses its sender.
     """
 
     def __init__(self, name: str, active: int, waiting: int, patience: float = 60.0) -> None:
@@ -134,13 +134,13 @@ class Gate:
 
     @contextlib.asynccontextmanager
     async def enter(self) -> AsyncGenerator[None]:
-        """Occupy a slot; raise 429 if too many requests wait already, 503 after `patience` seconds."""
+        """Occupy a slot; raise 429 if too many requests are waiting, or 503 after waiting for `patience` seconds."""
         if self._count >= self.capacity:
             raise HTTPException(429, f"too many requests to {self.name} at once; retry in a second")
         self._count += 1
         try:
             async with asyncio.timeout(self.patience) as timeout, self._slots:
-                timeout.reschedule(None)  # the limit is only for the wait
+                timeout.reschedule(None)  # the time limit applies only to the wait
                 yield
         except TimeoutError:
             raise HTTPException(503, f"no worker was free within {self.patience:g} s; retry later") from None

@@ -1,4 +1,4 @@
-"""The JSON of requests and responses as pydantic models: they check requests and generate openapi.json."""
+"""Pydantic models of the JSON requests and responses; they validate requests and define openapi.json."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -32,7 +32,7 @@ class Score(Class):
     """The score of one class."""
 
     logit: float
-    earliest_eps: float | None = Field(description="no smaller change makes this class win, if rounding is ignored")
+    earliest_eps: float | None = Field(description="no smaller change can make this class win, if rounding is ignored")
 
 
 class Model(_Object):
@@ -47,11 +47,11 @@ class Model(_Object):
     lipschitz: float | None = Field(description="no logit changes by more than this times ε, if rounding is ignored")
     arithmetic: Literal["float32", "real"] = Field(description="the arithmetic for which the certificates hold")
     confidence: float = Field(description="the probability that a certificate is correct")
-    fit: Fit = Field(description="how to fit pictures of another size")
+    fit: Fit = Field(description="how to fit pictures of other sizes")
 
 
 class Prediction(_Object):
-    """The class of an image and its certified radii, which are null where two classes tie."""
+    """The class of an image and its certified radii, which are null if two classes tie."""
 
     class_: Class = Field(serialization_alias="class")
     runner_up: Class
@@ -102,7 +102,7 @@ class AttackRequest(ImageRequest):
 
 
 def with_shape(model: type[M], shape: tuple[int, int, int]) -> type[M]:
-    """Return a request model whose pixels have one shape; if there is one channel, it may be left out."""
+    """Return a request model for pixels of the given shape; if there is only one channel, [H][W] is also accepted."""
     pixels: Any = confloat(ge=0, le=1, strict=True, allow_inf_nan=False)
     for size in reversed(shape):
         pixels = conlist(pixels, min_length=size, max_length=size)
@@ -112,7 +112,7 @@ def with_shape(model: type[M], shape: tuple[int, int, int]) -> type[M]:
 
 
 def parse_request(model: type[M], body: bytes) -> M:
-    """Check a JSON body against a model; the error names the first field that is wrong."""
+    """Parse a JSON body as a model; the error names the first invalid field."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -120,7 +120,7 @@ def parse_request(model: type[M], body: bytes) -> M:
 
 
 def describe_error(error: Mapping[str, Any]) -> str:
-    """Return one line about a value that pydantic refused.
+    """Return a one-line message about a value that pydantic rejected.
 
     >>> describe_error({"type": "t", "loc": ("pixels", 0, 4), "input": 1.5, "msg": "Input should be at most 1"})
     'pixels[0][4] is 1.5; input should be at most 1'

@@ -1,4 +1,4 @@
-"""The computations behind the API for one net: class, certified radii, attack."""
+"""The computations behind the API for one net: class, certified radii and attack."""
 
 import copy
 import math
@@ -18,12 +18,12 @@ from linfnet.serve.schemas import Attack, Broken, Class, Model, Prediction, Scor
 from linfnet.systems import load_model
 from linfnet.version import __version__
 
-# After this many seconds an attack returns what it has found.
+# Time limit of an attack in seconds; it then returns the closest image found so far.
 ATTACK_SECONDS = 20.0
 
 
 class Service:
-    """One net in two copies that share weights: an attack changes p, and certificates run in another thread."""
+    """A net and a copy that shares its weights: the attack changes p of the copy while another thread certifies."""
 
     def __init__(self, model: Path) -> None:
         folder = find_model(model)
@@ -55,7 +55,7 @@ class Service:
         with torch.no_grad(), self.net.at_infinity():
             logits = self.net(image.unsqueeze(0))[0].double()
         best, lipschitz = int(certification.predictions), self.net.lipschitz
-        # No logit changes by more than eps * lipschitz: two of them need at least this eps to become equal.
+        # No logit changes by more than eps * lipschitz, so two logits need at least this eps to become equal.
         earliest = ((logits[best] - logits) / (2 * lipschitz)).tolist() if lipschitz else [None] * len(logits)
         return Prediction(
             class_=self.classes[best],
@@ -73,7 +73,7 @@ class Service:
     def attack(self, image: Tensor, steps: int, stop: Callable[[], bool]) -> Attack:
         """Search for the closest misclassified image; `stop` and the time limit end the search early."""
         started = time.monotonic()
-        # Certified with the attack's copy of the net, which only the attack's thread uses.
+        # Certify with the copy of the net, which only the attack's thread uses.
         certification = certify_images(self.attacked, [(image.unsqueeze(0), None)])
         label, radius = int(certification.predictions), _radius(certification.best_radii)
 
@@ -83,7 +83,7 @@ class Service:
         found = closest_break(self.attacked, image, label, radius=radius or 0.0, steps=steps, stop=out_of_time)
         if self.net.arithmetic == "float32" and found.distance < (radius or 0.0):
             raise LinfnetError(
-                f"a change of {found.distance!r} breaks the certified radius {radius!r}: report this bug"
+                f"a change of {found.distance!r} breaks the certified radius {radius!r}; please report this bug"
             )
         broken = None
         if found.image is not None:
@@ -104,5 +104,5 @@ class Service:
 
 
 def _radius(radii: Tensor | None) -> float | None:
-    """Return the radius of the only image; None, as JSON has no infinity, where nothing is certified."""
+    """Return the radius of the only image, or None if nothing is certified, because JSON has no infinity."""
     return radii.item() if radii is not None and radii.isfinite() else None

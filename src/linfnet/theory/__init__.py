@@ -1,4 +1,4 @@
-"""The paper's theory as code: separation, the constructions of its theorems, Lipschitz constants."""
+"""The theory of the paper: separation of data sets, the nets that its theorems construct, and Lipschitz constants."""
 
 from linfnet.theory.construct import check_separation as check_separation
 from linfnet.theory.construct import nearest_neighbour_net as nearest_neighbour_net

@@ -1,18 +1,20 @@
-"""Theorem 1 and its extension to L layers: nets that are nearest-neighbour classifiers and certify separated sets.
+"""Build the nets of Theorem 1 and its extension to L layers: nearest-neighbour classifiers that certify separated sets.
 
-For pixels in [0, 1] distances are at most 1, and these constants suffice (the paper's are larger and round worse):
+For pixels in [0, 1], distances are at most 1, and the constants below suffice (the paper uses larger constants, which
+cause larger rounding errors):
 
-two layers    hidden neuron i is the distance d_i to image i; output j is max(|d_i - 2| over its class, d_i over the
-              others) - 2. As 2 - d_i >= 1 >= d_i', the class decides, and the output is minus its distance.
-more layers   a hidden layer holds the pixels twice, a prefix o_j = 1 - (smallest distance to class j so far) for each
-              class, and the distances to its share of the images. All of them are in [-1, 1], so with C = 2:
+two layers    hidden neuron i computes the distance d_i to image i; output j is the maximum of |d_i - 2| over class j
+              and d_i over all other classes, minus 2. Since 2 - d_i >= 1 >= d_i', class j determines the maximum, and
+              the output is minus the distance to class j.
+more layers   a hidden layer contains two copies of the pixels, a prefix o_j = 1 - (smallest distance to class j so far)
+              for each class, and the distances to one part of the images. All values are in [-1, 1], so with C = 2:
     pixel     |x_k + 2| - 2 = x_k, since x_k + 2 >= 2 outweighs every |z| <= 1 of the layer below;
     distance  max_k max(|x_k - (a_k - 2)|, |x_k - (a_k + 2)|) - 2 = max_k max(x_k - a_k, a_k - x_k) = |x - a|_inf, since
               one of the terms is at least 2;
     prefix    max(|o_j + 2|, |d_i - 3| over the class) - 2 = max(o_j, 1 - d_i over the class): o_j + 2 >= 1 >= |z|;
-    output    the same with - 3 instead of - 2: minus the smallest distance.
-    The empty prefix, -infinity in the proof, is |x - 0|_inf - 1 in [-1, 0]: it is never above a prefix with images,
-    which is in [0, 1]. Every class has an image, so no empty prefix reaches the output.
+    output    like a prefix, but with - 3 instead of - 2, which gives minus the smallest distance.
+    An empty prefix (-infinity in the proof) is |x - 0|_inf - 1 here. This is in [-1, 0] and never exceeds a prefix with
+    images, which is in [0, 1]. Every class has an image, so no empty prefix reaches the output.
 """
 
 import itertools
@@ -27,18 +29,18 @@ from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import LinfNet
 from linfnet.theory.separation import Separation
 
-FAR = 2.0  # the constant C of the proofs
+FAR = 2.0  # the constant C in the proofs
 
 
 def nearest_neighbour_net(images: Tensor, labels: Tensor, classes: int, *, layers: int = 2) -> LinfNet:
     """Build the net whose logit j is minus the distance to the nearest image of class j.
 
-    It certifies every image of an r-separated set at every eps < r. With two layers the hidden layer has a neuron for
-    each image; with L layers no hidden layer has more than ceil(n / (L - 1)) + K + 2d neurons.
+    It certifies every image of an r-separated set at every eps < r. With two layers, the hidden layer has one neuron
+    for each image; with L layers, no hidden layer has more than ceil(n / (L - 1)) + K + 2d neurons.
 
     Args:
         images: [n, C, H, W] in [0, 1].
-        labels: [n], each class at least once.
+        labels: [n]; each class must occur at least once.
         classes: number of classes K.
         layers: number of layers L, from 2 to n + 1.
 
@@ -70,7 +72,7 @@ def nearest_neighbour_net(images: Tensor, labels: Tensor, classes: int, *, layer
 
 
 def widest_layer(images: int, classes: int, features: int, layers: int) -> int:
-    """The theorems' bound on the width of the hidden layers: n, or ceil(n / (L - 1)) + K + 2d.
+    """Return the theorems' bound on the width of a hidden layer: n for two layers, else ceil(n / (L - 1)) + K + 2d.
 
     >>> widest_layer(1000, 10, 784, 2), widest_layer(1000, 10, 784, 5)
     (1000, 1828)
@@ -79,19 +81,20 @@ def widest_layer(images: int, classes: int, features: int, layers: int) -> int:
 
 
 def rounding(layers: int) -> Fraction:
-    """An upper bound on how much rounding to float32 lowers a certified radius of the constructed net.
+    """Return an upper bound on how much float32 rounding lowers a certified radius of the constructed net.
 
-    Numbers from 1 to 2 are rounded by up to 2^-24, those from 2 to 4 by up to 2^-23; adding 2 or 3 to the results is
-    exact. In units of 2^-25, two layers: 1 for a distance, 2 for 2 - d_i. More layers: 4 each for a copied pixel (once:
-    it is then a multiple of 2^-22), for a weight a_k + 2, for their difference and for 3 - d_i, for any number of
-    layers. Add 2 for the ends of the box around an image, and 1 because pixels k/255 are themselves rounded. The
-    radius is half the difference of two logits, so its error is at most that of one logit.
+    Rounding changes numbers from 1 to 2 by up to 2^-24, and numbers from 2 to 4 by up to 2^-23; adding 2 or 3 to the
+    results is exact. In units of 2^-25, the error for two layers is 1 for a distance and 2 for 2 - d_i. For any larger
+    number of layers, it is 4 each for a copied pixel (only once, since the copy is a multiple of 2^-22), for a weight
+    a_k + 2, for their difference, and for 3 - d_i. In both cases, add 2 for the ends of the box around an image, and 1
+    because pixels k/255 are themselves rounded. The radius is half the difference of two logits, so its error is at
+    most the error of one logit.
     """
     return Fraction(6, 2**25) if layers == 2 else Fraction(19, 2**25)
 
 
 def check_separation(separation: Separation, epsilon: Fraction, layers: int) -> None:
-    """Raise an error if the constructed net cannot certify its own set at epsilon: equal images, or rounding."""
+    """Raise an error if the constructed net cannot certify its own set at epsilon."""
     closest = separation.pairs[0]
     if closest.distance == 0:
         raise LinfnetError(
@@ -101,9 +104,9 @@ def check_separation(separation: Separation, epsilon: Fraction, layers: int) -> 
     proven = separation.radius - rounding(layers)
     if epsilon > proven:
         raise LinfnetError(
-            f"eps is {float(epsilon):.9g}, but the distance {float(closest.distance):.9g} of images {closest.first} "
-            f"and {closest.second} gives r = {float(separation.radius):.9g}, and float32 rounding takes up to "
-            f"{float(rounding(layers)):.3g} of it with {layers} layers: wanted eps <= {float(proven):.9g}"
+            f"eps is {float(epsilon):.9g}, but the distance {float(closest.distance):.9g} between images "
+            f"{closest.first} and {closest.second} gives r = {float(separation.radius):.9g}, and float32 rounding with "
+            f"{layers} layers lowers it by up to {float(rounding(layers)):.3g}; wanted eps <= {float(proven):.9g}"
         )
 
 
@@ -115,13 +118,13 @@ def _check(images: Tensor, labels: Tensor, classes: int, layers: int) -> None:
     check_images(images)
     found = set(labels.tolist())
     if found != set(range(classes)):
-        raise ArgumentError(f"labels have the classes {sorted(found)}; wanted each of 0 to {classes - 1}")
+        raise ArgumentError(f"labels have the classes {sorted(found)}; wanted every class from 0 to {classes - 1}")
     if not 2 <= layers <= len(images) + 1:
-        raise ArgumentError(f"layers is {layers}; wanted 2 to {len(images) + 1}, one more than the number of images")
+        raise ArgumentError(f"layers is {layers}; wanted 2 to {len(images) + 1} (the number of images plus 1)")
 
 
 def _more_layers(points: Tensor, own: Tensor, layers: int) -> list[tuple[Tensor, Tensor]]:
-    """Weights and biases layer by layer; a hidden layer is (pixels, pixels again, prefixes, distances)."""
+    """Return (weight, bias) of each layer; a hidden layer has pixels, pixels again, prefixes, and then distances."""
     n, features, classes = len(points), points.shape[1], len(own)
     ends = [-(-n * part // (layers - 1)) for part in range(layers)]
     shares = [slice(a, b) for a, b in itertools.pairwise(ends)]

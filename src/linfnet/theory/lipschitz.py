@@ -1,7 +1,7 @@
-"""The Lipschitz constant of the relaxed net: the upper bound d^(1/p) of each layer, and a lower bound by ascent.
+"""The Lipschitz constant of the relaxed net: an upper bound d^(1/p) for each layer, and a lower bound by ascent.
 
-Both refer to the distance layers, from the l_inf norm of normalised pixels to that of the logits: at p = inf the
-constant is 1. From pixels to logits it is larger by the factor `net.lipschitz` (1 / std).
+Both bounds refer to the distance layers, with the l_inf norm on normalised pixels and on logits: at p = inf, the
+constant is 1. From pixels to logits, it is larger by the factor `net.lipschitz` (1 / std).
 """
 
 import copy
@@ -25,7 +25,7 @@ QUANTILES = tuple(k / 20 for k in range(21))
 
 @dataclass(frozen=True)
 class Estimate:
-    """A lower bound on the local Lipschitz constant around each image, and the upper bound for each layer."""
+    """Lower bounds on the local Lipschitz constant around each image, and an upper bound for each layer."""
 
     p: float
     epsilon: Fraction
@@ -34,11 +34,11 @@ class Estimate:
 
     @property
     def upper(self) -> float:
-        """The bound of the whole net."""
+        """The upper bound for the whole net."""
         return math.prod(self.layers)
 
     def summary(self) -> dict[str, Any]:
-        """Mean, maximum and quantiles of the lower bound, and the upper bound."""
+        """Return the mean, maximum and quantiles of the lower bounds, and the upper bound."""
         return {
             "p": self.p if math.isfinite(self.p) else "inf",
             "eps": str(self.epsilon),
@@ -51,12 +51,12 @@ class Estimate:
         }
 
     def quantiles(self) -> list[float]:
-        """The values at QUANTILES."""
+        """Return the quantiles of the lower bounds at the levels QUANTILES."""
         return self.values.quantile(self.values.new_tensor(QUANTILES)).tolist()
 
 
 def layer_bounds(widths: tuple[int, ...], p: float) -> tuple[float, ...]:
-    """The Lipschitz constant d^(1/p) of each layer, by the number d of its inputs.
+    """Return the Lipschitz constant d^(1/p) of each layer, where d is its number of inputs.
 
     >>> bounds = layer_bounds((3072, 5120, 5120, 5120, 5120, 5120), 8.0)
     >>> round(math.prod(bounds), 2)
@@ -67,7 +67,7 @@ def layer_bounds(widths: tuple[int, ...], p: float) -> tuple[float, ...]:
 
 
 def net_bounds(net: LinfNet, p: float) -> tuple[float, ...]:
-    """`layer_bounds` of a net."""
+    """Return the Lipschitz constant of each layer of a net."""
     return layer_bounds((math.prod(net.image_shape), *net.hidden), p)
 
 
@@ -85,16 +85,16 @@ def lipschitz_estimate(
 ) -> Estimate:
     """Estimate the local Lipschitz constant: the largest change of a logit found within epsilon, divided by epsilon.
 
-    For each label and restart: from a random point of the ball, `steps` steps of eps/4 along the sign of the gradient
-    of |g_j(x + delta) - g_j(x)|; the largest change at any visited point is used. As in the paper, the ball is not
-    clipped to [0, 1]. The net itself is not changed.
+    For each label and restart, start at a random point of the ball and take `steps` steps of eps/4 along the sign of
+    the gradient of |g_j(x + delta) - g_j(x)|; the largest change at any visited point counts. As in the paper, the ball
+    is not clipped to [0, 1]. The net itself is not changed.
 
     Args:
-        images: [N, C, H, W] in [0, 1]; `batch` of them are used at once, each as one row per label.
+        images: [N, C, H, W] in [0, 1]; they are processed in batches of `batch` images, each with one row per label.
         p: exponent of all layers, a number >= 1 or `math.inf`.
         epsilon: radius of the balls, in pixel units.
         generator: source of the starting points, on the device of the images.
-        advance: is called with the number of images done.
+        advance: callback that receives the number of images in each finished batch.
     """
     bounds = net_bounds(net, p)
     for name, value in (("steps", steps), ("restarts", restarts), ("batch", batch), ("images", len(images))):
@@ -117,7 +117,7 @@ def lipschitz_estimate(
 
 
 def _ascend(net: LinfNet, images: Tensor, size: float, steps: int, generator: torch.Generator | None) -> Tensor:
-    """The point [B, C, H, W] of one restart at which a logit changes most; all labels at once, as rows [B * K]."""
+    """Return the points [B, C, H, W] of one restart where a logit changes most; the batch has B * K rows."""
     with torch.no_grad():
         start = net(images).repeat_interleave(net.classes, 0)
     own = torch.arange(net.classes, device=images.device).repeat(len(images)).unsqueeze(1)
@@ -142,13 +142,13 @@ def _ascend(net: LinfNet, images: Tensor, size: float, steps: int, generator: to
 
 @torch.no_grad()
 def _quotient(exact: LinfNet, images: Tensor, moved: Tensor, size: float) -> Tensor:
-    """The largest change of a logit divided by the distance of the points (at least `size`), in float64: [B]."""
+    """Return the largest change of a logit divided by the distance moved (at least `size`), as float64 [B]."""
     change = (exact(moved.double()) - exact(images.double())).abs().amax(1)
     return change / (moved.double() - images.double()).abs().flatten(1).amax(1).clamp(min=size)
 
 
 def draw_quantiles(path: Path, estimate: Estimate) -> None:
-    """Draw the lower bound of the Lipschitz constant at each quantile of the images, and the upper bound."""
+    """Plot the quantiles of the lower bounds on the Lipschitz constant over the images, and the upper bound."""
     figure = new_figure(5, 3.5)
     axis = figure.subplots()
     axis.plot(QUANTILES, estimate.quantiles(), marker=".", label=f"lower bound, {len(estimate.values)} images")

@@ -1,8 +1,8 @@
-"""The separation of a labelled set: exactly half the smallest l_inf distance between two images of different classes.
+"""The separation of a labelled set: half the smallest l_inf distance between two images of different classes.
 
-The distance on some coordinates is a lower bound of the distance on all. A cascade computes it on 128 coordinates for
-all pairs, then on 512 for the pairs below the best distance so far, then on all coordinates for the remaining few. The
-result is the same as for all pairs on all coordinates, at a fraction of the cost.
+The distance on some coordinates is a lower bound on the distance on all coordinates. The search computes it on 128
+coordinates for all pairs, then on 512 for the pairs whose bound is below the best distance so far, and finally on all
+coordinates for the few remaining pairs. The result is exact, at a fraction of the cost of comparing all pairs in full.
 """
 
 import math
@@ -20,16 +20,16 @@ from linfnet.errors import ArgumentError, at_least
 from linfnet.figures import new_figure, save_figure
 from linfnet.ops import lp_distance
 
-FIRST, SECOND = 128, 512  # numbers of coordinates in the first two steps of the cascade
-ROWS, COLUMNS = 1024, 8192  # pairs in a block of the first step
-HOPEFUL = 1024  # pairs of a block with the smallest bounds, which are computed first if many remain
-SAMPLE = 4096  # size of the sample of pairs that determines the order of the coordinates
-ELEMENTS = 1 << 22  # size of the largest intermediate tensor in the later steps
+FIRST_COORDINATES, SECOND_COORDINATES = 128, 512  # numbers of coordinates in the first two steps of the search
+ROWS, COLUMNS = 1024, 8192  # size of a block of pairs in the first step
+CLOSEST = 1024  # if many pairs of a block remain, this many with the smallest bounds are computed first
+SAMPLE = 4096  # number of sampled pairs that determine the order of the coordinates
+ELEMENTS = 1 << 22  # largest number of elements in an intermediate tensor of the later steps
 
 
 @dataclass(frozen=True)
 class ClosePair:
-    """Two samples of different classes."""
+    """The indices of two samples of different classes, and their distance."""
 
     distance: Fraction
     first: int
@@ -38,7 +38,7 @@ class ClosePair:
 
 @dataclass(frozen=True)
 class Separation:
-    """The closest pairs of different classes, the closest first."""
+    """The closest pairs of samples of different classes, sorted by distance."""
 
     pairs: tuple[ClosePair, ...]
 
@@ -49,7 +49,7 @@ class Separation:
 
     @property
     def radius(self) -> Fraction:
-        """The r of r-separation: the set is separated for every smaller radius, and not for this or larger ones."""
+        """The r of r-separation: the set is separated at every smaller radius, but not at r or at larger radii."""
         return self.distance / 2
 
 
@@ -64,10 +64,10 @@ def point_separation(
     """Find the closest pairs of different classes within a set, or between two sets.
 
     Args:
-        points, labels: [n, ...] and [n]; points are bytes (exact) or floats (each difference is rounded once).
-        against: points [m, ...] and labels [m] of another set; the second sample of each pair is then from it.
-        count: how many pairs to find; among equal distances, the first ones found.
-        advance: is called with the number of pairs done; `pairs_to_compare` gives the total.
+        points, labels: [n, ...] and [n]; points are bytes (exact result) or floats (differences are rounded).
+        against: points [m, ...] and labels [m] of a second set, which then provides the second sample of each pair.
+        count: number of pairs to find; among pairs of equal distance, those found first are returned.
+        advance: callback that receives the number of pairs in each finished block; `pairs_to_compare` gives the total.
 
     >>> result = point_separation(torch.tensor([[0.0, 0.0], [0.5, 1.0], [0.75, 2.0]]), torch.tensor([0, 1, 1]))
     >>> result.radius, result.pairs[0].first, result.pairs[0].second
@@ -96,7 +96,7 @@ def set_separation(
     count: int = 1,
     advance: Callable[[int], None] = lambda pairs: None,
 ) -> Separation:
-    """`point_separation` of splits of a data set, exact and in pixel units.
+    """Compute `point_separation` for splits of a data set, exactly and in pixel units.
 
     >>> from linfnet.data import load
     >>> set_separation(load("digits", "train")).distance
@@ -127,13 +127,13 @@ def _check(points: Tensor, labels: Tensor, name: str) -> None:
     if points.dtype != torch.uint8 and not points.is_floating_point():
         raise ArgumentError(f"{name} have dtype {points.dtype}; wanted bytes or floats")
     if points.is_floating_point() and not bool(points.isfinite().all()):
-        raise ArgumentError(f"{name} hold non-finite values; wanted finite numbers")
+        raise ArgumentError(f"{name} contain non-finite values; wanted finite numbers")
     if len(points) == 0:
         raise ArgumentError(f"{name} are empty; a separation needs two samples of different classes")
 
 
 def _blocks(labels: Tensor, other: Tensor, symmetric: bool) -> Iterator[tuple[slice, slice]]:
-    """Blocks that cover each pair of different classes once, in two sets sorted by class."""
+    """Yield blocks that cover each pair of different classes once; both sets must be sorted by class."""
     for label in labels.unique().tolist():
         top, bottom, before, after = (
             int(torch.searchsorted(part, label, right=right)) for part in (labels, other) for right in (False, True)
@@ -145,7 +145,7 @@ def _blocks(labels: Tensor, other: Tensor, symmetric: bool) -> Iterator[tuple[sl
 
 
 def _difference(points: Tensor, other: Tensor) -> Tensor:
-    """The absolute difference of each coordinate; exact for bytes."""
+    """Return the absolute difference of each coordinate, which is exact for bytes."""
     real = torch.int16 if points.dtype == torch.uint8 else points.dtype
     return (points.to(real) - other.to(real)).abs_()
 
@@ -168,7 +168,8 @@ class _Search:
         sample = self._sample()
         self._offer(self._distances(*sample, self.points, self.other), *sample)
         order = self._coordinate_order(*sample)
-        self.steps = [(self.points[:, order[:w]], self.other[:, order[:w]]) for w in (FIRST, SECOND)]
+        widths = (FIRST_COORDINATES, SECOND_COORDINATES)
+        self.steps = [(self.points[:, order[:w]], self.other[:, order[:w]]) for w in widths]
         self.steps.append((self.points, self.other))
         real = torch.float32 if points.dtype == torch.uint8 else points.dtype
         self.first = tuple(part.to(real).contiguous() for part in self.steps[0])
@@ -179,18 +180,18 @@ class _Search:
         return math.inf if len(self.best) < self.count else float(self.best[-1])
 
     def block(self, rows: slice, columns: slice) -> None:
-        """Search a block of pairs."""
+        """Search one block of pairs."""
         bound = lp_distance(self.first[0][rows], self.first[1][columns])
         below = (bound < self.limit).nonzero()
-        if len(below) > 4 * HOPEFUL:
-            # Start with the pairs of the smallest bounds: they lower the limit for the others.
-            hopeful = bound.flatten().topk(HOPEFUL, largest=False).indices
-            self._finish(rows.start + hopeful // bound.shape[1], columns.start + hopeful % bound.shape[1])
+        if len(below) > 4 * CLOSEST:
+            # Start with the pairs that have the smallest bounds: they lower the limit for the remaining pairs.
+            closest = bound.flatten().topk(CLOSEST, largest=False).indices
+            self._finish(rows.start + closest // bound.shape[1], columns.start + closest % bound.shape[1])
             below = (bound < self.limit).nonzero()
         self._finish(rows.start + below[:, 0], columns.start + below[:, 1])
 
     def _finish(self, i: Tensor, j: Tensor) -> None:
-        """Compute the later steps for some pairs."""
+        """Compute the later steps of the search for the pairs (i, j)."""
         distance = self.best[:0]
         for points, other in self.steps[1:]:
             distance = self._distances(i, j, points, other)
@@ -201,13 +202,13 @@ class _Search:
 
     @staticmethod
     def _distances(i: Tensor, j: Tensor, points: Tensor, other: Tensor) -> Tensor:
-        """The distance of each pair (i, j) as float64."""
+        """Return the distance of each pair (i, j) as float64."""
         part = max(1, ELEMENTS // max(1, points.shape[1]))
         pairs = zip(i.split(part), j.split(part), strict=True)
         return torch.cat([_difference(points[a], other[b]).amax(1) for a, b in pairs]).double()
 
     def _offer(self, distance: Tensor, i: Tensor, j: Tensor) -> None:
-        """Merge pairs into the best ones, each pair once."""
+        """Merge new pairs into the best pairs, without duplicates."""
         distances = torch.cat([self.best, distance])
         pairs = torch.cat([self.pairs, torch.stack([i, j], 1)])
         chosen: dict[tuple[int, int], int] = {}
@@ -219,7 +220,7 @@ class _Search:
         self.best, self.pairs = distances[indices], pairs[indices]
 
     def _sample(self) -> tuple[Tensor, Tensor]:
-        """A fixed random sample of pairs of different classes."""
+        """Return a fixed random sample of pairs of different classes."""
         generator = torch.Generator().manual_seed(0)
         sizes = (len(self.labels), len(self.other_labels))
         i, j = (torch.randint(size, (SAMPLE,), generator=generator).to(self.labels.device) for size in sizes)
@@ -229,17 +230,17 @@ class _Search:
         return i[apart], j[apart]
 
     def _coordinate_order(self, i: Tensor, j: Tensor) -> Tensor:
-        """Choose SECOND coordinates by repeated greedy covers of the sample; the FIRST of them exclude most pairs."""
+        """Return the coordinates of the first two steps: first greedy covers of the sample, then random coordinates."""
         features = self.points.shape[1]
         few = max(1, ELEMENTS // max(1, features))
         i, j = i[:few], j[:few]
-        # The final limit is a guess: the order affects the speed but not the result.
+        # The final limit is not known yet. A guess suffices: the order affects only the speed, not the result.
         limit = 0.5 * float(self.best[0]) if len(self.best) else 0.0
         apart = (_difference(self.points[i], self.other[j]) > limit).float()
         order = torch.randperm(features, generator=torch.Generator().manual_seed(0)).tolist()
         chosen: list[int] = []
         uncovered = apart.new_ones(len(i))
-        while len(chosen) < min(FIRST, features):
+        while len(chosen) < min(FIRST_COORDINATES, features):
             scores = uncovered @ apart
             scores[chosen] = -1.0
             best = int(scores.argmax())
@@ -248,10 +249,10 @@ class _Search:
             if not bool(uncovered.any()):
                 uncovered = apart.new_ones(len(i))
         rest = [feature for feature in order if feature not in set(chosen)]
-        return torch.tensor((chosen + rest)[:SECOND], device=self.points.device)
+        return torch.tensor((chosen + rest)[:SECOND_COORDINATES], device=self.points.device)
 
     def result(self) -> Separation:
-        """The best pairs, by the indices of the given sets."""
+        """Return the best pairs, with indices into the given sets."""
         found = zip(self.best.tolist(), self.pairs.tolist(), strict=True)
         return Separation(
             tuple(ClosePair(Fraction(d), int(self.index[i]), int(self.other_index[j])) for d, (i, j) in found)

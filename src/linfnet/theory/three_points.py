@@ -2,10 +2,11 @@
 
 Points 0, 1/2, 1 of classes 0, 1, 0 are separated at r = 1/4; in units of r around 1/2 they are z = -2, 0, 2. Mirman et
 al. (2021) show that no conventional net has interval bounds that prove all of its robustness on three such points. Take
-    f(z) = 1 - t - relu(z - t) - relu(-z - t),   0 <= t < 1,   class 1 where f(z) > 0:
-it is robust at every eps < r, yet in the bounds both relus reach eps/r - t at once, so they prove only
-eps < (1 + t) r / 2. A larger t gives a larger radius but a smaller margin 1 - t at 1/2, and no t reaches r. For the one
-distance net, the bounds prove every eps < r. Bounds are computed here in floating point, without outward rounding.
+    f(z) = 1 - t - relu(z - t) - relu(-z - t),   0 <= t < 1,   class 1 where f(z) > 0.
+This net is robust at every eps < r, but interval bounds let both relus reach eps/r - t at once, so they prove
+robustness only for eps < (1 + t) r / 2. A larger t gives a larger proven radius but a smaller margin 1 - t at 1/2, and
+no t reaches r. For the distance net, the bounds prove every eps < r. All bounds here are computed in floating point,
+without outward rounding.
 """
 
 import itertools
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from linfnet.figures import new_figure, save_figure
 from linfnet.nn import LinfNet
-from linfnet.systems.layers import linear_bounds
+from linfnet.systems.layers import Box, through
 from linfnet.theory.construct import nearest_neighbour_net
 
 RADIUS = 0.25
@@ -26,14 +27,14 @@ POINTS, LABELS = torch.tensor([0.0, 0.5, 1.0]), torch.tensor([0, 1, 0])
 
 @dataclass(frozen=True)
 class Contender:
-    """A net on the line: a conventional net from z to a score, or a distance net with two logits."""
+    """A net in the comparison: a conventional net from z to a score, or a distance net with two logits."""
 
     name: str
     net: nn.Sequential | LinfNet
 
     @torch.no_grad()
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Bounds on the score, which is positive for class 1, over intervals: two [n] -> two [n]."""
+        """Return lower and upper bounds [n] on the score, which is positive for class 1, over n intervals."""
         if isinstance(self.net, nn.Sequential):
             low, high = interval_bounds(self.net, _units(lower), _units(upper))
             return low.squeeze(1), high.squeeze(1)
@@ -41,18 +42,18 @@ class Contender:
         return low[:, 1] - high[:, 0], high[:, 1] - low[:, 0]
 
     def score(self, x: Tensor) -> Tensor:
-        """The score at points: [n] -> [n]."""
+        """Return the score at each point: [n] -> [n]."""
         return self.bounds(x, x)[0]
 
     def around_points(self, epsilon: float) -> tuple[Tensor, ...]:
-        """The ends of the intervals around the three points, bounds of the score on them, and which are proven."""
+        """Return the ends of the intervals around the points, bounds on the score, and whether each point is proven."""
         ends = (POINTS - epsilon).clamp(min=0), (POINTS + epsilon).clamp(max=1)
         lower, upper = self.bounds(*ends)
         return *ends, lower, upper, torch.where(LABELS == 1, lower > 0, upper < 0)
 
     @property
     def proven(self) -> float:
-        """The eps below which the bounds prove all three points, by bisection to 2^-24; 0 if there is none."""
+        """The eps below which the bounds prove all three points, found by bisection to 2^-24; 0 if they never do."""
         low, high = 0.0, 2 * RADIUS
         while high - low > 2.0**-24:
             middle = (low + high) / 2
@@ -62,12 +63,12 @@ class Contender:
 
 
 def three_points_net(layers: int = 2) -> LinfNet:
-    """The distance net of the theorems on the three points."""
+    """Build the distance net that the theorems construct for the three points."""
     return nearest_neighbour_net(POINTS.view(3, 1, 1, 1), LABELS, 2, layers=layers)
 
 
 def relu_net(hidden: tuple[int, ...]) -> nn.Sequential:
-    """An untrained conventional net from z to a score."""
+    """Build an untrained conventional net from z to a score."""
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise((1, *hidden, 1)):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
@@ -80,16 +81,14 @@ def interval_bounds(net: nn.Sequential, lower: Tensor, upper: Tensor) -> tuple[T
     >>> interval_bounds(nn.Sequential(nn.ReLU()), torch.tensor([[-1.0]]), torch.tensor([[2.0]]))
     (tensor([[0.]]), tensor([[2.]]))
     """
+    box = Box(lower, upper)
     for layer in net:
-        if isinstance(layer, nn.Linear):
-            lower, upper = linear_bounds(lower, upper, layer.weight, layer.bias)
-        else:
-            lower, upper = lower.relu(), upper.relu()
-    return lower, upper
+        box = through(layer, box)
+    return box.lower, box.upper
 
 
 def two_relu_net(t: float) -> nn.Sequential:
-    """The net f above."""
+    """Build the net f of the module's docstring."""
     net = relu_net((2,))
     weights = ([[1.0], [-1.0]], [-t, -t], [[-1.0, -1.0]], [1 - t])
     net.load_state_dict({name: torch.tensor(w) for name, w in zip(net.state_dict(), weights, strict=True)})
@@ -97,7 +96,7 @@ def two_relu_net(t: float) -> nn.Sequential:
 
 
 def train_for_intervals(hidden: tuple[int, ...], share: float, steps: int = 200) -> nn.Sequential:
-    """Train a conventional net on its interval bounds, with eps rising from 0 to `share` of r, as is usual."""
+    """Train a conventional net on its interval bounds, while eps rises from 0 to `share` * r, as is common practice."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net = relu_net(hidden)
@@ -115,12 +114,12 @@ def train_for_intervals(hidden: tuple[int, ...], share: float, steps: int = 200)
 
 
 def _units(x: Tensor) -> Tensor:
-    """[n] -> z [n, 1]."""
+    """Convert points x [n] to z [n, 1]."""
     return ((x - 0.5) / RADIUS).unsqueeze(1)
 
 
 def contenders(net: LinfNet) -> list[Contender]:
-    """The two-relu nets, nets trained on their interval bounds, and the given distance net."""
+    """Return the two-relu nets, nets trained on their interval bounds, and the given distance net."""
     constructed = [Contender(f"2 relus, t = {t:g}", two_relu_net(t)) for t in (0.0, 0.5, 0.9)]
     trained = [
         Contender(f"relus {'×'.join(map(str, hidden))}, trained at {share:g} r", train_for_intervals(hidden, share))
@@ -131,7 +130,7 @@ def contenders(net: LinfNet) -> list[Contender]:
 
 
 def draw_three_points(path: Path, contenders: list[Contender], share: float = 0.95) -> None:
-    """Draw scores and bounds of the first, a middle and the last net at `share` of r, and all proven radii."""
+    """Plot scores and bounds of three nets (first, middle, last) at eps = `share` * r, and proven radii of all nets."""
     figure = new_figure(11, 5.5)
     grid = figure.add_gridspec(2, 3, height_ratios=(1, 1.2))
     line = torch.linspace(0, 1, 401)

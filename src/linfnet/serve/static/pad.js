@@ -1,4 +1,4 @@
-// The drawing pad: strokes by mouse, finger or keyboard, white on black like the images of MNIST.
+// The drawing pad: strokes by mouse, finger or keyboard, in white on black like the images of MNIST.
 const SIZE = 280, WIDTH = 22, STEP = 8;
 
 export class Pad {

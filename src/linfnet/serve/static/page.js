@@ -1,9 +1,9 @@
-// Send a drawing or a picture to the server and show the response. Nothing is stored.
+// Send a drawing or a picture to the server and show the response; nothing is stored.
 import { Pad } from "/static/pad.js";
-import { drawBand, drawRuler, floor, showChange, showImage } from "/static/figures.js";
+import { drawBand, drawRuler, floor, showChange, showImage } from "/static/certificate_chart.js";
 
 const $ = (id) => document.getElementById(id);
-const MAX_SIDE = 1024; // pixels: larger pictures are scaled down before they are sent
+const MAX_SIDE = 1024; // in pixels; larger pictures are scaled down before they are sent
 let model, prediction, attack, predicting = false, queued = null, attacking = null, timer = 0, cleared = 0;
 
 async function request(path, options) {
@@ -20,7 +20,7 @@ function showError(error) {
 
 function levels(radius) {
   const steps = radius * 255;
-  return steps >= 1 ? `${floor(steps, 1)} of 255 levels, in every pixel at once` : "less than one level of 255";
+  return steps >= 1 ? `${floor(steps, 1)} of 255 grey levels, in every pixel at once` : "less than one grey level (1/255)";
 }
 
 function word(node, text) {
@@ -36,14 +36,14 @@ function show() {
   word($("class"), prediction.class.name);
   $("second").textContent = prediction.runner_up.name;
   $("radius").textContent = prediction.radius === null ? "none" : floor(radius, 4);
-  $("levels").textContent = prediction.radius === null ? "two classes tie: nothing is certified" : levels(radius);
+  $("levels").textContent = prediction.radius === null ? "two classes have equal scores: nothing is certified" : levels(radius);
   showImage($("input-image"), prediction.pixels);
   showAttack(radius);
   const scores = [...prediction.scores].sort((a, b) => b.logit - a.logit);
   drawRuler($("ruler"), { radius, margin: scores[0].logit - scores[1].logit, lipschitz: model.lipschitz, attack });
   drawBand($("band"), prediction.pixels, radius);
   const confidence = model.confidence < 1 ? `, correct with probability ${model.confidence}` : "";
-  const scope = (model.arithmetic === "float32" ? "the computed outputs, rounding included" : "exact arithmetic, rounding ignored") + confidence;
+  const scope = (model.arithmetic === "float32" ? "the computed outputs, including rounding" : "exact arithmetic, ignoring rounding") + confidence;
   $("band-text").replaceChildren(
     `The line is one row of your image; the band is ±${floor(radius, 4)} around it. The net classifies every image inside the band, `,
     `in all rows at once, as “${prediction.class.name}”. The certificate holds for ${scope}.`);
@@ -55,13 +55,12 @@ function showAttack(radius) {
   const big = $("distance");
   big.classList.toggle("waiting", !attack);
   word(big, !attack ? "…" : broken ? broken.distance.toFixed(4) : "never");
-  $("verdict").textContent = !attack ? "the attack is running" : broken ? `by an attack: “${broken.class.name}”` : attack.complete ? "not up to ε = 1" : "not within the time limit";
-  const gap = broken ? broken.distance - radius : 0;
+  $("verdict").textContent = !attack ? "the attack is running" : broken ? `the attack changed the class to “${broken.class.name}”` : attack.complete ? "no attack succeeded up to ε = 1" : "no attack succeeded within the time limit";
   $("ruler-text").textContent = !attack
-    ? "The thick line is the bound by the Lipschitz constant: when every pixel changes by up to ε, the margin between the first two classes does not fall below it."
-    : (model.lipschitz ? "The thick line is the bound by the Lipschitz constant: the margin between the first two classes does not fall below it. " : "") + "Dots: the smallest margin that the attack found. " + (broken
-      ? `Up to ${floor(radius, 4)} nothing can change “${name}”; at ${broken.distance.toFixed(4)} the attack did. The gap of ${gap.toFixed(4)} between them is undecided.`
-      : "It never reached zero.") + (attack.complete ? "" : " The attack ran out of time: a longer one may find a smaller change.");
+    ? "The thick line is a lower bound from the Lipschitz constant: when every pixel changes by up to ε, the margin between the two best classes cannot fall below the line."
+    : (model.lipschitz ? "The thick line is a lower bound from the Lipschitz constant: the margin between the two best classes cannot fall below the line. " : "") + "The dots show the smallest margin that the attack found. " + (broken
+      ? `No change of up to ${floor(radius, 4)} per pixel can alter the class “${name}”; at ${broken.distance.toFixed(4)} the attack succeeded. Between the two, nothing is known.`
+      : "The margin never reached zero.") + (attack.complete ? "" : " The attack ran out of time; a longer attack might find a smaller change.");
   for (const id of ["adversarial", "change"]) $(id).parentElement.style.visibility = broken ? "visible" : "hidden";
   if (!broken) return;
   showImage($("adversarial"), broken.pixels);
@@ -93,7 +92,7 @@ function showScores(scores) {
   }));
 }
 
-// One prediction at a time; the newest image is next.
+// Only one prediction runs at a time; the newest image is next.
 async function predict(body, type, fit, finished) {
   if (predicting) { queued = [body, type, fit, finished]; return; }
   predicting = true;
@@ -152,7 +151,7 @@ async function drop(file) {
     $("hint").hidden = true;
     paint(picture);
     await predict(body, body.type, fit, true).catch(() => {});
-    // The size is right but the mode is not, as for a grey picture stored in colour: fit it.
+    // If the size is right but the mode is not, as for a grey picture stored in colour, fit the picture.
     if (fit === "none" && !$("error").hidden && /mode/.test($("error").textContent)) await predict(body, body.type, channels === 3 ? "whole" : model.fit, true);
   } catch (error) { showError(error.message); }
 }
@@ -206,7 +205,7 @@ document.title = `${model.name} · linfnet`;
 $("model").textContent = model.name;
 $("title").textContent = model.fit === "digit" ? "Draw a digit, get a certified class" : drawable ? "Draw or drop an image, get a certified class" : "Drop an image, get a certified class";
 $("hint").textContent = model.fit === "digit" ? "Draw a digit here" : drawable ? "Draw or drop an image" : "Drop an image here";
-$("keys").textContent = drawable ? "or drop or paste one. Keyboard: arrow keys move the pen, space puts it down or lifts it." : "or paste one";
+$("keys").textContent = drawable ? "You can also drop or paste an image. Keyboard: the arrow keys move the pen; space lowers or lifts it." : "You can also drop or paste an image.";
 $("about").textContent = `${model.parameters.toLocaleString("en")} parameters, ${columns} × ${rows} ${channels === 1 ? "grey" : "colour"} pixels, ${model.class_names.length} classes` +
   (model.lipschitz ? `; no logit changes by more than ${model.lipschitz.toFixed(2)} ε when every pixel changes by up to ε.` : ".");
 document.documentElement.dataset.ready = "yes";

@@ -1,8 +1,8 @@
-// Drawing: images on canvases, the chart of margin over eps, the band around a row of pixels.
+// Draw images on canvases, the chart of the margin over ε, and the band around a row of pixels.
 const SVG = "http://www.w3.org/2000/svg";
 
 export function floor(value, digits) {
-  // A radius is truncated, never rounded up: 0.29 is stored as a little less, which a product with 10 ** digits would hide.
+  // A radius is truncated, never rounded up. 0.29 is stored as a slightly smaller number; multiplying it by 10 ** digits would hide this.
   return value.toFixed(40).slice(0, digits - 40);
 }
 
@@ -35,7 +35,7 @@ export function showImage(canvas, pixels) {
 }
 
 export function showChange(canvas, before, after, largest) {
-  // Grey is no change, white the largest increase, black the largest decrease.
+  // Grey means no change, white the largest increase, and black the largest decrease.
   const scale = largest > 0 ? 0.5 / largest : 0;
   showImage(canvas, before.map((plane, c) => plane.map((row, y) => row.map((v, x) => 0.5 + scale * (after[c][y][x] - v)))));
 }
@@ -45,7 +45,7 @@ function ticks(end) {
   return Array.from({ length: Math.floor(end / step + 1e-9) + 1 }, (_, k) => Number((k * step).toFixed(2)));
 }
 
-// The zones of eps, and the margin: the bound by the Lipschitz constant as a line, the margins that the attack found as dots.
+// Draw the zones of ε and the margin: the Lipschitz bound as a line, and the margins that the attack found as dots.
 export function drawRuler(svg, { radius, margin, lipschitz, attack }) {
   const top = 26, height = 190, foot = 30, left = 2;
   const width = blank(svg, top + height + foot);
@@ -86,7 +86,7 @@ export function drawRuler(svg, { radius, margin, lipschitz, attack }) {
   }
 }
 
-// One row of pixels with the band of all images that certainly have the same class.
+// Draw one row of pixels and the band of all images that are certified to have the same class; return the number of the row.
 export function drawBand(svg, pixels, radius) {
   const top = 8, height = 150, foot = 24, left = 26;
   const width = blank(svg, top + height + foot);
