@@ -22,7 +22,7 @@ from linfnet.data import ImageSet, load
 from linfnet.epsilon import parse_epsilon
 from linfnet.files import write_json
 from linfnet.nn import LinfNet
-from linfnet.nn.margin import label_on_top
+from linfnet.nn.label_margin import label_on_top
 from linfnet.train import environment
 
 BATCH = 1000

@@ -46,7 +46,7 @@ def recorded_results() -> Results:
         )
         for row in attacks["rows"]
     ]
-    training = results_from_json(record["results"] if "results" in record else {"train": record["train"]}).training
+    training = results_from_json(record.get("results", record)).training  # old records have version 1
     return Results(training, tuple(evaluations))
 
 

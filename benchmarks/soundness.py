@@ -27,7 +27,7 @@ from linfnet.data import load
 from linfnet.errors import LinfnetError
 from linfnet.files import read_json, write_json
 from linfnet.nn import LinfNet, reestimate_means
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 from linfnet.train import environment
 
 SHAPES = [(1, 1, 2), (1, 2, 2), (1, 2, 5), (1, 3, 4), (3, 2, 2), (1, 8, 8), (3, 6, 6)]

@@ -19,7 +19,7 @@ from linfnet.certificates import certify_images
 from linfnet.data import load
 from linfnet.files import write_json
 from linfnet.nn import LinfNet
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 from linfnet.train import environment
 
 GROUP = 20

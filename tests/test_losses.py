@@ -25,7 +25,7 @@ from linfnet.losses import (
     scaled_cross_entropy,
     thresholded,
 )
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 from linfnet.recipes import load_recipe
 from linfnet.schedules import StepState
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import LinfnetError
 from linfnet.files import read_table
+from linfnet.nn.model_path import system_name
 from linfnet.results import read_results
 
 
@@ -47,7 +48,7 @@ def compare_runs(folders: Iterable[Path]) -> list[Compared]:
 
 
 def _rows(folder: Path, run: str) -> Iterator[Compared]:
-    results, system = read_results(folder), str(read_table(folder / "config.json").get("system", "linf"))
+    results, system = read_results(folder), system_name(read_table(folder / "config.json"))
     training = results.training
     seconds, parameters = (training.seconds, training.parameters) if training else (None, None)
     for result in results.evaluations:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from linfnet.attacks import check_sandwich, pgd
 from linfnet.certificates import certificates_of
+from linfnet.certificates.real import real_margin_radius
 from linfnet.certificates.rounding import float_above
 from linfnet.data import ImageSet
 from linfnet.distributed.group import ALONE, Group
@@ -18,7 +19,7 @@ from linfnet.distributed.sharding import LONGEST, SUMMED, gather, join, own_part
 from linfnet.epsilon import parse_epsilon
 from linfnet.files import write_tensors
 from linfnet.nn import Classifier
-from linfnet.nn.margin import label_on_top, margin
+from linfnet.nn.label_margin import label_on_top, margin
 from linfnet.results import AttackSettings, Result, add_evaluations, storage
 
 BATCH = 500
@@ -65,8 +66,8 @@ class Evaluation:
     confidence: float
     logits: Tensor  # [N, K]
     labels: Tensor  # [N]
-    radii: dict[str, Tensor]  # float64 [N] in pixels, of certificates in closed form; -inf if misclassified
-    real_radii: Tensor | None  # float64 [N] in pixels: the margin radius in real arithmetic, for Lipschitz nets
+    radii: dict[str, Tensor]  # float64 [N] in pixel units, of certificates in closed form; -inf if misclassified
+    real_radii: Tensor | None  # float64 [N] in pixel units: `real_margin_radius`, for Lipschitz nets
     at: tuple[AtEpsilon, ...]
 
     @property
@@ -174,7 +175,7 @@ def _evaluate_part(
                     seconds[name] += _now(device) - began
                 generator = torch.Generator(device).manual_seed(seed + own.start // BATCH + number)
                 moved = pgd(net, pixels[right], truth[right], eps, steps=steps, generator=generator)
-                robust, attacked = _judge(net, moved, truth[right])
+                attacked, robust = net.logits_and_kept(moved, truth[right])
                 # At epsilon 0 no image changes: correct samples stay correct, even for a net that draws new noise.
                 robust |= eps == 0
                 survived[part] = right.masked_scatter(right, robust)
@@ -193,18 +194,9 @@ def _evaluate_part(
         logits=logits,
         labels=labels,
         radii=radii,
-        real_radii=margin(logits.double(), labels) * net.normalize.std.item() / 2 if net.lipschitz else None,
+        real_radii=real_margin_radius(logits, labels, 1 / net.normalize.std.item()) if net.lipschitz else None,
         at=tuple(results),
     )
-
-
-@torch.no_grad()
-def _judge(net: Classifier, moved: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Which attacked images [n] keep their class, and their logits [n, K]."""
-    logits = net(moved)
-    if type(net).keeps_class is Classifier.keeps_class:
-        return label_on_top(logits, labels), logits
-    return net.keeps_class(moved, labels), logits  # by additional passes, such as votes under new noise
 
 
 def _now(device: torch.device) -> float:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linfnet.errors import at_least, check_numbers, number
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 from linfnet.registry import Registry
 from linfnet.schedules import StepState, mixing_coefficient
 

@@ -26,7 +26,7 @@ from linfnet.attacks.pgd import dlr
 from linfnet.attacks.square import square_share
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import LinfNet, reestimate_means
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 
 TENTH = Fraction(1, 10)
 

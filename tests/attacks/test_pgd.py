@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linfnet.attacks import best_pgd, pgd, square_attack
+from linfnet.attacks import ATTACKS, best_pgd, pgd, square_attack
 from linfnet.errors import ArgumentError
 from linfnet.nn import LinfNet
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 
 
 def random_net(seed: int) -> LinfNet:
@@ -69,6 +69,7 @@ def test_a_net_in_training_mode_is_attacked_at_infinity_and_left_unchanged():
         lambda: pgd(*case, steps=5, generator=torch.Generator().manual_seed(0)),
         lambda: best_pgd(*case, steps=5),
         lambda: square_attack(*case, queries=5, generator=torch.Generator().manual_seed(0)),
+        lambda: ATTACKS["smoothed"](*case, torch.Generator().manual_seed(0)),
     ]
     expected = [attack() for attack in attacks]
     net.train()

@@ -11,7 +11,7 @@ from torch import Tensor
 from linfnet.attacks.pgd import best_pgd
 from linfnet.errors import at_least
 from linfnet.nn import Classifier
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 
 # Epsilons attacked in one call: few, so that `stop` is called often even for nets as large as the paper's.
 BATCH = 8
@@ -91,9 +91,9 @@ def closest_break(
                     return result(complete=False)
                 found = best_pgd(net, images, labels, part, steps=steps, p=p)
                 with torch.no_grad(), net.at_infinity():
-                    margins, broken = margin(net(found), labels), ~net.keeps_class(found, labels)
+                    logits, kept = net.logits_and_kept(found, labels)
                 moved = (found.double() - images.double()).abs().flatten(1).amax(1)
-                columns = (column.tolist() for column in (part, margins, broken, moved))
+                columns = (column.tolist() for column in (part, margin(logits, labels), ~kept, moved))
                 for candidate, epsilon, gap, lost, size in zip(found, *columns, strict=True):
                     known = trials.get(epsilon, Trial(epsilon, gap, lost))
                     trials[epsilon] = Trial(epsilon, min(known.margin, gap), known.broken or lost)

@@ -21,10 +21,10 @@ from linfnet.errors import ArgumentError
 from linfnet.losses import scaled_cross_entropy
 from linfnet.nn import Classifier
 from linfnet.nn.distance import DistanceModule
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 from linfnet.ops import check_p
 
-Objective = Callable[[Tensor, Tensor, float], Tensor]
+AttackObjective = Callable[[Tensor, Tensor, float], Tensor]
 """(logits [N, K], labels [N], scale) -> [N]: larger where the image is closer to misclassification."""
 
 
@@ -89,7 +89,7 @@ def dlr(logits: Tensor, labels: Tensor, scale: float) -> Tensor:
     return gap / (top[:, 0] - top[:, 2]).clamp(min=1e-12)
 
 
-OBJECTIVES: dict[str, Objective] = {"ce": cross_entropy, "margin": negative_margin, "dlr": dlr}
+OBJECTIVES: dict[str, AttackObjective] = {"ce": cross_entropy, "margin": negative_margin, "dlr": dlr}
 
 
 class _SlopeOf(torch.autograd.Function):

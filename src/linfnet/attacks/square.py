@@ -8,7 +8,7 @@ from torch import Tensor
 
 from linfnet.boxes import check_images, inner_box
 from linfnet.nn import Classifier
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 
 # The share of pixels that the first squares cover, and the progress of the search at which it halves.
 FIRST_SHARE = 0.8

@@ -17,7 +17,7 @@ from linfnet.boxes import inner_box
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, at_least, require
 from linfnet.nn import Classifier
-from linfnet.nn.margin import label_on_top
+from linfnet.nn.label_margin import label_on_top
 from linfnet.ops import check_p
 from linfnet.registry import Registry
 
@@ -61,7 +61,7 @@ def _smoothed(
     for objective, p, rival in tries + [("margin", p, k) for p in exponents for k in rivals]:
         found = search(images[left], labels[left], objective=objective, p=p, rival=rival)
         moved[left] = found
-        with torch.no_grad():
+        with torch.no_grad(), net.at_infinity():
             left[left.clone()] = label_on_top(net(found), labels[left])
     return moved
 
@@ -97,7 +97,7 @@ def auto_attack(
     It combines APGD on cross-entropy and on DLR, DeepFool and Square; needs the extra `autoattack`.
 
     Args:
-        net: attacked at its present p.
+        net: attacked at p = inf in eval mode, independent of its present p.
         images, labels, epsilon: as in `pgd`.
         generator: its seed is the seed of the toolbox, which uses the global generator of NumPy.
         steps: steps of APGD and DeepFool.
@@ -121,7 +121,8 @@ def auto_attack(
         evasion.SquareAttack(classifier, **ball, max_iter=queries, p_init=0.8, nb_restarts=restarts, verbose=False),
     ]
     attack = evasion.AutoAttack(classifier, **ball, eps_step=float(epsilon) / 4, attacks=four, batch_size=TOOLBOX_BATCH)
-    found = attack.generate(images.cpu().numpy(), labels.cpu().numpy())
+    with net.at_infinity():
+        found = attack.generate(images.cpu().numpy(), labels.cpu().numpy())
     lower, upper = inner_box(images, epsilon)
     return torch.clamp(torch.from_numpy(found).to(images), lower, upper)
 

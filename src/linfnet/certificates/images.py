@@ -11,12 +11,12 @@ from torch import Tensor
 
 from linfnet.certificates.interval import STEPS, certified_by_interval, interval_radius
 from linfnet.certificates.margin import certified_shares, certify_by_margin
+from linfnet.certificates.real import real_margin_radius
 from linfnet.certificates.rounding import check_plain, float_above
 from linfnet.distributed.sharding import join
 from linfnet.errors import LinfnetError
 from linfnet.figures import new_figure, save_figure
 from linfnet.nn import Classifier
-from linfnet.nn.margin import margin
 from linfnet.results.storage import LABEL, PREDICTION, REAL_MARGIN_RADIUS, RUNNER_UP, radius_column, write_columns
 
 Curve = tuple[list[Fraction], dict[str, list[float]]]
@@ -151,7 +151,8 @@ def certify_images(
         radii = {name: certificate.radius(images, classes) for name, certificate in certificates.items()}
         certified = {name: certificates[name].at_each(images, classes, radii[name], epsilons) for name in radii}
         # With the std as the program stores it, in float32.
-        real = margin(logits.double(), classes) * net.normalize.std.item() / 2 if net.lipschitz is not None else None
+        lipschitz = 1 / net.normalize.std.item()
+        real = real_margin_radius(logits, classes, lipschitz) if net.lipschitz is not None else None
         named = (classes, best[:, 0], best[:, 1], tuple(epsilons), radii, certified, real)
         parts.append(Certification(*named, net.arithmetic, net.confidence))
         advance(len(images))

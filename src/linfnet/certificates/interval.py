@@ -8,7 +8,7 @@ from torch import Tensor
 from linfnet.boxes import outer_box
 from linfnet.certificates.rounding import check_plain, check_program
 from linfnet.nn import Classifier
-from linfnet.nn.margin import label_on_top
+from linfnet.nn.label_margin import label_on_top
 
 # Halvings of [0, 1]: 2^-16 of a pixel is far below the 1/255 between two grey levels.
 STEPS = 16

@@ -16,6 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from linfnet.certificates.real import real_margin_radius
 from linfnet.certificates.rounding import (
     Pass,
     check_program,
@@ -27,7 +28,7 @@ from linfnet.certificates.rounding import (
     up,
 )
 from linfnet.nn import Classifier
-from linfnet.nn.margin import label_on_top, margin
+from linfnet.nn.label_margin import label_on_top, margin
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ def certify_by_margin(net: Classifier, images: Tensor, labels: Tensor | None = N
         run = forward_with_magnitudes(checked, images)
     classes = run.logits.argmax(1) if labels is None else labels
     gap = margin(run.logits.double(), classes)
-    return MarginCertificate(run.logits, classes, _sound_radius(run, classes, gap), gap * run.std / 2)
+    real_radii = real_margin_radius(run.logits, classes, 1 / run.std)
+    return MarginCertificate(run.logits, classes, _sound_radius(run, classes, gap), real_radii)
 
 
 def _sound_radius(run: Pass, labels: Tensor, gap: Tensor) -> Tensor:

@@ -8,21 +8,21 @@ from fractions import Fraction
 
 from torch import Tensor
 
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 
 
-def margin_radius(logits: Tensor, labels: Tensor, lipschitz: float) -> Tensor:
+def real_margin_radius(logits: Tensor, labels: Tensor, lipschitz: float) -> Tensor:
     """margin / (2 lipschitz), float64 [N]: no smaller perturbation changes the class, rounding aside.
 
     Negative where another class is on top.
 
     >>> import torch
-    >>> margin_radius(torch.tensor([[1.0, 0.5]]), torch.tensor([0]), 2.0)
+    >>> real_margin_radius(torch.tensor([[1.0, 0.5]]), torch.tensor([0]), 2.0)
     tensor([0.1250], dtype=torch.float64)
     """
     return margin(logits.double(), labels) / (2 * lipschitz)
 
 
 def real_certified(logits: Tensor, labels: Tensor, lipschitz: float, epsilon: Fraction) -> Tensor:
-    """Which samples [N] have a `margin_radius` strictly above epsilon."""
-    return margin_radius(logits, labels, lipschitz) > float(epsilon)
+    """Which samples [N] have a `real_margin_radius` strictly above epsilon."""
+    return real_margin_radius(logits, labels, lipschitz) > float(epsilon)

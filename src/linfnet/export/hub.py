@@ -8,6 +8,7 @@ from linfnet.files import read_json, write_text
 from linfnet.nn import Classifier, count_parameters
 from linfnet.nn.model_card import model_card
 from linfnet.results import read_results
+from linfnet.results.storage import RESULTS_FILE
 from linfnet.systems import load_model
 
 
@@ -22,7 +23,7 @@ def push_to_hub(folder: Path, name: str, *, private: bool = True) -> str:
     """Upload the model of a folder (weights, config and model card only) as `user/name`; returns its address."""
     huggingface_hub: Any = require("huggingface_hub", "hub")
     # Without results.json, keep the card: it may contain results from when the net was saved.
-    if (folder / "results.json").is_file() or not (folder / "README.md").is_file():
+    if (folder / RESULTS_FILE).is_file() or not (folder / "README.md").is_file():
         write_card(folder, load_model(folder))
     api: Any = huggingface_hub.HfApi()
     files = ["model.safetensors", "config.json", "README.md"]

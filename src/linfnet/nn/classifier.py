@@ -14,9 +14,9 @@ from linfnet.boxes import check_images, outer_box
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_table, read_tensors, write_json, write_tensors, write_text
 from linfnet.nn.distance import DistanceModule
-from linfnet.nn.margin import label_on_top
+from linfnet.nn.label_margin import label_on_top
 from linfnet.nn.model_card import model_card
-from linfnet.nn.model_path import find_model
+from linfnet.nn.model_path import find_model, system_name
 from linfnet.nn.normalization import Normalize
 from linfnet.results import Results
 
@@ -98,6 +98,14 @@ class Classifier(nn.Module):
         """Which labels [N] are strictly on top; an attack succeeds where this is false."""
         return label_on_top(self(images), labels)
 
+    @torch.no_grad()
+    def logits_and_kept(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits [N, K] and the result [N] of `keeps_class`, by one forward pass where that is enough."""
+        logits = self(images)
+        if type(self).keeps_class is Classifier.keeps_class:
+            return logits, label_on_top(logits, labels)
+        return logits, self.keeps_class(images, labels)  # by more passes, such as votes under new noise
+
     def certified_radius(self, images: Tensor, labels: Tensor) -> Tensor | None:
         """float64 [N]: certified radii in closed form, -inf for a wrong class; None if they need a bisection."""
         return None
@@ -172,8 +180,8 @@ class Classifier(nn.Module):
         """A net with new weights from the dictionary that `config` returns."""
         if config.get("format") != FORMAT:
             raise LinfnetError(f"the config's format is {config.get('format')!r}; wanted {FORMAT!r}")
-        if config.get("system", "linf") != cls.system:
-            raise LinfnetError(f"the config is of a net of system {config.get('system')!r}; wanted {cls.system!r}")
+        if (system := system_name(config)) != cls.system:
+            raise LinfnetError(f"the config is of a net of system {system!r}; wanted {cls.system!r}")
         arguments = {key: value for key, value in config.items() if key not in ("format", "system", "class_names")}
         try:
             net = cls(**arguments)
@@ -215,7 +223,12 @@ class Classifier(nn.Module):
         `hf://user/name` is a model on the Hugging Face hub (needs the extra `hub`).
         """
         folder = find_model(folder)
-        net = cls.from_config(read_table(folder / "config.json"))
+        return cls.load_with_config(folder, read_table(folder / "config.json"), device=device)
+
+    @classmethod
+    def load_with_config(cls, folder: Path, config: Mapping[str, Any], *, device: torch.device | str = "cpu") -> Self:
+        """Load a net from a folder whose config.json has already been read."""
+        net = cls.from_config(config)
         load_weights(net, read_tensors(folder / "model.safetensors")[0], folder / "model.safetensors")
         return net.to(device).eval()
 

@@ -1,5 +1,6 @@
 """The path of a model: a folder, a model of the package, or a name on the Hugging Face hub."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +38,11 @@ def packaged_hint(path: Path) -> str:
         return ""
     commands = "linfnet certify, attack, predict, export and serve"
     return f"; the model of this name in the package has no run folder: use it with {commands}"
+
+
+def system_name(config: Mapping[str, Any]) -> str:
+    """Return the name of the system in a config.json. Old files do not have it: their nets are of system `linf`."""
+    return str(config.get("system", "linf"))
 
 
 def class_names(model: Path, classes: int) -> list[str]:

@@ -23,7 +23,8 @@ from linfnet.files import read_table, replacing, write_json
 from linfnet.results.result import Result, Results, Share, TrainingResult
 
 VERSION = 2
-FILE = "results.json"
+RESULTS_FILE = "results.json"
+RADII_FILE = "radii.csv"
 
 LABEL, PREDICTION, RUNNER_UP, MARGIN = "label", "prediction", "runner_up", "margin"
 REAL_MARGIN_RADIUS = "real_margin_radius"
@@ -35,7 +36,7 @@ _LONGEST = 100
 
 def read_results(folder: Path) -> Results:
     """All results of a run or model folder so far; an error names the file and the value that is wrong."""
-    file = folder / FILE
+    file = folder / RESULTS_FILE
     if not file.exists():
         return Results()
     document = read_table(file)
@@ -48,7 +49,7 @@ def read_results(folder: Path) -> Results:
 def write_training(folder: Path, training: TrainingResult) -> None:
     """Store the result of training; stored evaluations do not change."""
     with _lock(folder):
-        write_json(folder / FILE, results_to_json(Results(training, read_results(folder).evaluations)))
+        write_json(folder / RESULTS_FILE, results_to_json(Results(training, read_results(folder).evaluations)))
 
 
 def add_evaluations(folder: Path, evaluations: tuple[Result, ...]) -> None:
@@ -57,12 +58,12 @@ def add_evaluations(folder: Path, evaluations: tuple[Result, ...]) -> None:
     with _lock(folder):
         results = read_results(folder)
         others = tuple(result for result in results.evaluations if result.subject not in subjects)
-        write_json(folder / FILE, results_to_json(Results(results.training, others + evaluations)))
+        write_json(folder / RESULTS_FILE, results_to_json(Results(results.training, others + evaluations)))
 
 
 def _lock(folder: Path) -> FileLock:
     """Evaluations that end at the same time must not overwrite each other."""
-    return FileLock(folder / f".{FILE}.lock")
+    return FileLock(folder / f".{RESULTS_FILE}.lock")
 
 
 def results_to_json(results: Results) -> dict[str, Any]:
@@ -183,6 +184,16 @@ def at_epsilon(name: str, eps: Fraction) -> str:
     'index@8/255'
     """
     return f"{name}@{format_epsilon(eps)}"
+
+
+def epsilons_in(names: Iterable[str]) -> list[Fraction]:
+    """Return the epsilons of the tensors in a file of broken images, from their names (`at_epsilon`).
+
+    >>> epsilons_in(["index@8/255", "images@8/255", "predictions@8/255"])
+    [Fraction(8, 255)]
+    """
+    prefix = f"{INDEX}@"
+    return [parse_epsilon(name.removeprefix(prefix)) for name in names if name.startswith(prefix)]
 
 
 def samples_path(folder: Path, results: Sequence[Result]) -> Path:
