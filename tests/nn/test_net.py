@@ -228,7 +228,7 @@ class TestFolder:
         monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
         assert LinfNet.load("hf://me/net").hidden == (11, 13)
         assert LinfNet.load(Path("hf://me/net")).hidden == (11, 13)
-        with pytest.raises(LinfnetError, match=r"you/net cannot be fetched from the hub: no such repository$"):
+        with pytest.raises(LinfnetError, match=r"you/net cannot be downloaded from the hub: no such repository$"):
             LinfNet.load("hf://you/net")
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)
         with pytest.raises(LinfnetError, match=r"pip install 'linfnet\[hub\]'"):
