@@ -66,11 +66,8 @@ def outer_box(images: Tensor, epsilon: Fraction | Tensor) -> tuple[Tensor, Tenso
 
     This is the only step in which interval bounds are rounded outwards. No later step needs directed rounding: every
     step of an l_inf-distance net is monotone in floating point, so the computed results at the end points bound the
-    computed results at every image in the box. For an epsilon of 0 the end points are the images themselves.
-
-    Args:
-        images: [N, C, H, W] in [0, 1].
-        epsilon: exact, in pixel units; a float64 tensor [N] contains one epsilon per image.
+    computed results at every image in the box. For an epsilon of 0 the end points are the images themselves. A float64
+    tensor [N] contains one exact epsilon per image.
     """
     lower, upper = _ends(images, epsilon, outward=True)
     unchanged = _per_image(torch.as_tensor(epsilon == 0, device=images.device), images)

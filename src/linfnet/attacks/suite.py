@@ -237,13 +237,7 @@ def check_inside(found: Tensor, images: Tensor, epsilon: Fraction, name: str) ->
 
 
 def check_sandwich(epsilon: Fraction, certified: Tensor, survived: Tensor) -> None:
-    """Raise an error if a sample is certified at epsilon but did not survive an attack, which is a bug in linfnet.
-
-    Args:
-        epsilon: exact, in pixel units.
-        certified: bool [N].
-        survived: bool [N].
-    """
+    """Raise an error if a sample is certified [N] at epsilon but did not survive [N] an attack: a bug in linfnet."""
     wrong = (certified & ~survived).nonzero().flatten().tolist()
     if wrong:
         more = f" and {len(wrong) - 20} more" if len(wrong) > 20 else ""

@@ -40,10 +40,7 @@ class Certificate:
     """The precision of the bisection: an epsilon above the radius by at most this much may also be certified."""
 
     def at_each(self, images: Tensor, labels: Tensor, radii: Tensor, epsilons: Sequence[Fraction]) -> Tensor:
-        """Return bool [E, N]: which samples are certified at each epsilon.
-
-        The radii decide this, except for epsilons slightly above a radius, which `at` tests.
-        """
+        """Return bool [E, N]: which samples are certified at each epsilon; `at` is called only close to the radii."""
         certified = torch.zeros(len(epsilons), len(radii), dtype=torch.bool, device=radii.device)
         for row, epsilon in zip(certified, epsilons, strict=True):
             row |= radii >= float_above(epsilon)

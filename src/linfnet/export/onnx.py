@@ -147,10 +147,7 @@ def onnx_runner(path: Path) -> Callable[[Tensor], Tensor]:
 
 @torch.no_grad()
 def verify_onnx(net: Classifier, path: Path, images: Tensor) -> None:
-    """Raise an error unless an ONNX file computes the same bits as the net for images [N, C, H, W].
-
-    The first image is also tested alone.
-    """
+    """Raise an error unless an ONNX file computes the same bits as the net, for all images and for the first one."""
     run = onnx_runner(path)
     with net.at_infinity():
         for part in (images, images[:1]):
