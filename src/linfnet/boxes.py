@@ -48,7 +48,7 @@ def _per_image(epsilon: Tensor, images: Tensor) -> Tensor:
 
 def _ends(images: Tensor, epsilon: Fraction | Tensor, outward: bool) -> tuple[Tensor, Tensor]:
     if not bool((epsilon >= 0).all() if isinstance(epsilon, Tensor) else epsilon >= 0):
-        raise ArgumentError(f"epsilon is {epsilon}; wanted no number below 0 (and no NaN)")
+        raise ArgumentError(f"epsilon is {epsilon}; wanted a number of at least 0")
     if isinstance(epsilon, Tensor):
         size = _per_image(epsilon.double(), images)
     else:

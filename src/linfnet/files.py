@@ -81,7 +81,7 @@ def read_table(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file as a dictionary, or raise an error that names the file."""
     value: Any = read_json(path)
     if not isinstance(value, dict):
-        raise LinfnetError(f"{path} holds no table")
+        raise LinfnetError(f"{path} does not contain a JSON object")
     return cast(dict[str, Any], value)
 
 

@@ -110,7 +110,7 @@ class Objective(ABC):
         """
 
     def mixing(self, relaxed: float) -> float:
-        """Return lambda (`StepState.mixing`) when a fraction `relaxed` of the rise of p is complete; 0 if not mixed."""
+        """Return lambda (`StepState.mixing`) when a fraction `relaxed` of the rise of p is complete; 0 by default."""
         return 0.0
 
     def threshold(self, lipschitz: float) -> float:

@@ -123,7 +123,7 @@ def test_training_compiles_once():
 
 
 def test_wrong_images_are_named():
-    with pytest.raises(ArgumentError, match=r"images have shape \(5, 1, 8, 8\); the net wants \[B, 2 x 3 x 3\]"):
+    with pytest.raises(ArgumentError, match=r"images have shape \(5, 1, 8, 8\); the net expects \[B, 2 x 3 x 3\]"):
         small_net()(torch.rand(5, 1, 8, 8))
 
 

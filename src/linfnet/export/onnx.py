@@ -64,7 +64,7 @@ class _Graph:
         return self.onnx.helper.make_tensor_value_info(name, self.onnx.TensorProto.FLOAT, shape)
 
     def distances(self, x: str, weight: Tensor, name: str) -> str:
-        """Add the distances [batch, out] of x [batch, in] to the rows of weight [out, in], and return their name."""
+        """Add nodes for the distances [batch, out] of x [batch, in] to weight [out, in]; return the output's name."""
         node = self.onnx.helper.make_node
         outputs, inputs = weight.shape
         size = chunk_size(outputs)
@@ -147,7 +147,7 @@ def onnx_runner(path: Path) -> Callable[[Tensor], Tensor]:
 
 @torch.no_grad()
 def verify_onnx(net: Classifier, path: Path, images: Tensor) -> None:
-    """Raise an error unless an ONNX file computes the same bits as the net, for all images and for the first one."""
+    """Raise an error unless an ONNX file and the net give the same bits for all images and for a single one."""
     run = onnx_runner(path)
     with net.at_infinity():
         for part in (images, images[:1]):

@@ -95,19 +95,19 @@ class Classifier(nn.Module):
 
     @torch.no_grad()
     def keeps_class(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return bool [N]: whether each image has its label as predicted class, without a tie."""
+        """Return bool [N]: whether each image is classified as its label, without a tie."""
         return label_on_top(self(images), labels)
 
     @torch.no_grad()
     def logits_and_kept(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits [N, K] and the result [N] of `keeps_class`, by one forward pass where that is enough."""
+        """Return the logits [N, K] and the result [N] of `keeps_class`, with a single forward pass if possible."""
         logits = self(images)
         if type(self).keeps_class is Classifier.keeps_class:
             return logits, label_on_top(logits, labels)
-        return logits, self.keeps_class(images, labels)  # by more passes, such as votes under new noise
+        return logits, self.keeps_class(images, labels)  # this may need more passes, for example votes under noise
 
     def certified_radius(self, images: Tensor, labels: Tensor) -> Tensor | None:
-        """Return certified radii, float64 [N], in closed form (-inf for a wrong class), or None without a formula."""
+        """Return certified radii float64 [N] by a formula (-inf for a wrong class), or None if there is no formula."""
         return None
 
     @property
@@ -160,7 +160,7 @@ class Classifier(nn.Module):
         """Return the images, or raise an error if the net expects another shape."""
         if tuple(images.shape[1:]) != self.image_shape:
             shape = " x ".join(map(str, self.image_shape))
-            raise ArgumentError(f"images have shape {tuple(images.shape)}; the net wants [B, {shape}]")
+            raise ArgumentError(f"images have shape {tuple(images.shape)}; the net expects [B, {shape}]")
         return images
 
     def config(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class Classifier(nn.Module):
             net = cls(**arguments)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise LinfnetError(f"the config does not describe a net: {str(error).splitlines()[0]}") from None
-        # A missing value must not become a default: that would be another net. p is not saved.
+        # A missing value must not be replaced by a default: the result would be a different net. p is not saved.
         saved = net.config().keys() - {"system"}
         for name in sorted(saved - config.keys()):
             raise LinfnetError(f"the config does not describe a net: it lacks {name!r}")
@@ -248,9 +248,9 @@ def load_weights(net: nn.Module, tensors: dict[str, Tensor], source: Path) -> No
     for name, tensor in tensors.items():
         if tensor.shape != wanted[name].shape:
             got, want = tuple(tensor.shape), tuple(wanted[name].shape)
-            raise LinfnetError(f"{source}: {name!r} has shape {got}, the net wants {want} (other images or width?)")
+            raise LinfnetError(f"{source}: {name!r} has shape {got}, the net expects {want} (other images or width?)")
         if tensor.dtype != wanted[name].dtype:
-            raise LinfnetError(f"{source}: {name!r} has dtype {tensor.dtype}, the net wants {wanted[name].dtype}")
+            raise LinfnetError(f"{source}: {name!r} has dtype {tensor.dtype}, the net expects {wanted[name].dtype}")
         if not bool(tensor.isfinite().all()):
             raise LinfnetError(f"{source}: {name!r} contains NaN or infinity")
     net.load_state_dict(tensors)

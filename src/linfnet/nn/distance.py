@@ -86,7 +86,7 @@ class LpDistance(DistanceModule):
                 self.weight[outputs, outputs % in_features] = IDENTITY_WEIGHT
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in_features] -> [..., out_features]."""
+        """Return the outputs [..., out_features] for x [..., in_features]."""
         return self._finish(lp_distance(x, self.weight, self.p))
 
     def _distance_bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,7 +142,7 @@ class LpDistanceConv2d(DistanceModule):
                 self.weight[outputs, outputs % (in_channels // groups) * kernel_size**2 + centre] = IDENTITY_WEIGHT
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [B, in_channels, H, W] -> [B, out_channels, H', W']."""
+        """Return the outputs [B, out_channels, H', W'] for x [B, in_channels, H, W]."""
         groups = zip(self._patches(x), self.weight.chunk(self.groups), strict=True)
         return self._finish(self._image([lp_distance(patches, weight, self.p) for patches, weight in groups], x))
 

@@ -142,7 +142,7 @@ def reestimate_means(net: "Classifier", batches: Iterable[Tensor]) -> None:
 
 @contextlib.contextmanager
 def means_at_infinity(net: "Classifier", batches: Callable[[], Iterable[Tensor]]) -> Generator["Classifier"]:
-    """Context in which the net is at p = inf in eval mode, with means estimated at p = inf; it restores the net."""
+    """Context in which the net is at p = inf in eval mode, with means estimated there; its end restores the net."""
     shifts = _shifts(net)
     saved = [(shift.running_mean.clone(), shift.batches) for shift in shifts]
     try:
