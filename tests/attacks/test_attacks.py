@@ -1,4 +1,4 @@
-"""The attacks besides the paper's PGD: inside the ball, stronger, and the suite that runs them in turn."""
+"""Attacks other than the paper's PGD stay inside the ball and are stronger; the suite runs several of them."""
 
 import math
 from collections.abc import Callable

@@ -48,7 +48,7 @@ def test_a_net_in_training_mode_is_attacked_at_infinity_and_left_unchanged(monke
     expected, logits = net(images), list[torch.Tensor]()
 
     class Fake:
-        """Stands for every class of the toolbox; as an attack it only runs the net."""
+        """Replaces every class of the toolbox; as an attack it only runs the net."""
 
         def __init__(self, *arguments: object, **options: object) -> None: ...
 

@@ -72,7 +72,7 @@ def test_p_sets_all_layers_and_at_infinity_restores():
 def test_random_nets_are_lipschitz_in_pixels(seed: int, size: float, negate: bool):
     torch.manual_seed(seed)
     net = small_net(negate_logits=negate).double()
-    net(torch.rand(20, 2, 3, 3, dtype=torch.float64))  # gather running means
+    net(torch.rand(20, 2, 3, 3, dtype=torch.float64))  # update the running means
     net.eval()
     images = torch.rand(8, 2, 3, 3, dtype=torch.float64)
     moved = images + size * (2 * torch.rand_like(images) - 1)
