@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linfnet.attacks import ATTACKS, best_pgd, pgd, square_attack
+from linfnet.attacks import ATTACKS, best_pgd, closest_break, minimal, pgd, square_attack
 from linfnet.errors import ArgumentError
 from linfnet.nn import LinfNet
 from linfnet.nn.label_margin import margin
@@ -91,3 +91,13 @@ def test_as_is_attacks_the_present_p():
         for as_is in (False, True)
     ]
     assert not torch.equal(*runs)
+
+
+def test_a_search_for_the_closest_image_runs_the_net_once_on_each_result(monkeypatch: pytest.MonkeyPatch):
+    net, calls = random_net(0), list[int]()
+    forward = net.forward
+    monkeypatch.setattr(net, "forward", lambda images: calls.append(len(images)) or forward(images))
+    monkeypatch.setattr(minimal, "best_pgd", lambda net, images, labels, epsilons, **options: images)
+    image = torch.rand(1, 3, 3)
+    closest_break(net, image, int(net(image.unsqueeze(0)).argmax()), exponents=(16.0,), points=8)
+    assert calls == [1, 8]
