@@ -194,7 +194,7 @@ class TestFolder:
         ):
             assert line in card
         small_net().save(tmp_path)
-        assert "None were given" in (tmp_path / "README.md").read_text()
+        assert "saved without results" in (tmp_path / "README.md").read_text()
 
     def test_weights_that_are_not_finite(self, tmp_path: Path):
         net = small_net()
