@@ -1,8 +1,8 @@
 """Accuracy of a trained net under each attack, on the same samples.
 
 Claim: PGD along smoothed slopes breaks strictly more images of the packaged net than the paper's PGD-100, at eps = 0.1
-and at 0.3. Attacks every test image that is correctly classified and not certified: no attack can break a certified one
-(benchmarks/soundness.py tests this). Writes records/attacks.json.
+and at 0.3. The benchmark attacks every test image that is classified correctly and not certified, since no attack can
+break a certified image (benchmarks/soundness.py tests this). It writes records/attacks.json.
 
     python benchmarks/attacks.py [--model mnist-small] [--data mnist] [--eps 0.1 0.3]
 """
@@ -22,7 +22,7 @@ from linfnet.data import ImageSet, load
 from linfnet.epsilon import parse_epsilon
 from linfnet.files import write_json
 from linfnet.nn import LinfNet
-from linfnet.nn.margin import label_on_top
+from linfnet.nn.label_margin import label_on_top
 from linfnet.train import environment
 
 BATCH = 1000
@@ -30,7 +30,7 @@ STEPS = 100
 
 
 def attacks(net: LinfNet, epsilon: Fraction) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
-    """Return each attack by name: 100 steps from one start; those of `linfnet attack` from two."""
+    """Return all attacks by name. They run 100 steps from one start, or from two starts as in `linfnet attack`."""
     suite = known_attacks(steps=STEPS)
 
     def along(p: float) -> Callable[[Tensor, Tensor], Tensor]:
@@ -52,7 +52,7 @@ def seeded() -> torch.Generator:
 
 
 def try_all(net: LinfNet, test: ImageSet, epsilon: Fraction) -> dict[str, object]:
-    """Return the row of one epsilon: shares of all test images."""
+    """Return the row of one epsilon: numbers of test images."""
     right: list[Tensor] = []
     certified: list[Tensor] = []
     for part in torch.arange(len(test)).split(BATCH):
@@ -60,8 +60,8 @@ def try_all(net: LinfNet, test: ImageSet, epsilon: Fraction) -> dict[str, object
         right.append(label_on_top(net(x), y))
         certified.append(certify_by_margin(net, x, y).at(epsilon) | certified_by_interval(net, x, y, epsilon))
     proven = torch.cat(certified)
-    open_ = (torch.cat(right) & ~proven).nonzero().flatten()
-    images, labels = test.pixels(open_), test.labels[open_]
+    attacked = (torch.cat(right) & ~proven).nonzero().flatten()
+    images, labels = test.pixels(attacked), test.labels[attacked]
     count = len(test)
     row: dict[str, object] = {"eps": str(epsilon), "clean": int(torch.cat(right).sum()), "certified": int(proven.sum())}
     left: dict[str, int] = {}
@@ -69,13 +69,13 @@ def try_all(net: LinfNet, test: ImageSet, epsilon: Fraction) -> dict[str, object
         with torch.enable_grad():
             found = attack(images, labels).detach()
         left[name] = int(proven.sum() + label_on_top(net(found), labels).sum())
-        print(f"eps = {float(epsilon):g}, {name}: {left[name]} of {count} left", flush=True)
+        print(f"eps = {float(epsilon):g}, {name}: {left[name]} of {count} images survived", flush=True)
     return {**row, "left_by_each_attack_alone": left}
 
 
 @torch.no_grad()
 def main() -> None:
-    parser = argparse.ArgumentParser(description="what each attack leaves")
+    parser = argparse.ArgumentParser(description="accuracy of a trained net under each attack")
     parser.add_argument("--model", default="mnist-small")
     parser.add_argument("--data", default="mnist")
     parser.add_argument("--eps", nargs="+", default=["0.1", "0.3"])

@@ -1,7 +1,7 @@
-"""CPU speed: our kernels, `torch.cdist` and a matrix product of the same shape, in one process.
+"""Speed on a CPU: our kernels, `torch.cdist` and a matrix product of the same shape, in one process.
 
-The contenders of a case alternate, so that other load on the machine affects all of them; ratios are of the best times.
-Prints a table that marks the acceptance ratios and appends one row per measurement to records/cpu-bench.jsonl.
+The contenders alternate so that other load on the machine affects all of them; ratios are computed from the best times.
+The benchmark prints a table with the required ratios and appends a row per measurement to records/cpu-bench.jsonl.
 
     python benchmarks/cpu.py [--rounds 3] [--quick]
 """
@@ -62,7 +62,7 @@ def contenders(state: State, direction: str) -> dict[str, Call]:
 
 
 def measure(calls: dict[str, Call], rounds: int) -> Times:
-    """Return the seconds per call, the contenders alternating; short calls are repeated within a round."""
+    """Return the seconds per call of contenders that alternate; short calls are repeated within a round."""
     repeats: dict[str, tuple[int, int]] = {}
     for name, call in calls.items():
         call()
@@ -139,8 +139,8 @@ def line(state: State, direction: str, times: Times) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time the CPU kernels against torch.cdist and a matrix product.")
-    parser.add_argument("--rounds", type=int, default=3, help="how often the contenders take turns")
-    parser.add_argument("--quick", action="store_true", help="leave out large p, which torch.cdist takes minutes for")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds, in each of which every contender runs")
+    parser.add_argument("--quick", action="store_true", help="omit large p, for which torch.cdist takes minutes")
     options = parser.parse_args()
     if not cpu.levels():
         raise SystemExit(cpu.status())

@@ -1,4 +1,4 @@
-"""Seconds of the first forward and backward call per p: with no compiled kernel in the cache, and in the next process.
+"""Seconds of the first forward and backward call for each p: with an empty kernel cache, and in the next process.
 
 python benchmarks/first_call.py [--record records/gpu-first-call.json]
 """

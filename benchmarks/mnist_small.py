@@ -16,10 +16,11 @@ from linfnet.cli.console import console, results_table
 from linfnet.cli.evaluate import evaluate_with_progress
 from linfnet.cli.train import train_display
 from linfnet.data import ImageSet, load
+from linfnet.epsilon import format_epsilon
 from linfnet.files import write_json
 from linfnet.nn import LinfNet
 from linfnet.recipes import load_recipe, recipe_to_toml
-from linfnet.results import read_results, results_to_json
+from linfnet.results import read_results
 from linfnet.theory import nearest_neighbour_net
 from linfnet.train import accuracy, environment, predict, start_run
 
@@ -28,7 +29,7 @@ NEIGHBOURS = 5000
 
 
 def certified_without_attack(net: LinfNet, images: ImageSet, epsilon: Fraction) -> dict[str, float]:
-    """Return clean and certified accuracy; the attack on 5,000 hidden neurons would take hours and add nothing."""
+    """Return clean and certified accuracy; an attack on 5,000 hidden neurons would take hours."""
     logits = predict(net, images)
     by_margin = real_certified(logits, images.labels, net.lipschitz, epsilon)
     parts = torch.arange(len(images)).split(500)
@@ -43,8 +44,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = start_run(recipe, Path(folder) / "run", torch.device("cpu"), display=train_display)
         trained = evaluate_with_progress(LinfNet.load(run.path), test, recipe.evaluation.eps, 100)
-        results = results_to_json(read_results(run.path))["training"]
+        training = read_results(run.path).training
     (result,) = trained.results
+    assert training is not None
     console.print(results_table("MNIST test images, accuracy in %", [("trained", result)]))
     few = images.first(NEIGHBOURS)
     neighbour = certified_without_attack(
@@ -57,7 +59,14 @@ def main() -> None:
             "what": "width-256 net on MNIST (CPU) and Theorem 1 on 5,000 training images; 10,000 test images",
             "environment": environment(),
             "recipe": recipe_to_toml(recipe),
-            "train": results,
+            "train": {
+                "clean": training.test.clean,
+                "certified": {format_epsilon(eps): share for eps, share in training.test.certified.items()},
+                "epochs": training.epochs,
+                "seconds": training.seconds,
+                "seed": training.seed,
+                "parameters": training.parameters,
+            },
             "trained": {
                 "clean": result.clean,
                 "pgd": result.attacked,

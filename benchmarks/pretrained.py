@@ -1,8 +1,8 @@
-"""The net that comes with the package: trained on MNIST with the real recipe at a width that fits into 2 MB, certified.
+"""The net that comes with the package: trained on MNIST with the recipe mnist-0.1 at a width that fits into 2 MB.
 
-Trains a net (or takes a finished run with --run), certifies all test images, and writes the model to the package and
-the figures to records/pretrained-mnist.json. Needs `linfnet data fetch mnist`. The accuracies under attack are those of
-benchmarks/attacks.py; run `--card` after it, which writes the model card from both records.
+The benchmark trains a net (or reads a finished run with --run), certifies all test images, and writes the model to the
+package and the results to records/pretrained-mnist.json. It needs `linfnet data fetch mnist`. benchmarks/attacks.py
+measures the accuracies under attack; run `--card` after it to write the model card from both records.
 
     python benchmarks/pretrained.py [--run RUN | --card]
 """
@@ -32,7 +32,7 @@ RECORDS = Path(__file__).parent.parent / "records"
 
 
 def recorded_results() -> Results:
-    """The results on record: what training found, and an evaluation for each epsilon that was also attacked."""
+    """Return the recorded results: those of training, and an evaluation for each epsilon of records/attacks.json."""
     record, attacks = (read_json(RECORDS / name) for name in ("pretrained-mnist.json", "attacks.json"))
     evaluations = [
         Result(
@@ -46,7 +46,7 @@ def recorded_results() -> Results:
         )
         for row in attacks["rows"]
     ]
-    training = results_from_json(record["results"] if "results" in record else {"train": record["train"]}).training
+    training = results_from_json(record.get("results", record)).training  # old records have version 1
     return Results(training, tuple(evaluations))
 
 

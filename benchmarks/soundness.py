@@ -1,11 +1,11 @@
-"""Soundness campaign: certified samples attacked by all attacks at 0.999 of their certified radius.
+"""Soundness campaign: run all attacks on certified samples at 0.999 of their certified radius.
 
 Claim: no sample is broken. Random nets of many shapes and trained ones (a model with its data set) are certified; each
-sample is attacked inside its own larger certified radius by the paper's PGD, by best-iterate PGD along sparse and
+sample is attacked inside the larger of its two certified radii by the paper's PGD, by best-iterate PGD along sparse and
 smoothed slopes with three objectives and against two single rivals, by Square, and, where a sample has at most 12
 pixels, by all corners of its box. (The paper's PGD takes one eps: forty samples with similar radii share the smallest.
-AutoAttack is too slow for this.) Works in shards and writes records/soundness.json after each: an interrupted run is
-resumed by the same command.
+AutoAttack is too slow for this.) The benchmark works in shards and writes records/soundness.json after each shard; the
+same command resumes an interrupted run.
 
     python benchmarks/soundness.py [--samples 100000] [--steps 10] [--model RUN DATA COUNT]...
 """
@@ -27,7 +27,7 @@ from linfnet.data import load
 from linfnet.errors import LinfnetError
 from linfnet.files import read_json, write_json
 from linfnet.nn import LinfNet, reestimate_means
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 from linfnet.train import environment
 
 SHAPES = [(1, 1, 2), (1, 2, 2), (1, 2, 5), (1, 3, 4), (3, 2, 2), (1, 8, 8), (3, 6, 6)]
@@ -46,7 +46,7 @@ def random_net(seed: int) -> LinfNet:
     with torch.no_grad():
         for parameter in net.parameters():
             if seed % 7 == 6 and parameter.dim():
-                parameter.mul_(10.0 ** (seed % 6 - 1))  # magnitudes where rounding counts
+                parameter.mul_(10.0 ** (seed % 6 - 1))  # magnitudes at which rounding matters
     reestimate_means(net, [torch.rand(64, *shape)])
     return net.eval()
 
@@ -74,7 +74,7 @@ def gradient_attacks(classes: int) -> Iterator[tuple[str, str, float, int]]:
 
 @torch.no_grad()
 def least_margins(net: LinfNet, images: Tensor, labels: Tensor, epsilons: Tensor, steps: int) -> dict[str, Tensor]:
-    """Return the margin [n] after each attack, each sample attacked at its own epsilon."""
+    """Return the margins [n] after each attack; every sample has a separate epsilon."""
     generator = torch.Generator().manual_seed(0)
     found: dict[str, Tensor] = {}
     with torch.enable_grad():
@@ -97,7 +97,10 @@ def least_margins(net: LinfNet, images: Tensor, labels: Tensor, epsilons: Tensor
 
 
 def try_net(net: LinfNet, images: Tensor, steps: int) -> tuple[int, int, dict[str, float]]:
-    """Return (certified samples attacked, samples broken, smallest share of the clean margin left by each attack)."""
+    """Return the numbers of attacked and broken samples, and for each attack the smallest ratio of margins.
+
+    Only certified samples are attacked. The ratio is the margin after the attack divided by the clean margin.
+    """
     certified = certify_images(net, [(images, None)])
     radii = certified.best_radii
     x, y, radii = images[radii > 0], certified.labels[radii > 0], radii[radii > 0]
@@ -123,7 +126,7 @@ def trained_shards(run: str, data: str, count: int) -> Iterator[Shard]:
 
 
 def random_shards() -> Iterator[Shard]:
-    """Yield shards of twenty nets, without end."""
+    """Yield an endless sequence of shards of twenty random nets."""
     for first in itertools.count(0, 20):
         yield f"random nets {first} to {first + 19}", lambda first=first: map(random_case, range(first, first + 20))
 
@@ -141,7 +144,7 @@ def attack_shard(name: str, cases: Iterator[tuple[LinfNet, Tensor]], steps: int)
         more, lost, left = try_net(net, images, steps)
         count, broken = count + more, broken + lost
         least = {key: min(least.get(key, 1.0), left.get(key, 1.0)) for key in {**least, **left}}
-    print(f"{name}: {count} attacked, {broken} broken, least share left {min(least.values()):.2e}", flush=True)
+    print(f"{name}: {count} attacked, {broken} broken, smallest ratio of margins {min(least.values()):.2e}", flush=True)
     return {"nets": name, "certified_and_attacked": count, "broken": broken, "least_share_of_margin_left": least}
 
 

@@ -1,8 +1,8 @@
-"""Certified samples attacked by AutoAttack (the extra `autoattack`) at 0.999 of their certified radius.
+"""Run AutoAttack (the extra `autoattack`) on certified samples at 0.999 of their certified radius.
 
-Claim: none is broken. AutoAttack takes one eps and is slow, so it is separate from soundness.py: twenty samples with
-similar radii share the smallest. The same attack at twice that eps shows whether it is effective. Writes
-records/soundness-autoattack.json.
+Claim: no sample is broken. AutoAttack is slow and accepts one eps for all samples, so it is not part of soundness.py:
+twenty samples with similar radii are attacked at the smallest of them. The same attack at twice that eps shows whether
+it is effective. The benchmark writes records/soundness-autoattack.json.
 
     python benchmarks/soundness_autoattack.py [--model mnist-small] [--data mnist] [--images 400]
 """
@@ -19,7 +19,7 @@ from linfnet.certificates import certify_images
 from linfnet.data import load
 from linfnet.files import write_json
 from linfnet.nn import LinfNet
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 from linfnet.train import environment
 
 GROUP = 20
@@ -53,7 +53,7 @@ def main() -> None:
         write_json(
             options.out,
             {
-                "what": "certified samples attacked by AutoAttack at 0.999 of their radius; 20 neighbours at the least",
+                "what": "certified samples attacked by AutoAttack at 0.999 of the smallest of 20 similar radii",
                 "model": options.model,
                 "data": f"{options.data} test",
                 "effort": EFFORT,

@@ -21,7 +21,7 @@ START_P, STEADY_STEPS, RISING_STEPS = 8.0, 60, 160
 
 @dataclass(frozen=True)
 class State:
-    """x: [256, 1024] and w: [1024, 1024] at exponent p; the mean number of terms of a sum that matter."""
+    """Inputs x [256, 1024] and weights w [1024, 1024] of a layer at exponent p."""
 
     x: Tensor
     w: Tensor
@@ -30,7 +30,7 @@ class State:
 
     @property
     def terms(self) -> float:
-        """Coordinates above 2^(-24/p) of the largest: those that can change a float32 sum."""
+        """The mean number of terms that can change a float32 sum: those above 2^(-24/p) times the largest."""
         counts: list[Tensor] = []
         for row in self.x[::16]:
             size = (row - self.w).abs()
@@ -39,7 +39,7 @@ class State:
 
 
 def random_state(p: float, shape: tuple[int, int, int] = (BATCH, WIDTH, WIDTH)) -> State:
-    """Standard normal numbers."""
+    """Return a state of standard normal numbers."""
     generator = torch.Generator().manual_seed(0)
     n, out, features = shape
     x, w = (torch.randn(rows, features, generator=generator) for rows in (n, out))
@@ -47,7 +47,7 @@ def random_state(p: float, shape: tuple[int, int, int] = (BATCH, WIDTH, WIDTH)) 
 
 
 def trained_states(wanted: tuple[float, ...]) -> list[State]:
-    """The state of the second hidden layer when the rising p reaches each of the wanted values."""
+    """Return the states of the second hidden layer when the rising p reaches each of the given values."""
     torch.manual_seed(0)
     try:
         data = load("mnist")

@@ -1,8 +1,8 @@
 """The constructions of the theorems at full size: random separated sets of all depths, and 5,000 real MNIST images.
 
 Claim: every net certifies its whole set at eps = r (1 - 1e-5), by margin and by interval bounds; its hidden layers are
-no wider than the theorem says; on random inputs its logits are the negated nearest distances up to `rounding`. Writes
-records/construction.json; needs `linfnet data fetch mnist`.
+no wider than the theorem says; on random inputs its logits are the negated nearest distances up to `rounding`. The
+benchmark writes records/construction.json; it needs `linfnet data fetch mnist`.
 """
 
 import time
@@ -26,7 +26,7 @@ SIZES = ((10, 2, 2), (200, 2, 10), (500, 64, 3), (2000, 3, 10), (2000, 784, 10))
 
 
 def separated_set(n: int, d: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Random images [n, 1, 1, d]; the first two coordinates keep the classes 1/8 apart, on a 4 x 3 grid of cells."""
+    """Return random images [n, 1, 1, d] and labels; the first two coordinates separate the classes by at least 1/8."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.cat([torch.arange(classes), torch.randint(classes, (n - classes,), generator=generator)])
     labels = labels[torch.randperm(n, generator=generator)]

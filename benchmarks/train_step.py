@@ -1,4 +1,4 @@
-"""A whole training step of the CIFAR net (3072-5120x5-10, batch 512) per p: our kernels, the authors', `torch.cdist`.
+"""A training step of the CIFAR net (3072-5120x5-10, batch 512) for each p: our kernels, the authors', `torch.cdist`.
 
     python benchmarks/train_step.py [--peer FOLDER] [--states FOLDER] [--p 8 12 inf] [--record records/train_step.jsonl]
 
@@ -31,7 +31,7 @@ from linfnet.train.cuda_graphs import GraphedModule
 
 SIZES = (3072, 5120, 5120, 5120, 5120, 5120, 10)
 BATCH = 512
-# Replayed from graphs; the others are compared to it.
+# The contender that is replayed from CUDA graphs; all others are compared to it.
 GRAPHS = "linfnet"
 Distance = Callable[[Tensor, Tensor, float], Tensor]
 
@@ -50,7 +50,7 @@ def peer(folder: Path) -> Distance:
     try:
         from core.norm_dist import norm_dist  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        sys.exit(f"{folder} is no built checkout of the authors' repository: {error}")
+        sys.exit(f"{folder} is not a built checkout of the authors' repository: {error}")
     return lambda x, w, p: norm_dist(x.unsqueeze(-1), w, p, 1, tag=0).squeeze(-1)
 
 
@@ -80,7 +80,7 @@ class State:
 
 
 def state_at(p: float, folder: Path | None) -> State:
-    """The state that a real run saved at p, or initial weights."""
+    """Return the state that a real run saved at p, or a state with initial weights."""
     path = folder / f"p{p:g}" if folder else None
     if folder is None or path is None or not path.is_dir():
         return State(initial_weights(), *random_images(), "initial")
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--p", type=float, nargs="+", default=every_p, help="default: 8 12 28 64 112 224 512 inf")
     parser.add_argument("--repeats", type=int, default=9, help="steps whose median counts (default: 9)")
     parser.add_argument("--cdist", action="store_true", help="also time torch.cdist (seconds per step)")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="append the figures to it, a line of JSON each")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="append each measurement as a line of JSON")
     options = parser.parse_args()
     if options.repeats < 1:
         parser.error(f"--repeats is {options.repeats}; wanted a number of at least 1")

@@ -104,7 +104,7 @@ def test_epsilons_may_be_numbers_or_text(net_and_images, tmp_path: Path):
     assert "certified_margin@8/255" in read_columns(table)
 
 
-def test_a_net_judged_by_its_logits_runs_once_on_attacked_images(net_and_images, monkeypatch: pytest.MonkeyPatch):
+def test_a_net_runs_once_on_attacked_images(net_and_images, monkeypatch: pytest.MonkeyPatch):
     net, test = net_and_images
     forward, calls = net.forward, []
     monkeypatch.setattr(net, "forward", lambda images: calls.append(len(images)) or forward(images))

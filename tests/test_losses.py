@@ -25,7 +25,7 @@ from linfnet.losses import (
     scaled_cross_entropy,
     thresholded,
 )
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 from linfnet.recipes import load_recipe
 from linfnet.schedules import StepState
 
@@ -55,7 +55,7 @@ def test_class_mixing_and_required_by_hand():
     terms = [(0.5, 0.0), (2.5, 1.5), (1.0, 0.5)]
     expected = sum(0.75 * max(pair) + 0.25 * sum(pair) / 3 for pair in terms) / 3
     assert hinge(LOGITS, LABELS, 2.0, max_share=0.75).item() == pytest.approx(expected)
-    # Half the threshold is asked for, in units of the whole: every term is 0.5 less, or 0.
+    # Only half the threshold is required: every term is smaller by 0.5, but not below 0.
     cooler = [tuple(max(term - 0.5, 0) for term in pair) for pair in terms]
     expected = sum(0.75 * max(pair) + 0.25 * sum(pair) / 3 for pair in cooler) / 3
     assert hinge(LOGITS, LABELS, 2.0, max_share=0.75, required=0.5).item() == pytest.approx(expected)
@@ -135,7 +135,7 @@ def mean(term) -> float:
     return sum(term(g, y) for g, y in zip(LOGITS.tolist(), LABELS.tolist(), strict=True)) / 3
 
 
-# theta = 1/2 in pixels is 2 in the units of these logits.
+# theta = 1/2 in pixel units is 2 in the units of these logits.
 THETA, THRESHOLD = Fraction(1, 2), 2.0
 
 

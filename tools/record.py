@@ -21,6 +21,7 @@ from linfnet.recipes import Recipe, recipe_to_toml
 from linfnet.reproduce.outcome import hardware_of, resumptions
 from linfnet.reproduce.plots import AUTHORS_CURVE, comparable_epochs
 from linfnet.results import read_results
+from linfnet.results.storage import RESULTS_FILE
 from linfnet.train import RunFolder
 
 
@@ -85,7 +86,7 @@ def make_record(path: Path, what: str, events_file: str, commit: str | None = No
             raise ArgumentError(f"--commit is {commit!r}, but env.json of the run has {environment['commit']!r}")
         environment |= {"commit": commit, "commit_given_by_hand": True}
     if training is None:
-        raise LinfnetError(f"{path / 'results.json'} contains no results of training")
+        raise LinfnetError(f"{path / RESULTS_FILE} holds no figures of training")
     resumed, compared = resumptions(events), compare_with_authors(recipe, events)
     return {
         "what": what or recipe.title,
@@ -97,7 +98,7 @@ def make_record(path: Path, what: str, events_file: str, commit: str | None = No
         "environment": environment,
         **({"resumed": resumed} if resumed else {}),
         "recipe": recipe_to_toml(recipe),
-        "results": read_table(path / "results.json"),
+        "results": read_table(path / RESULTS_FILE),
         **({"beside_the_authors_curve": compared} if compared else {}),
         "events": events_file,
     }

@@ -1,4 +1,4 @@
-"""l-infinity distance nets: classifiers that are 1-Lipschitz by construction and certified by one forward pass."""
+"""l-infinity distance nets: classifiers that are 1-Lipschitz by construction and are certified by one forward pass."""
 
 from linfnet.attacks import ATTACKS, pgd
 from linfnet.certificates import (

@@ -1,4 +1,4 @@
-"""`python -m linfnet` is the command line."""
+"""Run the command line by `python -m linfnet`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Boxes of perturbed images in floating point: rounded outwards for certificates, inwards for attacks."""
+"""Boxes of perturbed images in floating point, rounded outwards for certificates and inwards for attacks."""
 
 import math
 from fractions import Fraction
@@ -10,7 +10,7 @@ from linfnet.errors import ArgumentError
 
 
 def check_images(images: Tensor, name: str = "images") -> Tensor:
-    """The images, or an error if a pixel is outside [0, 1] or NaN."""
+    """Return the images, or raise an error if a pixel is outside [0, 1] or NaN."""
     if images.numel():
         low, high = (end.item() for end in images.aminmax())
         if not (low >= 0 and high <= 1):
@@ -23,12 +23,12 @@ def _next(value: Tensor, up: bool) -> Tensor:
 
 
 def _sum_outward(a: Tensor, b: Tensor | float, up: bool) -> Tensor:
-    """A float64 number beyond a + b: the rounded sum moved by one float64 step, which exceeds the rounding error."""
+    """Return a float64 number beyond a + b: the rounded sum moved by one float64 step, more than the rounding error."""
     return _next(a + b, up)
 
 
 def _sum_inward(a: Tensor, b: Tensor | float, up: bool) -> Tensor:
-    """The float64 number nearest to a + b that is not beyond it: the rounded sum itself if it is exact."""
+    """Return the float64 number closest to a + b that is not beyond it; if the rounded sum is exact, return that."""
     total = a + b
     part = total - a
     error = (a - (total - part)) + (b - part)  # the exact error of the sum (Knuth)
@@ -48,7 +48,7 @@ def _per_image(epsilon: Tensor, images: Tensor) -> Tensor:
 
 def _ends(images: Tensor, epsilon: Fraction | Tensor, outward: bool) -> tuple[Tensor, Tensor]:
     if not bool((epsilon >= 0).all() if isinstance(epsilon, Tensor) else epsilon >= 0):
-        raise ArgumentError(f"epsilon is {epsilon}; wanted no number below 0 (and no NaN)")
+        raise ArgumentError(f"epsilon is {epsilon}; wanted a number of at least 0")
     if isinstance(epsilon, Tensor):
         size = _per_image(epsilon.double(), images)
     else:
@@ -62,9 +62,12 @@ def _ends(images: Tensor, epsilon: Fraction | Tensor, outward: bool) -> tuple[Te
 
 
 def outer_box(images: Tensor, epsilon: Fraction | Tensor) -> tuple[Tensor, Tensor]:
-    """End points, rounded outwards, of a box that contains every image in [0, 1] within epsilon of `images`.
+    """Return the end points, rounded outwards, of a box that contains every image in [0, 1] within epsilon of `images`.
 
-    For an epsilon of 0 they are the images themselves. A float64 tensor [N] contains one exact epsilon per image.
+    This is the only step in which interval bounds are rounded outwards. No later step needs directed rounding: every
+    step of an l_inf-distance net is monotone in floating point, so the computed results at the end points bound the
+    computed results at every image in the box. For an epsilon of 0 the end points are the images themselves. A float64
+    tensor [N] contains one exact epsilon per image.
     """
     lower, upper = _ends(images, epsilon, outward=True)
     unchanged = _per_image(torch.as_tensor(epsilon == 0, device=images.device), images)
@@ -72,10 +75,10 @@ def outer_box(images: Tensor, epsilon: Fraction | Tensor) -> tuple[Tensor, Tenso
 
 
 def inner_box(images: Tensor, epsilon: Fraction | Tensor) -> tuple[Tensor, Tensor]:
-    """End points, rounded inwards: every floating-point image between them is in [0, 1] and within epsilon of `images`.
+    """Return the end points, rounded inwards, of a box whose images are all in [0, 1] and within epsilon of `images`.
 
-    If epsilon is a float64 number they are the outermost such images, which an attack may reach. The images themselves
-    are always inside. A float64 tensor [N] contains one epsilon per image.
+    If epsilon is a float64 number, it is the largest such box. It always contains the images themselves. A float64
+    tensor [N] contains one epsilon per image.
     """
     lower, upper = _ends(images, epsilon, outward=False)
     return torch.minimum(lower.clamp(min=0), images), torch.maximum(upper.clamp(max=1), images)

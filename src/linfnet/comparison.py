@@ -1,4 +1,4 @@
-"""Runs of any system in one table: accuracies and cost."""
+"""Compare runs of any systems in one table of accuracies and costs."""
 
 import shlex
 from collections.abc import Iterable, Iterator
@@ -8,22 +8,23 @@ from pathlib import Path
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import LinfnetError
 from linfnet.files import read_table
+from linfnet.nn.model_path import system_name
 from linfnet.results import read_results
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A row of the table: one evaluation at one epsilon; None or an empty text where there is no figure."""
+    """A row of the table: one evaluation at one epsilon. Missing values are None or an empty text."""
 
     run: str
     system: str
     images: str
-    """`Result.images`, or "test, after training" for accuracies computed by training itself."""
+    """`Result.images`, or "test, after training" for accuracies that were computed at the end of training."""
     eps: str
     clean: float
     attacked: float | None
     certified: float | None
-    """By the certificate that certifies most."""
+    """The accuracy by the certificate that certifies most samples."""
     certificate: str
     arithmetic: str
     confidence: float
@@ -33,12 +34,12 @@ class Compared:
 
 
 def compare_runs(folders: Iterable[Path]) -> list[Compared]:
-    """The rows of all runs; a run without evaluations has the accuracies that training computed at its end."""
+    """Return the rows of all runs; a run without evaluations has the accuracies from the end of training."""
     folders = list(folders)
     names = [folder.resolve().name for folder in folders]
     rows: list[Compared] = []
     for folder, name in zip(folders, names, strict=True):
-        # All runs of a study are named after their seeds; only their paths differ.
+        # The runs of a study are named after their seeds, so runs of two studies may differ only in their paths.
         new = list(_rows(folder, name if names.count(name) == 1 else str(folder)))
         if not new:
             raise LinfnetError(f"{folder} has no results; evaluate it: linfnet evaluate {shlex.quote(str(folder))}")
@@ -47,13 +48,13 @@ def compare_runs(folders: Iterable[Path]) -> list[Compared]:
 
 
 def _rows(folder: Path, run: str) -> Iterator[Compared]:
-    results, system = read_results(folder), str(read_table(folder / "config.json").get("system", "linf"))
+    results, system = read_results(folder), system_name(read_table(folder / "config.json"))
     training = results.training
     seconds, parameters = (training.seconds, training.parameters) if training else (None, None)
     for result in results.evaluations:
         yield Compared(
             run=run,
-            # `result.net` was not trained by this run: system and training time do not apply.
+            # The run did not train `result.net`, so its system and training time do not apply.
             system="" if result.net else system,
             images=result.images,
             eps=format_epsilon(result.eps),

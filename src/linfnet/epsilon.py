@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from linfnet.errors import ArgumentError
 
-# Longer numbers are typing errors, and fractions with huge exponents would take too long to compute.
+# The numbers of digits are limited because fractions with huge exponents would take too long to compute.
 _RATIONAL = re.compile(r"[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})([eE][+-]?\d{1,2})?(/\d{1,40})?", re.ASCII)
 
 

@@ -1,4 +1,4 @@
-"""Exceptions for errors of the user, which the command line prints as one line, and common checks."""
+"""Exceptions for errors of the user, which the command line prints as one line, and common checks of arguments."""
 
 import difflib
 import importlib
@@ -13,15 +13,15 @@ class LinfnetError(Exception):
 
 
 class ArgumentError(LinfnetError, ValueError):
-    """An argument is out of its range; the message has its name, its value and the range."""
+    """An argument is out of range; the message contains its name, its value and the range."""
 
 
-# No option takes a larger number.
+# Largest number that any option accepts.
 LARGEST = 2**31
 
 
 def at_least(name: str, value: float, least: float, *, strictly: bool = False, most: float = LARGEST) -> None:
-    """Raise unless least <= value <= most; `strictly` excludes the least."""
+    """Raise an error unless least <= value <= most; with `strictly`, the value must be larger than `least`."""
     if not (value > least if strictly else value >= least):
         bound = "above" if strictly else "of at least"
         raise ArgumentError(f"{name} is {value}; wanted a number {bound} {least}")
@@ -31,19 +31,19 @@ def at_least(name: str, value: float, least: float, *, strictly: bool = False, m
 
 
 def number(default: object, least: float = 0, **limits: Any) -> Any:
-    """A field of a dataclass whose range `check_numbers` checks; the limits are those of `at_least`."""
+    """Declare a dataclass field whose range is checked by `check_numbers`; `limits` are arguments of `at_least`."""
     return field(default=default, metadata={"limits": {"least": least, **limits}})
 
 
 def check_numbers(options: Any, section: str) -> None:
-    """Raise unless all fields that are declared by `number` are in range; messages name them `section.field`."""
+    """Raise an error if a field declared by `number` is out of range; the message names it as `section.field`."""
     for each in fields(options):
         if "limits" in each.metadata:
             at_least(f"{section}.{each.name}", getattr(options, each.name), **each.metadata["limits"])
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint at the known word that is most similar, or an empty text."""
+    """Return a hint that suggests the most similar known word, or an empty text."""
     match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean {match[0]!r}?" if match else ""
 

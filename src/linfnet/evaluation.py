@@ -1,4 +1,4 @@
-"""Evaluation of a net on a labelled set: clean, attacked and certified accuracy, sample by sample."""
+"""Evaluate a net on a labelled data set: clean, attacked and certified accuracy, with the outcome for each sample."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from linfnet.attacks import check_sandwich, pgd
 from linfnet.certificates import certificates_of
+from linfnet.certificates.real import real_margin_radius
 from linfnet.certificates.rounding import float_above
 from linfnet.data import ImageSet
 from linfnet.distributed.group import ALONE, Group
@@ -18,25 +19,25 @@ from linfnet.distributed.sharding import LONGEST, SUMMED, gather, join, own_part
 from linfnet.epsilon import parse_epsilon
 from linfnet.files import write_tensors
 from linfnet.nn import Classifier
-from linfnet.nn.margin import label_on_top, margin
+from linfnet.nn.label_margin import label_on_top, margin
 from linfnet.results import AttackSettings, Result, add_evaluations, storage
 
 BATCH = 500
-# The number of broken samples that are saved for each epsilon.
+# Largest number of broken samples that are saved for each epsilon.
 EXAMPLES = 12
 
 
 @dataclass(frozen=True)
 class Broken:
-    """Samples that the attack broke."""
+    """Samples that are misclassified after the attack."""
 
     index: Tensor  # [n]
-    images: Tensor  # [n, C, H, W]: within epsilon of the samples
-    predictions: Tensor  # [n]: the class that the net predicts for them
+    images: Tensor  # [n, C, H, W]: the attacked images
+    predictions: Tensor  # [n]: the classes that the net predicts for the attacked images
     radii: Tensor  # [n]: the certified radii of the samples
 
     def best(self) -> "Broken":
-        """The examples with the largest certified radii, which were closest to being certified."""
+        """Return up to EXAMPLES samples with the largest certified radii."""
         order = self.radii.argsort(descending=True, stable=True)[:EXAMPLES]
         return Broken(self.index[order], self.images[order], self.predictions[order], self.radii[order])
 
@@ -46,16 +47,16 @@ class AtEpsilon:
     """The outcome for each sample [N] at one epsilon."""
 
     eps: Fraction
-    certified: dict[str, Tensor]  # bool [N] by the name of each certificate
-    survived: Tensor  # bool [N]: classified correctly, also after the attack
+    certified: dict[str, Tensor]  # bool [N] for each certificate name
+    survived: Tensor  # bool [N]: classified correctly even after the attack
     broken: Broken  # a few examples
     seconds: float = field(metadata=LONGEST)
-    certify_seconds: dict[str, float] = field(metadata=SUMMED)  # for all samples, by the name of each certificate
+    certify_seconds: dict[str, float] = field(metadata=SUMMED)  # for all samples together, for each certificate name
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The outcome of an evaluation at p = inf, sample by sample; `results` has the accuracies."""
+    """The outcome of an evaluation at p = inf for each sample; the property `results` contains the accuracies."""
 
     data: str
     split: str
@@ -65,18 +66,18 @@ class Evaluation:
     confidence: float
     logits: Tensor  # [N, K]
     labels: Tensor  # [N]
-    radii: dict[str, Tensor]  # float64 [N] in pixels, of certificates in closed form; -inf if misclassified
-    real_radii: Tensor | None  # float64 [N] in pixels: the margin radius in real arithmetic, for Lipschitz nets
+    radii: dict[str, Tensor]  # float64 [N] in pixel units, for certificates in closed form; -inf if misclassified
+    real_radii: Tensor | None  # float64 [N] in pixel units: `real_margin_radius`, for Lipschitz nets
     at: tuple[AtEpsilon, ...]
 
     @property
     def margins(self) -> Tensor:
-        """[N], in the units of the logits."""
+        """The margins [N] in the units of the logits."""
         return margin(self.logits, self.labels)
 
     @property
     def clean(self) -> float:
-        """Share of samples whose true class is strictly on top."""
+        """The share of samples for which the logit of the true class is strictly the largest."""
         return _share(label_on_top(self.logits, self.labels))
 
     @property
@@ -113,18 +114,18 @@ def evaluate(
     advance: Callable[[int], None] = lambda samples: None,
     group: Group = ALONE,
 ) -> Evaluation:
-    """Evaluate a net at p = inf: every certificate of the net, and PGD, at each epsilon.
+    """Evaluate a net at p = inf in eval mode: at each epsilon, apply every certificate of the net and attack by PGD.
 
-    Raises an error that names the samples if a certified one is broken: that would be a bug in this library.
+    If the attack breaks a certified sample, which would be a bug in linfnet, an error names the sample.
 
     Args:
-        net: of any system.
-        images: the labelled set; only correctly classified samples are attacked.
-        epsilons: in pixel units, as `8/255`, 0.1 or a fraction.
-        steps: of the PGD attack.
-        seed: batch k is attacked from noise of seed + k.
+        net: a net of any system.
+        images: the labelled data set; only correctly classified samples are attacked.
+        epsilons: in pixel units, as text such as `8/255`, numbers or fractions.
+        steps: number of steps of the PGD attack.
+        seed: the noise for batch k is drawn with seed + k.
         advance: called with the number of samples that this process has finished, once per batch and epsilon.
-        group: the processes that share the work; each returns the evaluation of the whole set.
+        group: the processes that share the work; each process returns the evaluation of all images.
     """
     sizes = tuple(parse_epsilon(epsilon) for epsilon in epsilons)
     own = own_part(len(images), BATCH, group)
@@ -143,7 +144,7 @@ def _evaluate_part(
     seed: int,
     advance: Callable[[int], None],
 ) -> Evaluation:
-    """Evaluate the images `own` of this process, which begin at a multiple of BATCH."""
+    """Evaluate the images of this process: the slice `own`, which starts at a multiple of BATCH."""
     images = replace(whole, images=whole.images[own], labels=whole.labels[own])
     parts = [slice(start, start + BATCH) for start in range(0, len(images), BATCH)] or [slice(0, 0)]
     labels, device, certificates = images.labels, images.labels.device, certificates_of(net)
@@ -154,7 +155,7 @@ def _evaluate_part(
         radii: dict[str, Tensor] = {}
         radii_seconds = dict.fromkeys(certificates, 0.0)
         for name, certificate in certificates.items():
-            if not certificate.resolution:  # in closed form: once for all epsilons
+            if not certificate.resolution:  # radii in closed form are computed once for all epsilons
                 start = _now(device)
                 radii[name] = torch.cat([certificate.radius(images.pixels(part), labels[part]) for part in parts])
                 radii_seconds[name] = _now(device) - start
@@ -174,8 +175,8 @@ def _evaluate_part(
                     seconds[name] += _now(device) - began
                 generator = torch.Generator(device).manual_seed(seed + own.start // BATCH + number)
                 moved = pgd(net, pixels[right], truth[right], eps, steps=steps, generator=generator)
-                robust, attacked = _judge(net, moved, truth[right])
-                # At epsilon 0 no image changes: correct samples stay correct, even for a net that draws new noise.
+                attacked, robust = net.logits_and_kept(moved, truth[right])
+                # At epsilon 0 no image changes, so correct samples stay correct, even if the net draws new noise.
                 robust |= eps == 0
                 survived[part] = right.masked_scatter(right, robust)
                 index = right.nonzero().flatten()[~robust] + part.start
@@ -193,22 +194,13 @@ def _evaluate_part(
         logits=logits,
         labels=labels,
         radii=radii,
-        real_radii=margin(logits.double(), labels) * net.normalize.std.item() / 2 if net.lipschitz else None,
+        real_radii=real_margin_radius(logits, labels, 1 / net.normalize.std.item()) if net.lipschitz else None,
         at=tuple(results),
     )
 
 
-@torch.no_grad()
-def _judge(net: Classifier, moved: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Which attacked images [n] keep their class, and their logits [n, K]."""
-    logits = net(moved)
-    if type(net).keeps_class is Classifier.keeps_class:
-        return label_on_top(logits, labels), logits
-    return net.keeps_class(moved, labels), logits  # by additional passes, such as votes under new noise
-
-
 def _now(device: torch.device) -> float:
-    """The time in seconds, after the device has finished its work."""
+    """Wait until the device has finished its work, and return the time in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -219,12 +211,12 @@ def _share(flags: Tensor) -> float:
 
 
 def _most_likely_other(logits: Tensor, labels: Tensor) -> Tensor:
-    """The class [n] of the largest logit except the label's."""
+    """Return the class [n] with the largest logit other than the label."""
     return logits.scatter(1, labels.unsqueeze(1), -torch.inf).argmax(1)
 
 
 def save_evaluation(evaluation: Evaluation, folder: Path) -> None:
-    """Add the results to the folder's results.json, and write the samples and the broken images beside it."""
+    """Add the results to results.json in a folder, and write files with all samples and with the broken images."""
     add_evaluations(folder, evaluation.results)
     if evaluation.results:
         path = storage.samples_path(folder, evaluation.results)
@@ -239,7 +231,7 @@ def save_evaluation(evaluation: Evaluation, folder: Path) -> None:
 
 
 def _sample_columns(evaluation: Evaluation) -> dict[str, Sequence[object]]:
-    """For each sample: label, prediction, margin, radii, and the outcome at each epsilon."""
+    """Return the columns of the CSV file: label, prediction, margin, radii, and the outcome at each epsilon."""
     prediction, attack = evaluation.logits.argmax(1), evaluation.attack
     columns: dict[str, Sequence[object]] = {
         storage.INDEX: range(len(evaluation.labels)),

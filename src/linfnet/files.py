@@ -1,4 +1,4 @@
-"""Files that are complete or absent: everything is written to a temporary file and then renamed."""
+"""Read and write files. Every file is written under a temporary name and then renamed, so it is never incomplete."""
 
 import contextlib
 import json
@@ -18,9 +18,9 @@ from linfnet.errors import LinfnetError
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """A temporary path beside `path`, which replaces `path` durably when the block ends without an error.
+    """Context with a temporary path in the same folder; if the block succeeds, the file there replaces `path` durably.
 
-    `path` is added to an OSError without a file name, such as that of a full disk.
+    If an OSError has no file name, as for a full disk, it is raised again with the name of `path`.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -30,8 +30,8 @@ def replacing(path: Path) -> Generator[Path]:
         _sync(path.parent)
     except OSError as error:
         if error.filename not in (None, str(temporary)):
-            raise  # the error is about another file, which the block reads
-        if error.errno is None:  # an error of a library
+            raise  # the error concerns another file, which the block reads
+        if error.errno is None:  # the error was raised by a library
             raise OSError(f"{path}: {error}") from None
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
@@ -68,7 +68,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value of a file, or an error that names it."""
+    """Return the JSON value of a file, or raise an error that names the file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -78,24 +78,24 @@ def read_json(path: Path) -> Any:
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """The JSON object of a file, or an error that names it."""
+    """Return the JSON object of a file as a dictionary, or raise an error that names the file."""
     value: Any = read_json(path)
     if not isinstance(value, dict):
-        raise LinfnetError(f"{path} holds no table")
+        raise LinfnetError(f"{path} does not contain a JSON object")
     return cast(dict[str, Any], value)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write named tensors as safetensors in one step."""
     whole = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    # Written as bytes: the writer of safetensors reports a full disk by an exception without errno.
+    # `safetensors.torch.save_file` is not used: for a full disk it raises an exception without errno.
     content = safetensors.torch.save(whole, metadata)
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 
 
 def cut_short(path: Path) -> bool:
-    """Whether a safetensors file is shorter than its header says; the tensors are not read."""
+    """Return whether a safetensors file is shorter than its header says; the tensors are not read."""
     try:
         with safetensors.safe_open(path, framework="pt"):
             return False
@@ -104,7 +104,7 @@ def cut_short(path: Path) -> bool:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The named tensors and the metadata of a safetensors file, or an error if it is truncated or of another format."""
+    """Return the named tensors and the metadata of a safetensors file, or raise an error if it cannot be read."""
     if path.exists() and not os.access(path, os.R_OK):
         raise LinfnetError(f"{path} cannot be read: permission denied")
     try:

@@ -1,6 +1,6 @@
 """Training losses: functions of logits [B, K] and labels [B], and the objectives that recipes select by `loss.name`.
 
-Thresholds are in the units of the logits: a theta in pixel units is `theta * net.lipschitz` there.
+Thresholds are in the units of the logits: theta in pixel units corresponds to a threshold of `theta * net.lipschitz`.
 """
 
 from abc import ABC, abstractmethod
@@ -13,18 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from linfnet.errors import at_least, check_numbers, number
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 from linfnet.registry import Registry
 from linfnet.schedules import StepState, mixing_coefficient
 
 
 def scaled_cross_entropy(logits: Tensor, labels: Tensor, scale: Tensor | float = 1.0) -> Tensor:
-    """Cross-entropy of `scale * logits`, averaged over the batch."""
+    """Return the cross-entropy of `scale * logits`, averaged over the batch."""
     return F.cross_entropy(scale * logits, labels)
 
 
 def thresholded(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
-    """The logits, with the threshold subtracted from that of the true class.
+    """Return the logits, with the threshold subtracted from the logit of the true class.
 
     >>> thresholded(torch.tensor([[3.0, 1.0]]), torch.tensor([0]), 2.0)
     tensor([[1., 1.]])
@@ -34,14 +34,14 @@ def thresholded(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
 
 
 def hinge(logits: Tensor, labels: Tensor, threshold: float, *, max_share: float = 1.0, required: float = 1.0) -> Tensor:
-    """mean of max(1 - margin / threshold, 0).
+    """Return the mean of max(1 - margin / threshold, 0) over the batch.
 
     Args:
         logits: [B, K].
         labels: [B].
         threshold: samples with at least this margin have loss 0.
-        max_share: weight of the worst class; the rest is on the mean over all classes (the true class counts as 0).
-        required: the share of the threshold that is required, during a warm-up.
+        max_share: weight of the worst class; the mean over all classes (with 0 for the true class) has the rest.
+        required: the fraction of the threshold that is required, below 1 during a warm-up.
 
     >>> hinge(torch.tensor([[1.0, 0.0, -1.0, 2.0]]), torch.tensor([0]), 2.0)
     tensor(1.5000)
@@ -53,7 +53,7 @@ def hinge(logits: Tensor, labels: Tensor, threshold: float, *, max_share: float 
 
 
 def clipped_hinge(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
-    """mean of min(max(1 - margin / threshold, 0), 1): constant for misclassified samples.
+    """Return the mean of min(max(1 - margin / threshold, 0), 1), which is constant for misclassified samples.
 
     >>> clipped_hinge(torch.tensor([[1.0, 0.0]]), torch.tensor([1]), 2.0)
     tensor(1.)
@@ -64,12 +64,12 @@ def clipped_hinge(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
 def mixture(
     logits: Tensor, labels: Tensor, *, threshold: float, mixing: Tensor | float, scale: Tensor | float
 ) -> Tensor:
-    """The paper's objective: mixing * scaled cross-entropy + clipped hinge."""
+    """Return the paper's objective: mixing * scaled cross-entropy + clipped hinge."""
     return mixing * scaled_cross_entropy(logits, labels, scale) + clipped_hinge(logits, labels, threshold)
 
 
 def margin_shares(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
-    """The numbers of samples with a margin above the threshold, in [0, threshold], and below 0: [3].
+    """Return the numbers [3] of samples with a margin above the threshold, in [0, threshold], and below 0.
 
     >>> margin_shares(torch.tensor([[9.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0, 0]), 2.0)
     tensor([1, 1, 1])
@@ -80,9 +80,9 @@ def margin_shares(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """A training objective. Its fields are the keys of a recipe's [loss]; numbers are checked when it is created."""
+    """A training objective. Its fields are the keys of [loss] in a recipe; the constructor checks their ranges."""
 
-    # The margin to train for, in pixel units. Training counts the margins above it for every objective.
+    # The margin that training aims at, in pixel units. For every objective, training reports the margins above it.
     theta: Fraction = Fraction(48, 255)
 
     learns_scale: ClassVar[bool] = False
@@ -99,22 +99,22 @@ class Objective(ABC):
 
     @abstractmethod
     def __call__(self, logits: Tensor, labels: Tensor, state: StepState, *, scale: Tensor, lipschitz: float) -> Tensor:
-        """The loss of a batch, averaged over its samples.
+        """Return the loss of a batch, averaged over its samples.
 
         Args:
             logits: [B, K].
             labels: [B].
-            state: the schedule at this step.
+            state: the values of the schedule at this step.
             scale: the temperature s of the net.
-            lipschitz: Lipschitz constant of the net at p = inf: logits per pixel unit.
+            lipschitz: Lipschitz constant of the net at p = inf, from pixels to logits.
         """
 
     def mixing(self, relaxed: float) -> float:
-        """`StepState.mixing` (lambda) at a progress of the rise of p; 0 for objectives that do not mix."""
+        """Return lambda (`StepState.mixing`) when a fraction `relaxed` of the rise of p is complete; 0 by default."""
         return 0.0
 
     def threshold(self, lipschitz: float) -> float:
-        """theta in the units of the logits."""
+        """Return theta in the units of the logits."""
         return float(self.theta) * lipschitz
 
 
@@ -126,19 +126,19 @@ LOSSES: Registry[type[Objective]] = Registry("loss.name")
 class Mixture(Objective):
     """lambda * CE(s * g, y) + min(hinge(g / theta, y), 1).
 
-    lambda falls from mixing_start to mixing_end while p rises. Equal ends keep it constant; zeros leave only the
-    clipped hinge.
+    lambda falls from mixing_start to mixing_end while p rises. If both are equal, lambda is constant; if both are 0,
+    the objective is the clipped hinge alone.
     """
 
     mixing_start: float = number(0.1)
     mixing_end: float = number(5e-4)
-    # The paper's text drops the cross-entropy in the last phase; its published figures were trained with mixing_end.
+    # In the paper's text the last phase has no cross-entropy, but its published results were trained with mixing_end.
     mixing_zero_at_infinity: bool = False
 
     learns_scale: ClassVar[bool] = True
 
     def mixing(self, relaxed: float) -> float:
-        """lambda at a progress of the rise of p."""
+        """Return lambda when a fraction `relaxed` of the rise of p is complete."""
         if relaxed >= 1 and self.mixing_zero_at_infinity:
             return 0.0
         return mixing_coefficient(relaxed, start=self.mixing_start, end=self.mixing_end)
@@ -150,12 +150,12 @@ class Mixture(Objective):
 @LOSSES.register("hinge")
 @dataclass(frozen=True)
 class Hinge(Objective):
-    """hinge(g / theta, y), optionally with the mean over classes and the warm-up of the 2021 paper; no s."""
+    """hinge(g / theta, y) without s, optionally with the mean over classes and the warm-up of the 2021 paper."""
 
     theta: Fraction = Fraction(80, 255)
-    # 1: only the worst class. The 2021 paper uses 0.75: the other 0.25 is on the mean over classes.
+    # Weight of the worst class. The 2021 paper uses 0.75, and 0.25 for the mean over classes.
     max_share: float = number(1.0, most=1)
-    # Raise the threshold from 0 to theta during the first phase; the published runs of 2021 without an MLP do not.
+    # Raise the threshold from 0 to theta in the first phase. The published runs of 2021 without an MLP do not do this.
     warmup: bool = False
 
     def __call__(self, logits: Tensor, labels: Tensor, state: StepState, *, scale: Tensor, lipschitz: float) -> Tensor:
@@ -166,7 +166,7 @@ class Hinge(Objective):
 @LOSSES.register("cross_entropy")
 @dataclass(frozen=True)
 class CrossEntropy(Objective):
-    """CE(s * g, y) with s fixed; theta has no effect."""
+    """CE(s * g, y) with a fixed s; theta has no effect."""
 
     fixed_scale: float = number(1.0, strictly=True)
 
@@ -177,7 +177,7 @@ class CrossEntropy(Objective):
 @LOSSES.register("thresholded_cross_entropy")
 @dataclass(frozen=True)
 class ThresholdedCrossEntropy(Objective):
-    """CE(s * (g - theta 1_y), y) with trained s: a smooth hinge. (The paper prints g(x - theta 1_y).)"""
+    """CE(s * (g - theta 1_y), y) with a trained s, a smooth hinge. (The formula in the paper is g(x - theta 1_y).)"""
 
     theta: Fraction = Fraction(32, 255)
 

@@ -1,7 +1,8 @@
-"""p, the mixing coefficient lambda and the learning rate as functions of progress.
+"""Schedules of p, of the mixing coefficient lambda and of the learning rate.
 
-Training has three phases of e1, e2 and e3 epochs: p is constant; p rises exponentially while lambda falls; p is
-infinite. The learning rate follows one cosine over all phases, or over all but the first.
+Training has three phases of e1, e2 and e3 epochs. In the first phase p is constant, in the second p rises exponentially
+while lambda falls, and in the third p is infinite. The learning rate follows one cosine over all phases, or over the
+last two.
 """
 
 import math
@@ -12,14 +13,14 @@ from linfnet.errors import ArgumentError
 
 @dataclass(frozen=True)
 class StepState:
-    """The schedule at one training step: computed once per step, then passed to the system and the objective."""
+    """The values of the schedule at one training step, computed once and passed to the system and the objective."""
 
     epoch: float
-    """The number of epochs so far, including the finished fraction of the current one."""
+    """The number of completed epochs, including the completed fraction of the current epoch."""
     started: float
-    """Progress of the first phase, from 0 to 1."""
+    """The completed fraction of the first phase, from 0 to 1."""
     relaxed: float
-    """Progress of the rise of p, from 0 to 1."""
+    """The completed fraction of the rise of p, from 0 to 1."""
     p: float
     mixing: float
     """lambda, the weight of the cross-entropy; 0 for objectives that do not mix."""
@@ -46,22 +47,22 @@ class Phases:
 
     @property
     def total(self) -> int:
-        """Number of epochs of all phases."""
+        """The total number of epochs."""
         return self.start + self.rise + self.infinite
 
     def start_progress(self, epoch: float) -> float:
-        """Progress of the first phase at a (fractional) epoch, from 0 to 1."""
+        """Return the completed fraction of the first phase, from 0 to 1, at an epoch, which may be fractional."""
         return min(epoch / self.start, 1.0) if self.start else 1.0
 
     def relaxation_progress(self, epoch: float) -> float:
-        """Progress of the rise of p at a (fractional) epoch: 0 before the second phase, 1 after it."""
+        """Return the completed fraction of the rise of p at an epoch: 0 before the second phase, 1 after it."""
         if self.rise == 0:
             return float(epoch >= self.start)
         return min(max((epoch - self.start) / self.rise, 0.0), 1.0)
 
 
 def relaxation_p(progress: float, *, start: float = 8.0, end: float = 1000.0) -> float:
-    """p at a progress of its rise: start * (end / start)^progress below 1, infinity at 1.
+    """Return p when a fraction `progress` of its rise is complete: start * (end / start)^progress, or infinity at 1.
 
     >>> relaxation_p(0.0), relaxation_p(1.0)
     (8.0, inf)
@@ -70,7 +71,9 @@ def relaxation_p(progress: float, *, start: float = 8.0, end: float = 1000.0) ->
 
 
 def mixing_coefficient(progress: float, *, start: float, end: float) -> float:
-    """lambda at a progress of the rise of p: start * (end / start)^progress; if `end` is 0, constant until p = inf.
+    """Return lambda when a fraction `progress` of the rise of p is complete: start * (end / start)^progress.
+
+    If `end` is 0, lambda is constant until p = inf.
 
     >>> mixing_coefficient(0.5, start=0.25, end=0.0625)
     0.125
@@ -81,12 +84,12 @@ def mixing_coefficient(progress: float, *, start: float, end: float) -> float:
 
 
 def cosine_learning_rate(progress: float, *, peak: float, constant: float = 0.0) -> float:
-    """The learning rate at a progress through the whole run: from `peak` to 0 along half a cosine, without warm-up.
+    """Return the learning rate, which falls from `peak` to 0 along half a cosine, without warm-up.
 
     Args:
-        progress: from 0 to 1.
+        progress: the completed fraction of training, from 0 to 1.
         peak: the learning rate at the start.
-        constant: the share of the run during which the rate stays at the peak; the cosine spans the rest.
+        constant: the fraction of training during which the rate is `peak`, before the cosine starts.
 
     >>> cosine_learning_rate(0.0, peak=0.03), round(cosine_learning_rate(0.5, peak=0.03), 12)
     (0.03, 0.015)

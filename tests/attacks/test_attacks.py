@@ -1,4 +1,4 @@
-"""The attacks besides the paper's PGD: inside the ball, stronger, and the suite that runs them in turn."""
+"""Attacks other than the paper's PGD stay inside the ball and are stronger; the suite runs several of them."""
 
 import math
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from linfnet.attacks.pgd import dlr
 from linfnet.attacks.square import square_share
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import LinfNet, reestimate_means
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 
 TENTH = Fraction(1, 10)
 

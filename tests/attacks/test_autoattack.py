@@ -2,15 +2,17 @@
 
 import importlib.util
 from fractions import Fraction
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from linfnet.attacks import attack_all
+from linfnet.attacks import attack_all, suite
 from linfnet.attacks.suite import auto_attack
 from linfnet.errors import LinfnetError
 from linfnet.nn import LinfNet, reestimate_means
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 
 TENTH = Fraction(1, 10)
 PRESENT = importlib.util.find_spec("art") is not None
@@ -39,6 +41,32 @@ def test_it_breaks_samples_inside_the_exact_ball():
     assert (margin(net(result.images), labels)[~result.survived] <= 0).all()
     for before, after in zip(images.flatten().tolist(), found[0].flatten().tolist(), strict=True):
         assert abs(Fraction(after) - Fraction(before)) <= TENTH
+
+
+def test_a_net_in_training_mode_is_attacked_at_infinity_and_left_unchanged(monkeypatch: pytest.MonkeyPatch):
+    net, images, labels = case()
+    expected, logits = net(images), list[torch.Tensor]()
+
+    class Fake:
+        """Replaces every class of the toolbox; as an attack it only runs the net."""
+
+        def __init__(self, *arguments: object, **options: object) -> None: ...
+
+        def generate(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+            logits.append(net(torch.from_numpy(x)))
+            return x
+
+    names = ("PyTorchClassifier", "AutoProjectedGradientDescent", "DeepFool", "SquareAttack", "AutoAttack")
+    toolbox = SimpleNamespace(**dict.fromkeys(names, Fake))
+    monkeypatch.setattr(suite, "require", lambda module, extra: toolbox)
+    net.train()
+    net.p = 8.0
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    auto_attack(net, images, labels, TENTH, torch.Generator())
+    assert torch.equal(logits[0], expected)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert net.p == 8.0
+    assert net.training
 
 
 @pytest.mark.skipif(PRESENT, reason="the extra `autoattack` is installed")

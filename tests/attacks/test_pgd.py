@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linfnet.attacks import best_pgd, pgd, square_attack
+from linfnet.attacks import ATTACKS, best_pgd, closest_break, minimal, pgd, square_attack
 from linfnet.errors import ArgumentError
 from linfnet.nn import LinfNet
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 
 
 def random_net(seed: int) -> LinfNet:
@@ -69,6 +69,7 @@ def test_a_net_in_training_mode_is_attacked_at_infinity_and_left_unchanged():
         lambda: pgd(*case, steps=5, generator=torch.Generator().manual_seed(0)),
         lambda: best_pgd(*case, steps=5),
         lambda: square_attack(*case, queries=5, generator=torch.Generator().manual_seed(0)),
+        lambda: ATTACKS["smoothed"](*case, torch.Generator().manual_seed(0)),
     ]
     expected = [attack() for attack in attacks]
     net.train()
@@ -90,3 +91,13 @@ def test_as_is_attacks_the_present_p():
         for as_is in (False, True)
     ]
     assert not torch.equal(*runs)
+
+
+def test_a_search_for_the_closest_image_runs_the_net_once_on_each_result(monkeypatch: pytest.MonkeyPatch):
+    net, calls = random_net(0), list[int]()
+    forward = net.forward
+    monkeypatch.setattr(net, "forward", lambda images: calls.append(len(images)) or forward(images))
+    monkeypatch.setattr(minimal, "best_pgd", lambda net, images, labels, epsilons, **options: images)
+    image = torch.rand(1, 3, 3)
+    closest_break(net, image, int(net(image.unsqueeze(0)).argmax()), exponents=(16.0,), points=8)
+    assert calls == [1, 8]

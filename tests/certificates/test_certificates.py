@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from linfnet.attacks import pgd
 from linfnet.certificates import certified_by_interval
-from linfnet.certificates.real import margin_radius, real_certified
+from linfnet.certificates.real import real_certified, real_margin_radius
 from linfnet.errors import ArgumentError
 from linfnet.nn import LinfNet
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 
 SEEDS = st.integers(0, 2**32 - 1)
 EPSILONS = st.sampled_from([Fraction(1, 255), Fraction(8, 255), Fraction(1, 10), Fraction(3, 10)]) | st.fractions(
@@ -55,13 +55,13 @@ def test_ties_are_not_certified():
 def test_a_margin_of_exactly_twice_epsilon_is_not_enough():
     logits, labels = torch.tensor([[0.5, 0.0], [0.5000001, 0.0]]), torch.tensor([0, 0])
     assert real_certified(logits, labels, 1.0, Fraction(1, 4)).tolist() == [False, True]
-    assert margin_radius(logits, labels, 2.0)[0].item() == 0.125
+    assert real_margin_radius(logits, labels, 2.0)[0].item() == 0.125
 
 
 @given(SEEDS, EPSILONS)
 def test_the_interval_proves_what_the_margin_proves(seed: int, epsilon: Fraction):
     net, images, labels = random_net(seed, torch.float64)
-    radius = margin_radius(net(images).detach(), labels, net.lipschitz)
+    radius = real_margin_radius(net(images).detach(), labels, net.lipschitz)
     by_interval = certified_by_interval(net, images, labels, epsilon)
     clearly = radius > float(epsilon) + 1e-9
     assert by_interval[clearly].all()
@@ -98,7 +98,7 @@ def test_clipping_to_pixels_can_prove_more_than_the_margin():
     images, labels = torch.tensor([[[[1.0]]]]), torch.tensor([1])
     logits = net(images).detach()
     epsilon = Fraction(2, 5)
-    assert margin_radius(logits, labels, net.lipschitz).item() == pytest.approx(0.25)
+    assert real_margin_radius(logits, labels, net.lipschitz).item() == pytest.approx(0.25)
     assert not real_certified(logits, labels, net.lipschitz, epsilon).item()
     assert certified_by_interval(net, images, labels, Fraction(1, 5)).item()
 

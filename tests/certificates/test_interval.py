@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from linfnet.boxes import outer_box
 from linfnet.certificates import certified_by_interval, certify_by_margin, interval_radius
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 
 SEEDS = st.integers(0, 2**32 - 1)
 

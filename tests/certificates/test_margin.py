@@ -14,7 +14,7 @@ from linfnet.certificates.real import real_certified
 from linfnet.certificates.rounding import Pass, float_above, forward_with_magnitudes, unit_and_tiny, up
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import LinfNet
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 
 SEEDS = st.integers(0, 2**32 - 1)
 

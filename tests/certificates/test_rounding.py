@@ -77,7 +77,7 @@ def test_grey_levels_can_lie_outside_their_fraction():
 def test_a_box_takes_no_negative_epsilon():
     """The ends would be exchanged, and an empty box would certify everything."""
     for epsilon in (Fraction(-1, 10), torch.tensor([-0.1]).double(), torch.tensor([math.nan]).double()):
-        with pytest.raises(ArgumentError, match="wanted no number below 0"):
+        with pytest.raises(ArgumentError, match="wanted a number of at least 0"):
             outer_box(torch.tensor([[0.5]]), epsilon)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from linfnet.certificates import certify_images
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 
 
 @pytest.fixture(scope="module")

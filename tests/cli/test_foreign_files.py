@@ -268,7 +268,7 @@ def test_weights_of_another_type_are_another_net(place: Path, refused: Callable[
     weights = place / "run" / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole.replace(b'"F32"', b'"I32"', 1))
-    assert "has dtype torch.int32, the net wants torch.float32" in refused("predict", "run", "image.npy")
+    assert "has dtype torch.int32, the net expects torch.float32" in refused("predict", "run", "image.npy")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

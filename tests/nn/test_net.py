@@ -72,7 +72,7 @@ def test_p_sets_all_layers_and_at_infinity_restores():
 def test_random_nets_are_lipschitz_in_pixels(seed: int, size: float, negate: bool):
     torch.manual_seed(seed)
     net = small_net(negate_logits=negate).double()
-    net(torch.rand(20, 2, 3, 3, dtype=torch.float64))  # gather running means
+    net(torch.rand(20, 2, 3, 3, dtype=torch.float64))  # update the running means
     net.eval()
     images = torch.rand(8, 2, 3, 3, dtype=torch.float64)
     moved = images + size * (2 * torch.rand_like(images) - 1)
@@ -123,7 +123,7 @@ def test_training_compiles_once():
 
 
 def test_wrong_images_are_named():
-    with pytest.raises(ArgumentError, match=r"images have shape \(5, 1, 8, 8\); the net wants \[B, 2 x 3 x 3\]"):
+    with pytest.raises(ArgumentError, match=r"images have shape \(5, 1, 8, 8\); the net expects \[B, 2 x 3 x 3\]"):
         small_net()(torch.rand(5, 1, 8, 8))
 
 
@@ -194,7 +194,7 @@ class TestFolder:
         ):
             assert line in card
         small_net().save(tmp_path)
-        assert "None were given" in (tmp_path / "README.md").read_text()
+        assert "saved without results" in (tmp_path / "README.md").read_text()
 
     def test_weights_that_are_not_finite(self, tmp_path: Path):
         net = small_net()
@@ -228,7 +228,7 @@ class TestFolder:
         monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
         assert LinfNet.load("hf://me/net").hidden == (11, 13)
         assert LinfNet.load(Path("hf://me/net")).hidden == (11, 13)
-        with pytest.raises(LinfnetError, match=r"you/net cannot be fetched from the hub: no such repository$"):
+        with pytest.raises(LinfnetError, match=r"you/net cannot be downloaded from the hub: no such repository$"):
             LinfNet.load("hf://you/net")
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)
         with pytest.raises(LinfnetError, match=r"pip install 'linfnet\[hub\]'"):

@@ -236,7 +236,7 @@ def _cut(table: Path) -> None:
         (lambda run: _cut(next(run.glob("samples-*.csv"))), "99 samples, but results.json reports 360"),
         (lambda run: next(run.glob("*.broken.safetensors")).write_text("x"), "truncated"),
         (lambda run: (run / "results.json").write_text("["), "not readable JSON"),
-        (lambda run: (run / "env.json").write_text("[]"), "holds no table"),
+        (lambda run: (run / "env.json").write_text("[]"), "does not contain a JSON object"),
     ],
     ids=["columns", "bytes", "cut", "broken", "results", "environment"],
 )

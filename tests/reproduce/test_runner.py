@@ -226,7 +226,7 @@ def test_a_run_that_cannot_be_read_leaves_the_others(capsys: pytest.CaptureFixtu
     untrained = json.dumps(results_to_json(replace(read_results(run), training=None)))
     for file, text, complaint in (
         ("env.json", "{", "env.json is not readable JSON"),
-        ("env.json", "[]", "env.json holds no table"),
+        ("env.json", "[]", "env.json does not contain a JSON object"),
         ("results.json", untrained, "results.json lacks the results of training"),
     ):
         (run / "env.json").write_text(environment)

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from linfnet import LinfNet, certified_by_interval
-from linfnet.certificates.real import margin_radius
+from linfnet.certificates.real import real_margin_radius
 from linfnet.serve import Service, create_app
 from linfnet.systems.ibp import IbpNet
 from linfnet.systems.smoothing import SmoothedNet
@@ -118,7 +118,9 @@ def test_a_prediction_agrees_with_the_library(client: TestClient, service: Servi
     labels = torch.tensor([1])
     assert certified_by_interval(net, image, labels, torch.tensor([answer["interval_radius"]], dtype=torch.float64))
     other = next(score for score in answer["scores"] if score["index"] == answer["runner_up"]["index"])
-    assert other["earliest_eps"] == pytest.approx(margin_radius(net(image), labels, net.lipschitz).item(), rel=1e-12)
+    assert other["earliest_eps"] == pytest.approx(
+        real_margin_radius(net(image), labels, net.lipschitz).item(), rel=1e-12
+    )
     assert other["earliest_eps"] == min(score["earliest_eps"] for score in answer["scores"] if score["index"] != 1)
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from linfnet.boxes import inner_box
 from linfnet.data import load
 from linfnet.nn import LpDistance
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 from linfnet.recipes import Recipe, load_recipe
 from linfnet.schedules import StepState
 from linfnet.systems import system_of
 from linfnet.systems.hybrid import Hybrid, HybridNet, ScaledLinear
-from linfnet.systems.layers import least_margin, linear_bounds, worst_margins
+from linfnet.systems.layers import linear_bounds, smallest_margin, worst_margins
 from linfnet.train import step_state
 
 
@@ -51,7 +51,7 @@ def test_the_training_box_holds_the_proof_s_box():
     with torch.no_grad():
         exact = net.least_margin(images - 0.05, images + 0.05, labels)
         features = net.features(images)
-        around = least_margin(net.head_margins(features - 0.1, features + 0.1, labels), labels)
+        around = smallest_margin(net.head_margins(features - 0.1, features + 0.1, labels), labels)
     assert bool((around <= exact + 1e-5).all())
     assert not torch.equal(around, exact)
 

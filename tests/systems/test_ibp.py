@@ -12,7 +12,7 @@ from torch import nn
 
 from linfnet.boxes import inner_box
 from linfnet.errors import ArgumentError
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 from linfnet.recipes import Recipe, load_recipe
 from linfnet.schedules import StepState
 from linfnet.systems import system_of

@@ -14,10 +14,10 @@ from linfnet.certificates import certify_images
 from linfnet.cli.main import main
 from linfnet.errors import LinfnetError
 from linfnet.files import read_json, write_json
-from linfnet.nn import Classifier
+from linfnet.nn import Classifier, classifier
 from linfnet.recipes import load_recipe, recipe_from_toml, recipe_to_toml
 from linfnet.results import AttackSettings, read_results
-from linfnet.systems import SYSTEMS, system_of
+from linfnet.systems import SYSTEMS, system, system_of
 
 # What all of them share.
 EVERY = """
@@ -159,6 +159,13 @@ class TestFinding:
     def test_the_paper_s_net_is_the_default(self):
         assert load_recipe("digits").system_name == "linf"
         assert isinstance(load_model("mnist-small"), LinfNet)
+
+    def test_loading_reads_the_config_once(self, monkeypatch: pytest.MonkeyPatch):
+        paths = list[Path]()
+        for module in (classifier, system):
+            monkeypatch.setattr(module, "read_table", lambda path: paths.append(path) or read_json(path))
+        load_model("mnist-small")
+        assert len(paths) == 1
 
     def test_recipes_read_back_the_same(self):
         for name in ("mnist-0.3-hybrid", "cifar10-8-hybrid", "mnist-0.3-ibp"):

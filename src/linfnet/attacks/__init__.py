@@ -1,4 +1,4 @@
-"""Attacks: searches for misclassified images within epsilon, which bound robust accuracy from above."""
+"""Attacks search for misclassified images within epsilon; the accuracy under attack is an upper bound on robustness."""
 
 from linfnet.attacks.minimal import Closest as Closest
 from linfnet.attacks.minimal import Trial as Trial

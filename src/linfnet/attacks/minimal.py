@@ -1,4 +1,4 @@
-"""The closest misclassified image that PGD finds around one image, by a search over epsilon."""
+"""Search over epsilon for the misclassified image that is closest to a given image."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +11,9 @@ from torch import Tensor
 from linfnet.attacks.pgd import best_pgd
 from linfnet.errors import at_least
 from linfnet.nn import Classifier
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 
-# Epsilons attacked in one call: few, so that `stop` is called often even for nets as large as the paper's.
+# Number of epsilons attacked in one call: few, so that `stop` is called often even for nets as large as the paper's.
 BATCH = 8
 
 
@@ -23,9 +23,9 @@ class Trial:
 
     epsilon: float
     margin: float
-    """The smallest margin found."""
+    """The smallest margin that the attack found."""
     broken: bool
-    """Whether the image is misclassified, by the net's own criterion (`keeps_class`)."""
+    """Whether the attack found a misclassified image, according to `Classifier.keeps_class`."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Closest:
     """The result of a search around one image."""
 
     trials: tuple[Trial, ...]
-    """One for each attacked epsilon, in increasing order."""
+    """One trial for each attacked epsilon, in increasing order of epsilon."""
     image: Tensor | None
-    """[C, H, W]: the closest misclassified image; None if none was found."""
+    """[C, H, W]: the closest misclassified image; None if no attack succeeded."""
     distance: float
-    """The largest change of a pixel in `image`, exact in float64; infinity if none was found."""
+    """The largest change of a pixel in `image`, exact in float64; infinity if no attack succeeded."""
     complete: bool
     """Whether the search finished; false if `stop` ended it."""
 
@@ -54,18 +54,18 @@ def closest_break(
     rounds: int = 3,
     stop: Callable[[], bool] = lambda: False,
 ) -> Closest:
-    """Attack one image at many epsilons, then again between the largest that failed and the smallest that succeeded.
+    """Attack one image at many epsilons, then between the smallest epsilon that succeeded and the one below it.
 
     Args:
-        net: attacked at p = inf, independent of its present p.
+        net: attacked at p = inf in eval mode, regardless of its current p and mode.
         image: [C, H, W] in [0, 1].
         label: the class of the image.
-        radius: the certified radius: a few epsilons are tried inside it, most of them outside.
+        radius: the certified radius; four epsilons are tried within it, all others outside it.
         steps: PGD steps for each epsilon and exponent.
-        exponents: PGD follows the slopes of each of them in turn (`best_pgd`).
-        points: epsilons in each round.
-        rounds: each divides the remaining interval by `points`.
-        stop: called between attacks; true ends the search with the result so far.
+        exponents: values of p; at each epsilon, `best_pgd` is run once with the slopes of each p.
+        points: number of epsilons in each round.
+        rounds: number of rounds; each round divides the remaining interval into `points` parts.
+        stop: called between attacks; if it returns true, the search ends with the result so far.
 
     >>> from linfnet.nn import LinfNet
     >>> net = LinfNet((1, 1, 1), 2, (), identity_init=False)
@@ -91,9 +91,9 @@ def closest_break(
                     return result(complete=False)
                 found = best_pgd(net, images, labels, part, steps=steps, p=p)
                 with torch.no_grad(), net.at_infinity():
-                    margins, broken = margin(net(found), labels), ~net.keeps_class(found, labels)
+                    logits, kept = net.logits_and_kept(found, labels)
                 moved = (found.double() - images.double()).abs().flatten(1).amax(1)
-                columns = (column.tolist() for column in (part, margins, broken, moved))
+                columns = (column.tolist() for column in (part, margin(logits, labels), ~kept, moved))
                 for candidate, epsilon, gap, lost, size in zip(found, *columns, strict=True):
                     known = trials.get(epsilon, Trial(epsilon, gap, lost))
                     trials[epsilon] = Trial(epsilon, min(known.margin, gap), known.broken or lost)
@@ -105,7 +105,7 @@ def closest_break(
 
 
 def _rounds(trials: dict[float, Trial], radius: float, points: int, rounds: int) -> Iterator[list[float]]:
-    """Yield the epsilons of each round, chosen by the `trials` of earlier rounds."""
+    """Yield the epsilons of each round, which depend on the `trials` of earlier rounds."""
     inside = [radius * k / 4 for k in (1, 2, 3, 4)] if radius else []
     yield inside + [radius + (1 - radius) * k / points for k in range(1, points + 1)]
     for _ in range(rounds - 1):

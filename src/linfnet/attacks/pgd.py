@@ -1,9 +1,9 @@
-"""Projected gradient descent: as the paper runs it, and a stronger variant with restarts and smoothed slopes.
+"""Projected gradient descent: as in the paper, and a stronger variant with restarts and smoothed gradients.
 
-At p = inf a neuron passes its gradient to a single input, so a sign step changes only a few pixels. A net at a finite p
-has dense gradients but other values: every distance is larger, and the running means of infinity do not fit. Therefore
-`smoothed_logits` keeps the value of each layer at infinity and takes only its slope, (|x_i - w_i| / y)^(p - 1), from a
-finite p: the logits are bit for bit those of the certified net.
+At p = inf a neuron passes its gradient to a single input, so a sign step changes only a few pixels. At a finite p the
+gradients are dense, but the outputs differ: every distance is larger, and the running means were estimated for p = inf.
+Therefore `smoothed_logits` computes the outputs of each layer at p = inf and uses the finite p only for the gradient,
+(|x_i - w_i| / y)^(p - 1). The logits are equal to the logits of the certified net bit for bit.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from linfnet.errors import ArgumentError
 from linfnet.losses import scaled_cross_entropy
 from linfnet.nn import Classifier
 from linfnet.nn.distance import DistanceModule
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 from linfnet.ops import check_p
 
-Objective = Callable[[Tensor, Tensor, float], Tensor]
-"""(logits [N, K], labels [N], scale) -> [N]: larger where the image is closer to misclassification."""
+AttackObjective = Callable[[Tensor, Tensor, float], Tensor]
+"""(logits [N, K], labels [N], scale) -> [N]: the value that the attack maximises for each image."""
 
 
 def pgd(
@@ -38,20 +38,20 @@ def pgd(
     steps: int = 100,
     as_is: bool = False,
 ) -> Tensor:
-    """Images within epsilon of the given ones, found by gradient ascent on the cross-entropy of the scaled logits.
+    """Attack images by gradient ascent on the cross-entropy of the scaled logits, and return the last iterates.
 
-    The start is noise N(0, (eps/4)^2) clamped to eps/2; each step moves every pixel by eps/4 along the sign of the
-    gradient; the last iterate is returned. Every result is in [0, 1] and within epsilon *in floating point*.
+    The attack starts from the image plus noise N(0, (eps/4)^2) clamped to eps/2. Each step moves every pixel by eps/4
+    along the sign of the gradient. Every result is in [0, 1] and within epsilon *in floating point*.
 
     Args:
-        net: attacked at p = inf in eval mode, independent of its present p.
+        net: attacked at p = inf in eval mode, regardless of its current p and mode.
         images: [N, C, H, W] in [0, 1].
         labels: [N], the true classes.
         epsilon: exact, in pixel units.
         generator: source of the noise, on the device of the images.
         steps: number of steps.
-        as_is: attack the net at its present p and in its present mode instead; in training mode this updates its
-            running means.
+        as_is: attack the net at its current p and in its current mode; in training mode this updates its running
+            means.
     """
     lower, upper = inner_box(check_images(images), epsilon)
     size = float(epsilon)
@@ -67,17 +67,19 @@ def pgd(
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, scale: float) -> Tensor:
-    """Cross-entropy of the scaled logits: [N]."""
+    """Return the cross-entropy of the scaled logits, [N]."""
     return F.cross_entropy(scale * logits, labels, reduction="none")
 
 
 def negative_margin(logits: Tensor, labels: Tensor, scale: float) -> Tensor:
-    """Minus the margin: [N]."""
+    """Return minus the margin, [N]."""
     return -margin(logits, labels)
 
 
 def dlr(logits: Tensor, labels: Tensor, scale: float) -> Tensor:
-    """Difference-of-logits ratio, [N]: minus the margin over (first - third largest logit), or over 1 for two classes.
+    """Return the difference-of-logits ratio, [N]: minus the margin / (largest - third largest logit).
+
+    For two classes the divisor is 1.
 
     >>> dlr(torch.tensor([[4.0, 2.0, 0.0]]), torch.tensor([0]), 1.0)
     tensor([-0.5000])
@@ -89,11 +91,11 @@ def dlr(logits: Tensor, labels: Tensor, scale: float) -> Tensor:
     return gap / (top[:, 0] - top[:, 2]).clamp(min=1e-12)
 
 
-OBJECTIVES: dict[str, Objective] = {"ce": cross_entropy, "margin": negative_margin, "dlr": dlr}
+OBJECTIVES: dict[str, AttackObjective] = {"ce": cross_entropy, "margin": negative_margin, "dlr": dlr}
 
 
 class _SlopeOf(torch.autograd.Function):
-    """Returns its second argument, but passes gradients to its first."""
+    """Return the second argument, but pass gradients to the first."""
 
     @staticmethod
     def forward(ctx: Any, slope: Tensor, value: Tensor) -> Tensor:
@@ -105,12 +107,12 @@ class _SlopeOf(torch.autograd.Function):
 
 
 def smoothed_logits(net: Classifier, images: Tensor, p: float) -> Tensor:
-    """Logits [N, K] of the net at infinity, with the gradient of l_p distances.
+    """Return the logits [N, K] of the net at p = inf, with the gradients of l_p distances.
 
     Args:
-        net: in eval mode; its p is infinity afterwards. Without distance layers the result is `net(images)`.
+        net: must be in eval mode; its p is set to infinity. Without distance layers the result is `net(images)`.
         images: [N, C, H, W].
-        p: exponent of the slopes; a small p is smooth.
+        p: exponent of the gradients; a small p gives smooth gradients.
     """
     if math.isinf(p):
         return net(images)
@@ -145,20 +147,22 @@ def best_pgd(
     p: float = math.inf,
     rival: int = 0,
 ) -> Tensor:
-    """The iterate with the smallest margin, over all steps and restarts of PGD.
+    """Attack images by PGD and return, for each image, the iterate with the smallest margin over all steps and starts.
 
-    The first start is the image itself, further ones are uniform in the ball; steps shrink from eps/2 to 0 along a
-    cosine; misclassified samples stop. Every result is in [0, 1] and within epsilon in floating point.
+    The first start is the image itself; further starts are uniform in the ball. The step size falls from eps/2 to 0
+    along a cosine, and the search for a sample ends when it is misclassified. Every result is in [0, 1] and within
+    epsilon in floating point.
 
     Args:
         net, images, labels: as in `pgd`.
         epsilon: exact, in pixel units; a float64 tensor [N] contains one epsilon per image.
-        generator: source of the starts, on the device of the images.
-        steps: steps of each start.
+        generator: source of the random starts, on the device of the images.
+        steps: number of steps from each start.
         restarts: number of starts.
         objective: "margin", "dlr" or "ce".
-        p: exponent whose slopes the steps follow; infinity for the sparse gradient of the net itself.
-        rival: k > 0 targets the k-th runner-up of the image; 0 targets the nearest class at each step.
+        p: exponent of the gradients that the steps follow; infinity for the sparse gradient of the net itself.
+        rival: k > 0 targets the class with the k-th largest logit, the label excluded; 0 targets the closest class
+            at each step.
     """
     if objective not in OBJECTIVES:
         raise ArgumentError(f"objective is {objective!r}; wanted one of {', '.join(OBJECTIVES)}")
@@ -188,13 +192,13 @@ def best_pgd(
                 gap = margin(logits.detach(), labels[active])
                 better = gap < least[active]
                 best[active[better]], least[active[better]] = moved.detach()[better], gap[better]
-                # The logits are those of the program: without a margin, a sample is misclassified and needs no step.
+                # These are the logits of the net: a sample with margin <= 0 is misclassified and needs no further step.
                 going = gap > 0
                 if step == steps or not bool(going.any()):
                     break
                 if targets is None:
                     value = goal(logits, labels[active], scale)
-                else:  # only the logits of the label and of its one rival
+                else:  # use only the logits of the label and of the targeted class
                     value = goal(logits.gather(1, targets[active]), torch.zeros_like(active), scale)
                 (slope,) = torch.autograd.grad(value.sum(), moved)
                 active = active[going]

@@ -1,4 +1,4 @@
-"""The Square attack (Andriushchenko et al., 2020): random squares at ±eps, accepted where the margin decreases."""
+"""The Square attack (Andriushchenko et al., 2020): change random squares by ±eps and accept what lowers the margin."""
 
 import math
 from fractions import Fraction
@@ -8,15 +8,15 @@ from torch import Tensor
 
 from linfnet.boxes import check_images, inner_box
 from linfnet.nn import Classifier
-from linfnet.nn.margin import margin
+from linfnet.nn.label_margin import margin
 
-# The share of pixels that the first squares cover, and the progress of the search at which it halves.
+# The share of pixels that the first squares cover, and the fractions of the search after which it is halved.
 FIRST_SHARE = 0.8
 HALVINGS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
 
 
 def square_share(progress: float) -> float:
-    """The share of pixels that a square covers, for a progress in [0, 1].
+    """Return the share of pixels that a square covers after a fraction of the search, from 0 to 1.
 
     >>> square_share(0.0), square_share(0.003)
     (0.8, 0.4)
@@ -34,17 +34,17 @@ def square_attack(
     queries: int = 1000,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Images within epsilon of the given ones, found by random search on the margin, without gradients.
+    """Attack images by a random search that lowers the margin without gradients; return the attacked images.
 
     Args:
         net, images, labels, epsilon: as in `best_pgd`.
-        queries: forward passes per sample.
-        generator: source of the squares, on the CPU.
+        queries: number of forward passes per sample.
+        generator: source of the random squares, on the CPU.
     """
     lower, upper = inner_box(check_images(images), epsilon)
     channels, rows, columns = net.image_shape
     with net.at_infinity():
-        # Stripes of one column, each channel at either end of its box.
+        # Start from vertical stripes: in each column, every channel is at the lower or upper end of its box.
         signs = torch.rand((len(images), channels, 1, columns), generator=generator).to(images.device) < 0.5
         moved = torch.where(signs, lower, upper)
         gap, start = margin(net(moved), labels), margin(net(images), labels)
@@ -66,7 +66,7 @@ def square_attack(
 
 
 def _squares(count: int, side: int, rows: int, columns: int, generator: torch.Generator | None) -> Tensor:
-    """bool [count, 1, rows, columns]: a square of this side at a random position in each."""
+    """Return bool [count, 1, rows, columns]: masks that each contain one square at a random position."""
     top = torch.randint(rows - side + 1, (count, 1), generator=generator)
     left = torch.randint(columns - side + 1, (count, 1), generator=generator)
     in_rows = (torch.arange(rows) >= top) & (torch.arange(rows) < top + side)

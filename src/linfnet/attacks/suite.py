@@ -1,4 +1,4 @@
-"""The registry of attacks, and several attacks in turn: each attacks the samples that survived the previous ones."""
+"""The registry of attacks, and a sequence of attacks: each attacks the samples that survived the previous attacks."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -17,24 +17,24 @@ from linfnet.boxes import inner_box
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, at_least, require
 from linfnet.nn import Classifier
-from linfnet.nn.margin import label_on_top
+from linfnet.nn.label_margin import label_on_top
 from linfnet.ops import check_p
 from linfnet.registry import Registry
 
 BATCH, TOOLBOX_BATCH = 500, 256
-# On the packaged net, slopes of p = 16 to 64 break most samples; those of p = 4 are too far from p = inf.
+# On the packaged net, gradients of p = 16 to 64 break most samples; p = 4 is too far from p = inf.
 EXPONENTS = (16.0, 64.0)
-# The number of runners-up that are also targeted one by one.
+# Number of runner-up classes that are also targeted one by one.
 RIVALS = 3
 
 Attack = Callable[[Classifier, Tensor, Tensor, Fraction, torch.Generator], Tensor]
-"""(net at p = inf, images, labels, epsilon, generator on the device of the images) -> images within epsilon.
+"""(net, images, labels, epsilon, generator on the device of the images) -> images within epsilon.
 
-An attack may have the keyword arguments of `known_attacks`: steps, restarts, exponents, queries.
+An attack may accept the keyword arguments of `known_attacks`: steps, restarts, exponents, queries.
 """
 ATTACKS: Registry[Attack] = Registry("attack")
 """All attacks by name; register your own attack with `@ATTACKS.register("name")`."""
-# Cheapest first; autoattack needs an extra.
+# The cheapest attack is first. autoattack is not included because it needs an extra.
 DEFAULT_ATTACKS = ("pgd", "best-pgd", "smoothed", "square")
 
 ATTACKS.register("pgd")(pgd)
@@ -53,7 +53,7 @@ def _smoothed(
     restarts: int = 2,
     exponents: Sequence[float] = EXPONENTS,
 ) -> Tensor:
-    """`best_pgd` along slopes of l_p for each exponent, with both margin objectives and against three runners-up."""
+    """Run `best_pgd` with the gradients of each exponent, for the objectives margin and dlr and for each runner-up."""
     moved, left = images.clone(), torch.ones_like(labels, dtype=torch.bool)
     rivals = range(1, min(RIVALS, net.classes - 1) + 1)
     tries = [("margin", p, 0) for p in exponents] + [("dlr", p, 0) for p in exponents]
@@ -61,7 +61,7 @@ def _smoothed(
     for objective, p, rival in tries + [("margin", p, k) for p in exponents for k in rivals]:
         found = search(images[left], labels[left], objective=objective, p=p, rival=rival)
         moved[left] = found
-        with torch.no_grad():
+        with torch.no_grad(), net.at_infinity():
             left[left.clone()] = label_on_top(net(found), labels[left])
     return moved
 
@@ -76,7 +76,7 @@ def _square(
     *,
     queries: int = 1000,
 ) -> Tensor:
-    """Random search without gradients; its random numbers are drawn on the CPU."""
+    """Run the Square attack; its random numbers are drawn on the CPU."""
     source = torch.Generator().manual_seed(generator.initial_seed())
     return square_attack(net, images, labels, epsilon, queries=queries, generator=source)
 
@@ -92,17 +92,17 @@ def auto_attack(
     restarts: int = 5,
     queries: int = 5000,
 ) -> Tensor:
-    """AutoAttack (Croce and Hein, 2020) of the Adversarial Robustness Toolbox, clamped to the exact ball.
+    """Run AutoAttack (Croce and Hein, 2020) of the Adversarial Robustness Toolbox, clamped to the exact ball.
 
-    It combines APGD on cross-entropy and on DLR, DeepFool and Square; needs the extra `autoattack`.
+    AutoAttack combines APGD on cross-entropy and on DLR, DeepFool and Square; needs the extra `autoattack`.
 
     Args:
-        net: attacked at its present p.
+        net: attacked at p = inf in eval mode, regardless of its current p and mode.
         images, labels, epsilon: as in `pgd`.
-        generator: its seed is the seed of the toolbox, which uses the global generator of NumPy.
-        steps: steps of APGD and DeepFool.
-        restarts: starts of APGD and Square.
-        queries: forward passes of each start of Square.
+        generator: its seed becomes the seed of the global generator of NumPy, which the toolbox uses.
+        steps: number of steps of APGD and DeepFool.
+        restarts: number of starts of APGD and Square.
+        queries: number of forward passes from each start of Square.
     """
     evasion: Any = require("art.attacks.evasion", "autoattack")
     classification: Any = require("art.estimators.classification", "autoattack")
@@ -121,14 +121,15 @@ def auto_attack(
         evasion.SquareAttack(classifier, **ball, max_iter=queries, p_init=0.8, nb_restarts=restarts, verbose=False),
     ]
     attack = evasion.AutoAttack(classifier, **ball, eps_step=float(epsilon) / 4, attacks=four, batch_size=TOOLBOX_BATCH)
-    found = attack.generate(images.cpu().numpy(), labels.cpu().numpy())
+    with net.at_infinity():
+        found = attack.generate(images.cpu().numpy(), labels.cpu().numpy())
     lower, upper = inner_box(images, epsilon)
     return torch.clamp(torch.from_numpy(found).to(images), lower, upper)
 
 
 @ATTACKS.register("autoattack")
 def _auto_attack(net: Classifier, images: Tensor, labels: Tensor, epsilon: Fraction, source: torch.Generator) -> Tensor:
-    """AutoAttack with its own numbers of steps, restarts and queries."""
+    """Run AutoAttack with the default values of `auto_attack`, whatever the settings of other attacks are."""
     return auto_attack(net, images, labels, epsilon, source)
 
 
@@ -140,14 +141,14 @@ def known_attacks(
     exponents: Sequence[float] = EXPONENTS,
     queries: int = 1000,
 ) -> dict[str, Attack]:
-    """Attacks of the registry by name; each is given the settings that its signature accepts.
+    """Return attacks of the registry by name; each is called with those settings that its signature accepts.
 
     Args:
-        names: in the order in which they run.
-        steps: steps of the gradient attacks.
-        restarts: starts of best-pgd and smoothed.
+        names: the attacks, in the order in which they run.
+        steps: number of steps of the gradient attacks.
+        restarts: number of starts of best-pgd and smoothed.
         exponents: values of p whose gradients the smoothed attack follows.
-        queries: queries of the Square attack.
+        queries: number of queries of the Square attack.
 
     >>> list(known_attacks(("square", "pgd"), steps=10))
     ['square', 'pgd']
@@ -170,13 +171,13 @@ class Attacked:
 
     epsilon: Fraction
     clean: Tensor
-    """bool [N]: classified correctly without a perturbation."""
+    """bool [N]: which samples are classified correctly without a perturbation."""
     survived: Tensor
-    """bool [N]: classified correctly, also after all attacks."""
+    """bool [N]: which samples are classified correctly even after all attacks."""
     after: dict[str, float]
-    """The share of samples that survived, after each attack in turn."""
+    """The share of samples that have survived so far, after each attack by name."""
     images: Tensor
-    """[N, C, H, W]: within epsilon; where `survived` is false (and `clean` true), images that are misclassified."""
+    """[N, C, H, W]: the misclassified image if the attacks broke a sample, otherwise the original image."""
 
     @property
     def robust(self) -> float:
@@ -195,16 +196,16 @@ def attack_all(
     seed: int = 0,
     report: Callable[[str, Fraction, int], None] = lambda name, epsilon, left: None,
 ) -> list[Attacked]:
-    """Attack the correctly classified samples at each epsilon in increasing order.
+    """Attack the correctly classified samples at each epsilon, in increasing order of epsilon.
 
     A sample that is broken at one epsilon counts as broken at all larger ones.
 
     Args:
         net, images, labels: as in `pgd`.
         epsilons: exact, in pixel units.
-        attacks: by name, in the order in which they run, as `known_attacks` returns them.
-        seed: each attack starts from a generator with this seed.
-        report: called before each attack with its name, the epsilon and the number of samples left.
+        attacks: the attacks by name, in the order in which they run, as returned by `known_attacks`.
+        seed: every attack gets a new generator with this seed.
+        report: called before each attack with its name, the epsilon and the number of remaining samples.
     """
     with net.at_infinity():
         clean = label_on_top(net(images), labels)
@@ -216,7 +217,7 @@ def attack_all(
                 left = survived.nonzero().flatten()
                 report(name, epsilon, len(left))
                 generator = torch.Generator(images.device).manual_seed(seed)
-                # At epsilon 0 no image can change, and the random noise of some nets (smoothing) is not an attack.
+                # At epsilon 0 no image can change. Misclassification by the random noise of a net is not an attack.
                 for part in left.split(BATCH) if len(left) and epsilon else ():
                     with torch.enable_grad():
                         found = attack(net, images[part], labels[part], epsilon, generator).detach()
@@ -229,14 +230,14 @@ def attack_all(
 
 
 def check_inside(found: Tensor, images: Tensor, epsilon: Fraction, name: str) -> None:
-    """Raise if an attack left the ball: its result proves nothing."""
+    """Raise an error if an attack returned an image outside the ball, which would prove nothing."""
     lower, upper = inner_box(images, epsilon)
     if not bool(((found >= lower) & (found <= upper)).all()):
         raise LinfnetError(f"attack {name!r} left the ball of eps = {format_epsilon(epsilon)}: its result is invalid")
 
 
 def check_sandwich(epsilon: Fraction, certified: Tensor, survived: Tensor) -> None:
-    """Raise if a sample is certified [N] at epsilon but did not survive [N] an attack: a bug in this library."""
+    """Raise an error if a sample is certified [N] at epsilon but did not survive [N] an attack: a bug in linfnet."""
     wrong = (certified & ~survived).nonzero().flatten().tolist()
     if wrong:
         more = f" and {len(wrong) - 20} more" if len(wrong) > 20 else ""

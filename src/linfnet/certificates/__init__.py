@@ -1,7 +1,7 @@
-"""Certificates of robustness: by the margin, by interval bounds, and those of other systems.
+"""Certificates of robustness: the margin certificate, the interval certificate, and certificates of other systems.
 
-For an l_inf-distance net they hold for the floating-point program. The module `linfnet.certificates.real` contains the
-formulas of the paper, which ignore rounding.
+For an l_inf-distance net, both certificates hold for the floating-point program. The module `linfnet.certificates.real`
+contains the formulas of the paper, which ignore rounding.
 """
 
 from linfnet.certificates.images import Certificate as Certificate

@@ -1,4 +1,4 @@
-"""Certificates by name, applied to many images: radii, certified samples at each epsilon, and the curve."""
+"""Certify many images by every certificate of a net: radii, certified samples at each epsilon, and the curve."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from torch import Tensor
 
 from linfnet.certificates.interval import STEPS, certified_by_interval, interval_radius
 from linfnet.certificates.margin import certified_shares, certify_by_margin
+from linfnet.certificates.real import real_margin_radius
 from linfnet.certificates.rounding import check_plain, float_above
 from linfnet.distributed.sharding import join
 from linfnet.errors import LinfnetError
 from linfnet.figures import new_figure, save_figure
 from linfnet.nn import Classifier
-from linfnet.nn.margin import margin
 from linfnet.results.storage import LABEL, PREDICTION, REAL_MARGIN_RADIUS, RUNNER_UP, radius_column, write_columns
 
 Curve = tuple[list[Fraction], dict[str, list[float]]]
-"""Epsilons, and the certified share at each of them by the name of the certificate."""
+"""Epsilons, and for each certificate name the share of images that are certified at each epsilon."""
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,18 @@ class Certificate:
 
     name: str
     arithmetic: str
-    """float32: it holds for the floating-point program. real: rounding is ignored."""
+    """`float32` if the certificate holds for the floating-point program, `real` if it ignores rounding."""
     confidence: float
-    """The probability with which it holds: 1 except for methods that count over random samples."""
+    """The probability that the certificate is correct: 1 except for methods that use random samples."""
     radius: Callable[[Tensor, Tensor], Tensor]
-    """(images, labels) -> float64 [N]: certified radii, -inf where the label is not strictly on top."""
+    """(images, labels) -> float64 [N]: certified radii; -inf if the logit of the label is not strictly the largest."""
     at: Callable[[Tensor, Tensor, Fraction], Tensor]
     """(images, labels, epsilon) -> bool [N]: which samples are certified."""
     resolution: float = 0.0
-    """Epsilons above the radius by up to this much may also be certified: bisection is not more precise."""
+    """The precision of the bisection: an epsilon above the radius by at most this much may also be certified."""
 
     def at_each(self, images: Tensor, labels: Tensor, radii: Tensor, epsilons: Sequence[Fraction]) -> Tensor:
-        """bool [E, N]: which samples are certified at each epsilon: by their radii, or by `at` close to them."""
+        """Return bool [E, N]: which samples are certified at each epsilon; `at` is called only close to the radii."""
         certified = torch.zeros(len(epsilons), len(radii), dtype=torch.bool, device=radii.device)
         for row, epsilon in zip(certified, epsilons, strict=True):
             row |= radii >= float_above(epsilon)
@@ -51,7 +51,7 @@ class Certificate:
 
 
 def certificates_of(net: Classifier, *, steps: int = STEPS) -> dict[str, Certificate]:
-    """The certificates of a net by name, in order of preference; a radius by bisection takes `steps` halvings.
+    """Return the certificates of a net by name, in order of preference; bisections for radii use `steps` halvings.
 
     >>> from linfnet.nn import LinfNet
     >>> list(certificates_of(LinfNet((1, 8, 8), 10)))
@@ -66,7 +66,7 @@ def certificates_of(net: Classifier, *, steps: int = STEPS) -> dict[str, Certifi
     def margin_at(images: Tensor, labels: Tensor, epsilon: Fraction) -> Tensor:
         return certify_by_margin(net, images, labels).at(epsilon)
 
-    # For nets of other systems, all names refer to their methods `certified` and `certified_radius`.
+    # The certificates of other systems use the methods `certified` and `certified_radius` of their nets.
     radius, at = partial(interval_radius, net, steps=steps), partial(certified_by_interval, net)
     resolution = 2.0**-steps if type(net).certified_radius is Classifier.certified_radius else 0.0
     found = {name: Certificate(name, *kind, radius, at, resolution) for name in net.certificate_names}
@@ -77,24 +77,24 @@ def certificates_of(net: Classifier, *, steps: int = STEPS) -> dict[str, Certifi
 
 @dataclass(frozen=True)
 class Certification:
-    """What is certified about each of N images, by the name of the certificate."""
+    """The certified radii of N images and the epsilons at which they are certified, for each certificate."""
 
     labels: Tensor
-    """[N]: the certified classes; the predictions where no labels were given."""
+    """[N]: the certified classes; these are the predicted classes if no labels were given."""
     predictions: Tensor
     runners_up: Tensor
     """[N]: the class with the second largest logit."""
     epsilons: tuple[Fraction, ...]
     radii: dict[str, Tensor]
-    """float64 [N] for each certificate, -inf where the label is not strictly on top."""
+    """float64 [N] for each certificate; -inf if the logit of the label is not strictly the largest."""
     certified: dict[str, Tensor]
     """bool [E, N] for each certificate: which images are certified at each epsilon."""
     real_margin_radii: Tensor | None = None
-    """float64 [N]: the margin radius in real arithmetic, for comparison; None for nets without a Lipschitz constant."""
+    """float64 [N]: `real_margin_radius`, for comparison; None for nets without a known Lipschitz constant."""
     arithmetic: str = "float32"
-    """float32: the certificates hold for the floating-point program. real: rounding is ignored."""
+    """`float32` if the certificates hold for the floating-point program, `real` if they ignore rounding."""
     confidence: float = 1.0
-    """The probability with which each certificate holds."""
+    """The probability that each certificate is correct."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -103,21 +103,21 @@ class Certification:
 
     @property
     def clean(self) -> float:
-        """The share of images whose label is strictly on top."""
+        """The share of images for which the logit of the label is strictly the largest."""
         return (self.best_radii >= 0).double().mean().item()
 
     @property
     def best_radii(self) -> Tensor:
-        """float64 [N]: the largest radius of all certificates; each of them is a proof."""
+        """float64 [N]: the largest radius that any certificate proves."""
         return torch.stack(list(self.radii.values())).amax(0)
 
     @property
     def certified_by_any(self) -> Tensor:
-        """bool [E, N]: which images at least one certificate certifies at each epsilon."""
+        """bool [E, N]: which images are certified at each epsilon by at least one certificate."""
         return torch.stack(list(self.certified.values())).any(0)
 
     def curve(self, points: int = 50, last: float | None = None) -> Curve:
-        """Certified shares at equal steps of epsilon from 0 to `last`, by default the largest radius."""
+        """Return the certified shares at equally spaced epsilons from 0 to `last` (by default the largest radius)."""
         end = Fraction(self.best_radii.clamp(min=0).max().item() if last is None else last)
         epsilons = [end * step / (points - 1) for step in range(points)]
         return epsilons, {name: certified_shares(radii, epsilons) for name, radii in self.radii.items()}
@@ -132,13 +132,13 @@ def certify_images(
     steps: int = STEPS,
     advance: Callable[[int], None] = lambda samples: None,
 ) -> Certification:
-    """Certify batches of images by all certificates of the net.
+    """Certify batches of images by all certificates of the net, and return the joined result.
 
     Args:
-        net: evaluated at p = inf, independent of its present p.
-        batches: images [n, C, H, W] in [0, 1] with their labels [n], or with None for the predicted classes.
+        net: evaluated at p = inf in eval mode, regardless of its current p and mode.
+        batches: images [n, C, H, W] in [0, 1] with their labels [n], or with None to certify the predicted classes.
         epsilons: exact, in pixel units.
-        steps: halvings of [0, 1] where radii need a bisection.
+        steps: number of halvings of [0, 1] if radii are computed by bisection.
         advance: called with the number of images after each batch.
     """
     certificates = certificates_of(net, steps=steps)
@@ -150,8 +150,9 @@ def certify_images(
         classes = best[:, 0] if labels is None else labels
         radii = {name: certificate.radius(images, classes) for name, certificate in certificates.items()}
         certified = {name: certificates[name].at_each(images, classes, radii[name], epsilons) for name in radii}
-        # With the std as the program stores it, in float32.
-        real = margin(logits.double(), classes) * net.normalize.std.item() / 2 if net.lipschitz is not None else None
+        # The program divides by the std in float32, which differs slightly from `net.std`.
+        lipschitz = 1 / net.normalize.std.item()
+        real = real_margin_radius(logits, classes, lipschitz) if net.lipschitz is not None else None
         named = (classes, best[:, 0], best[:, 1], tuple(epsilons), radii, certified, real)
         parts.append(Certification(*named, net.arithmetic, net.confidence))
         advance(len(images))
@@ -161,7 +162,7 @@ def certify_images(
 
 
 def write_radii(certification: Certification, path: Path, names: Sequence[str] = ()) -> None:
-    """Write a CSV with a row for each image; radii are in pixel units and not rounded."""
+    """Write a CSV file with a row for each image; radii are in pixel units and written with all digits."""
     c = certification
     columns = {LABEL: c.labels, PREDICTION: c.predictions, RUNNER_UP: c.runners_up}
     columns |= {radius_column(name): radii for name, radii in c.radii.items()}
@@ -172,14 +173,14 @@ def write_radii(certification: Certification, path: Path, names: Sequence[str] =
 
 
 def write_curve(curve: Curve, path: Path) -> None:
-    """Write a curve as CSV: eps and the certified share by each certificate."""
+    """Write a curve as a CSV file with a column for epsilon and one for each certificate."""
     epsilons, shares = curve
     columns = {f"certified_{name}": column for name, column in shares.items()}
     write_columns(path, {"eps": map(float, epsilons), **columns})
 
 
 def plot_curve(curve: Curve, path: Path, title: str) -> None:
-    """Plot a curve as PNG, SVG or PDF, by the suffix of the path; needs matplotlib."""
+    """Plot a curve as PNG, SVG or PDF, depending on the suffix of the path; needs matplotlib."""
     figure = new_figure(6, 4)
     axes = figure.subplots()
     epsilons, shares = curve

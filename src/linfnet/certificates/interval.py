@@ -1,4 +1,4 @@
-"""The interval certificate: bounds on the logits over the whole box of perturbed images, and radii by bisection."""
+"""The interval certificate: bounds on the logits over the box of all perturbed images, and radii by bisection."""
 
 from fractions import Fraction
 
@@ -8,22 +8,22 @@ from torch import Tensor
 from linfnet.boxes import outer_box
 from linfnet.certificates.rounding import check_plain, check_program
 from linfnet.nn import Classifier
-from linfnet.nn.margin import label_on_top
+from linfnet.nn.label_margin import label_on_top
 
-# Halvings of [0, 1]: 2^-16 of a pixel is far below the 1/255 between two grey levels.
+# Default number of halvings of [0, 1]: 2^-16 is far below 1/255, the difference between two grey levels.
 STEPS = 16
 
 
 @torch.no_grad()
 def certified_by_interval(net: Classifier, images: Tensor, labels: Tensor, epsilon: Fraction | Tensor) -> Tensor:
-    """Which samples [N] interval bounds certify at epsilon, over the perturbed images in [0, 1].
+    """Return bool [N]: which samples are certified at epsilon by interval bounds. Perturbed images stay in [0, 1].
 
     For an l_inf-distance net the end points of the box are rounded outwards, and every step of the net is monotone in
-    floating point, so the certificate holds for the float32 program (docs/certificates.md). It is at least as strong as
-    the margin certificate, rounding aside. Nets of other systems use their own bounds (`Classifier.certified`).
+    floating point, so the certificate holds for the float32 program (docs/certificates.md). Except for rounding, it is
+    at least as strong as the margin certificate. Nets of other systems compute their bounds in `Classifier.certified`.
 
     Args:
-        net: evaluated at p = inf, independent of its present p.
+        net: evaluated at p = inf in eval mode, regardless of its current p and mode.
         images: [N, C, H, W] in [0, 1].
         labels: [N].
         epsilon: exact, in pixel units; a float64 tensor [N] contains one epsilon per image.
@@ -39,16 +39,17 @@ def certified_by_interval(net: Classifier, images: Tensor, labels: Tensor, epsil
 
 @torch.no_grad()
 def interval_radius(net: Classifier, images: Tensor, labels: Tensor, *, steps: int = STEPS) -> Tensor:
-    """float64 [N]: the largest multiple of 2^-steps that the interval certificate certifies, by bisection on [0, 1].
+    """Return float64 [N]: the largest multiple of 2^-steps that is certified by interval bounds.
 
-    Each returned radius was itself certified; this costs two forward passes for each of `steps` + 2 trials. -inf where
-    the label is not on top. Nets with radii in closed form (`Classifier.certified_radius`) return those.
+    The radius is found by bisection of [0, 1], at the cost of two forward passes for each of `steps` + 2 trials; every
+    returned radius has itself been certified. It is -inf if the logit of the label is not strictly the largest. If the
+    net has radii in closed form (`Classifier.certified_radius`), they are returned instead.
 
     Args:
-        net: evaluated at p = inf.
+        net: evaluated at p = inf in eval mode.
         images: [N, C, H, W] in [0, 1]; perturbed images stay in [0, 1].
         labels: [N].
-        steps: halvings of [0, 1].
+        steps: number of halvings of [0, 1].
 
     >>> from linfnet.nn import LinfNet
     >>> net = LinfNet((1, 1, 1), 2, (), identity_init=False)
@@ -64,7 +65,7 @@ def interval_radius(net: Classifier, images: Tensor, labels: Tensor, *, steps: i
     _try(net, images, labels, certified, torch.zeros_like(certified))
     limit = torch.ones_like(certified)
     _try(net, images, labels, certified, limit)
-    # Multiples of a power of 2: the midpoint is exact in float64, so the trial is exactly the reported radius.
+    # All values are multiples of 2^-steps, so midpoints are exact in float64: the reported radius is the tested one.
     for _ in range(steps):
         middle = (certified.clamp(min=0) + limit) / 2
         success = _try(net, images, labels, certified, middle)
@@ -73,7 +74,10 @@ def interval_radius(net: Classifier, images: Tensor, labels: Tensor, *, steps: i
 
 
 def _try(net: Classifier, images: Tensor, labels: Tensor, certified: Tensor, trial: Tensor) -> Tensor:
-    """Raise `certified` to `trial` where that succeeds; misclassified and finished samples are not run again."""
+    """Set `certified` to `trial` where that is certified; return bool [N]: which samples are certified at `trial`.
+
+    Misclassified samples, and samples that are already certified at `trial`, are not run again.
+    """
     run = ((certified >= 0) & (certified < trial)) | (trial == 0)
     success = torch.zeros_like(run)
     success[run] = certified_by_interval(net, images[run], labels[run], trial[run])

@@ -1,7 +1,7 @@
 """The margin certificate of the floating-point program: one forward pass certifies every epsilon.
 
-Let u be the unit roundoff, s the std that the program divides by, and R the sum of the largest magnitudes of all
-rounded steps of the pass at x. For every x' within eps of x, the computed logits satisfy
+Let u be the unit roundoff, let s be the std that the program divides by, and let R be the sum, over all rounded steps
+of the pass at x, of the largest magnitude in each step. For every x' within eps of x, the computed logits satisfy
 
     |net(x') - net(x)| <= (1 + u)^K * (eps / s + u * (2 + u) * R + 3 * tiny)        for each logit,
 
@@ -16,6 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from linfnet.certificates.real import real_margin_radius
 from linfnet.certificates.rounding import (
     Pass,
     check_program,
@@ -27,29 +28,30 @@ from linfnet.certificates.rounding import (
     up,
 )
 from linfnet.nn import Classifier
-from linfnet.nn.margin import label_on_top, margin
+from linfnet.nn.label_margin import label_on_top, margin
 
 
 @dataclass(frozen=True)
 class MarginCertificate:
-    """What one forward pass proves about each sample of a batch."""
+    """The certified radii of a batch of samples, computed by one forward pass."""
 
     logits: Tensor
-    """[N, K], as the program computes them."""
+    """[N, K], as the floating-point program computes them."""
     labels: Tensor
     """[N]: the certified classes."""
     radii: Tensor
-    """float64 [N], rounded down: the class stays on top for every eps <= radius; -inf where it is not on top."""
+    """float64 [N], rounded down: the class does not change for any eps <= radius. -inf if the logit of the label is not
+    strictly the largest."""
     real_radii: Tensor
-    """float64 [N]: margin / (2 lipschitz), which ignores rounding; negative where another class is on top."""
+    """float64 [N]: `real_margin_radius`, which ignores rounding; negative if another class has a larger logit."""
 
     def at(self, epsilon: Fraction) -> Tensor:
-        """Which samples [N] are certified at epsilon."""
+        """Return bool [N]: which samples are certified at epsilon."""
         return self.radii >= float_above(epsilon)
 
 
 def certified_shares(radii: Tensor, epsilons: Iterable[Fraction]) -> list[float]:
-    """The share of samples with a certified radius of at least epsilon, for each epsilon.
+    """Return the share of samples with a certified radius of at least epsilon, for each epsilon.
 
     >>> certified_shares(torch.tensor([0.1, 0.3]).double(), [Fraction(0), Fraction(1, 5)])
     [1.0, 0.5]
@@ -60,10 +62,10 @@ def certified_shares(radii: Tensor, epsilons: Iterable[Fraction]) -> list[float]
 
 @torch.no_grad()
 def certify_by_margin(net: Classifier, images: Tensor, labels: Tensor | None = None) -> MarginCertificate:
-    """The sound margin certificate of an l_inf-distance net, for the given labels or for the predicted classes.
+    """Compute the sound margin certificate of an l_inf-distance net for given labels or for the predicted classes.
 
     Args:
-        net: evaluated at p = inf, independent of its present p.
+        net: evaluated at p = inf in eval mode, regardless of its current p and mode.
         images: [N, C, H, W] in [0, 1].
         labels: [N]; by default the predicted classes.
     """
@@ -72,23 +74,25 @@ def certify_by_margin(net: Classifier, images: Tensor, labels: Tensor | None = N
         run = forward_with_magnitudes(checked, images)
     classes = run.logits.argmax(1) if labels is None else labels
     gap = margin(run.logits.double(), classes)
-    return MarginCertificate(run.logits, classes, _sound_radius(run, classes, gap), gap * run.std / 2)
+    real_radii = real_margin_radius(run.logits, classes, 1 / run.std)
+    return MarginCertificate(run.logits, classes, _sound_radius(run, classes, gap), real_radii)
 
 
 def _sound_radius(run: Pass, labels: Tensor, gap: Tensor) -> Tensor:
-    """float64 [N], rounded down: for every eps <= radius, twice the bound above is strictly below the margin `gap`."""
+    """Return float64 [N], rounded down: radii such that for every eps <= radius, twice the bound at the top of this
+    module is strictly below the margin `gap`."""
     growth, slope, rest = _constants(run.logits.dtype, run.steps)
     lost = up(up(slope * run.magnitude) + rest)
     radii = down(down(down(down(gap) * float_below(1 / (2 * growth))) - lost) * run.std)
-    # The ball of radius 0 contains only the image itself, and the program is deterministic: a strict margin is a proof.
+    # The ball of radius 0 contains only the image itself, and the program is deterministic: a positive margin suffices.
     radii = radii.clamp(min=0)
-    # At x' the magnitudes grow by less than the margin: far from overflow at x means no overflow at x'.
+    # At x' the magnitudes are larger by less than the margin: if x is far from overflow, x' does not overflow.
     finite = run.magnitude <= torch.finfo(run.logits.dtype).max / 8
     return torch.where(label_on_top(run.logits, labels) & finite, radii, -torch.inf)
 
 
 @lru_cache
 def _constants(dtype: torch.dtype, steps: int) -> tuple[Fraction, float, float]:
-    """The constants of the bound: (1 + u)^K exactly, u (2 + u) and 3 tiny rounded up."""
+    """Return the constants of the bound: (1 + u)^K, which is exact, and u (2 + u) and 3 tiny, which are rounded up."""
     u, tiny = unit_and_tiny(dtype)
     return (1 + u) ** (steps + 2), float_above(u * (2 + u)), float_above(3 * tiny)

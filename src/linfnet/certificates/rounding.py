@@ -1,4 +1,4 @@
-"""Rounding: directed float64 operations, the magnitudes that bound rounding errors, and preconditions of the proofs.
+"""Directed rounding in float64, the magnitudes that bound rounding errors, and checks of the proofs' assumptions.
 
 docs/certificates.md contains the proofs.
 """
@@ -19,22 +19,22 @@ from linfnet.nn import Classifier, LinfNet
 from linfnet.nn.distance import DistanceModule
 from linfnet.nn.normalization import MeanShift
 
-# torch gives each thread at least this many elements of an elementwise operation.
+# Smallest number of elements that torch assigns to a thread in an elementwise operation.
 _GRAIN = 32768
 
 
 def down(value: Tensor) -> Tensor:
-    """A number strictly below the exact result of the one float64 operation that computed `value`."""
+    """Return a number strictly below the exact result of the single float64 operation that computed `value`."""
     return torch.nextafter(value, value.new_tensor(-math.inf))
 
 
 def up(value: Tensor) -> Tensor:
-    """A number strictly above the exact result of the one float64 operation that computed `value`."""
+    """Return a number strictly above the exact result of the single float64 operation that computed `value`."""
     return torch.nextafter(value, value.new_tensor(math.inf))
 
 
 def float_below(value: Fraction) -> float:
-    """The largest float64 that is not above a rational.
+    """Return the largest float64 number that is not above a fraction.
 
     >>> Fraction(float_below(Fraction(1, 10))) <= Fraction(1, 10) < Fraction(float_above(Fraction(1, 10)))
     True
@@ -44,23 +44,23 @@ def float_below(value: Fraction) -> float:
 
 
 def float_above(value: Fraction) -> float:
-    """The smallest float64 that is not below a rational."""
+    """Return the smallest float64 number that is not below a fraction."""
     return -float_below(-value)
 
 
 def unit_and_tiny(dtype: torch.dtype) -> tuple[Fraction, Fraction]:
-    """(unit, tiny) of a dtype: the rounding error of a result r is at most unit * |r|, plus `tiny` for a division."""
+    """Return (unit, tiny) of a dtype: a result r has a rounding error of at most unit * |r|, a quotient `tiny` more."""
     info = torch.finfo(dtype)
     unit = Fraction(info.eps) / 2
     return unit, Fraction(info.tiny) * unit
 
 
 def check_plain(net: Classifier) -> None:
-    """Raise unless the net is a `Classifier` that is not compiled, in whole or in part.
+    """Raise an error if the net is not a `Classifier`, or if all or part of it is compiled.
 
-    A compiled net is another program: the compiler may replace quotients by products with reciprocals.
+    A compiled net is a different program: the compiler may replace a division by a product with the reciprocal.
     """
-    # `torch.compile(net)` wraps the net, `net.compile()` replaces its call; both can be applied to a part of it.
+    # `torch.compile(net)` wraps the net and `net.compile()` replaces its call; submodules can be compiled as well.
     if isinstance(net, nn.Module) and any(map(_is_compiled, net.modules())):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArgumentError("the net is compiled; certificates hold for the plain program: certify the original net")
     if not isinstance(net, Classifier):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -71,12 +71,15 @@ def check_plain(net: Classifier) -> None:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    # The wrapper is recognised by its attribute: importing its class takes a second.
+    # The wrapper is recognised by its attribute because importing its class takes a second.
     return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None  # pyright: ignore
 
 
 def check_program(net: Classifier, images: Tensor) -> LinfNet:
-    """The net, or an error if a precondition of the proofs fails: one precision, valid pixels, subnormal numbers."""
+    """Return the net, or raise an error if an assumption of the proofs does not hold.
+
+    They assume one precision, pixels in [0, 1], a positive std, and arithmetic with subnormal numbers.
+    """
     check_plain(net)
     if net.arithmetic != "float32":
         raise ArgumentError(
@@ -96,9 +99,9 @@ def check_program(net: Classifier, images: Tensor) -> LinfNet:
 
 
 def check_subnormals(dtype: torch.dtype, device: torch.device) -> None:
-    """Raise if the device flushes subnormal numbers to zero: its subtraction is not the one that the proofs assume.
+    """Raise an error if the device flushes subnormal numbers to zero, since the proofs assume exact differences there.
 
-    On a CPU each thread has its own switch, inherited from the thread that started it: all threads are tested.
+    On a CPU each thread has a separate setting, inherited from the thread that started it, so all threads are tested.
     """
     count = _GRAIN * torch.get_num_threads() if device.type == "cpu" else 1
     smallest = torch.full((count,), torch.finfo(dtype).tiny, dtype=dtype, device=device)
@@ -111,20 +114,20 @@ class Pass:
     """One forward pass and the quantities that bound its rounding errors."""
 
     logits: Tensor
-    """[N, K], bit for bit equal to `net(images)`."""
+    """[N, K], equal to `net(images)` bit for bit."""
     magnitude: Tensor
-    """float64 [N]: the sum over all rounded steps of a bound on the magnitude of their results."""
+    """float64 [N]: the sum of bounds on the magnitudes of the results of all rounded steps."""
     steps: int
-    """Number of steps that round."""
+    """The number of steps that round their results."""
     std: float
-    """The exact standard deviation that the program divides by."""
+    """The standard deviation that the program divides by, exactly."""
 
 
 def _measure(layer: DistanceModule, sizes: list[Tensor]) -> RemovableHandle:
     """Add a hook to a layer that appends a bound [N] on the magnitude of each of its rounded steps to `sizes`.
 
-    Distances are measured. The terms added to them are bounded by their largest entry: rounding is monotone, so the
-    rounded sum of two bounds is a bound on every rounded sum.
+    The largest distance is measured; the mean and the bias are bounded by their largest absolute entry. Rounding is
+    monotone, so the rounded sum of two bounds is a bound on every rounded sum.
     """
 
     def add(distance: Tensor, *terms: Tensor | None) -> None:
@@ -134,11 +137,11 @@ def _measure(layer: DistanceModule, sizes: list[Tensor]) -> RemovableHandle:
                 sizes.append(sizes[-1] + term.abs().amax())
 
     def shifted(shift: MeanShift, inputs: tuple[Tensor], output: Tensor) -> None:
-        add(inputs[0].flatten(1).amax(1), shift.running_mean, layer.bias)  # distances are never negative
+        add(inputs[0].flatten(1).amax(1), shift.running_mean, layer.bias)  # distances are not negative
 
     def unshifted(layer: DistanceModule, inputs: tuple[Tensor], output: Tensor) -> None:
         rows = output.flatten(1)
-        # The hook does not receive the distance itself: it is the output minus the bias.
+        # This hook receives only the output: the distance is the output minus the bias.
         add(torch.maximum(rows.amin(1).neg(), rows.amax(1)), layer.bias)  # `aminmax` takes 20 times as long
 
     return layer.register_forward_hook(unshifted) if layer.shift is None else layer.shift.register_forward_hook(shifted)
@@ -146,7 +149,7 @@ def _measure(layer: DistanceModule, sizes: list[Tensor]) -> RemovableHandle:
 
 @torch.no_grad()
 def forward_with_magnitudes(net: LinfNet, images: Tensor, pixels: tuple[float, float] = (0.0, 1.0)) -> Pass:
-    """Run a net that is at p = inf in eval mode, on images [N, C, H, W] with pixels in the given range."""
+    """Run a net, which must be at p = inf in eval mode, on images [N, C, H, W] with pixels in the given range."""
     if net.training or net.p != math.inf:
         raise ArgumentError(f"the net is at p = {net.p:g}, training is {net.training}; wanted p = inf in eval mode")
     sizes: list[Tensor] = []
@@ -157,10 +160,10 @@ def forward_with_magnitudes(net: LinfNet, images: Tensor, pixels: tuple[float, f
     finally:
         for handle in handles:
             handle.remove()
-    # Normalisation is monotone: the largest magnitude occurs at an end of the range. It rounds twice, and the quotient
-    # bounds both errors.
+    # Normalisation is monotone, so the largest magnitude occurs at an end of the range. It rounds twice (difference
+    # and quotient), and the magnitude of the quotient bounds both errors.
     normalized = net.normalize(images.new_tensor(pixels).view(2, 1, 1, 1)).abs().amax().double()
     steps = len(sizes) + 2
     total = torch.stack(sizes).double().sum(0) + 2 * normalized
-    # The relative error of a float64 sum of that many non-negative numbers is less than steps * 2^-52.
+    # The relative error of a float64 sum of `steps` non-negative numbers is less than steps * 2^-52.
     return Pass(logits, up(total * (1 + steps * 2.0**-52)), steps, net.normalize.std.item())

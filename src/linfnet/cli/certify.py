@@ -20,7 +20,7 @@ from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, at_least
 from linfnet.files import make_folder, replacing
 from linfnet.nn.model_path import class_names, find_model
-from linfnet.results.storage import write_columns
+from linfnet.results.storage import RADII_FILE, write_columns
 from linfnet.systems import load_model
 
 # At most this many images of the user are listed one by one.
@@ -58,7 +58,7 @@ class Certify(OnImages):
         console.print(_shares_table(found, images))
         if self.out is not None:
             make_folder(self.out)
-            write_radii(found, self.out / "radii.csv", images.names)
+            write_radii(found, self.out / RADII_FILE, images.names)
             curve = found.curve()
             write_curve(curve, self.out / "curve.csv")
             console.print(f"radii and curve: {self.out}")

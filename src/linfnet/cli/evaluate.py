@@ -29,6 +29,7 @@ from linfnet.export import write_card
 from linfnet.nn import Classifier
 from linfnet.recipes import load_recipe
 from linfnet.results import add_evaluations, read_results
+from linfnet.results.storage import RESULTS_FILE
 from linfnet.systems import load_model
 from linfnet.theory import nearest_neighbour_net
 from linfnet.train import new_run_path, start_run
@@ -83,7 +84,7 @@ class Evaluate(inputs.OnImages):
                 store_evaluation(self.model, evaluated, net)
             title = f"{len(images)} {self.split} images of {found.data}, accuracy in %"
             console.print(results_table(title, [(self.model.name, result) for result in evaluated.results]))
-            console.print(f"results: {self.model / 'results.json'}")
+            console.print(f"results: {self.model / RESULTS_FILE}")
 
 
 @dataclass(frozen=True)

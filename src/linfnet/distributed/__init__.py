@@ -1,1 +1,1 @@
-"""Several processes: the group they form, and evaluation split between them."""
+"""Training and evaluation by several processes: the group of processes, and how an evaluation is divided."""

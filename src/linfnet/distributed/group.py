@@ -1,6 +1,6 @@
-"""The group of processes that train or evaluate one net, and the collective operations they use.
+"""The group of processes that train or evaluate one net, and their collective operations.
 
-`torchrun` starts the processes and sets the rank of each. In a single process all operations are the identity.
+`torchrun` starts the processes and sets their ranks. In a single process all operations return their input.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from linfnet.errors import ArgumentError, LinfnetError
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over all processes. The result in each process depends on all inputs, so gradients are summed as well."""
+    """Sum over all processes. Every process uses the sum of all inputs, so gradients are summed as well."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -34,11 +34,11 @@ class _Sum(torch.autograd.Function):
 
 
 class Group:
-    """Process `rank` of `size`; the first one writes files."""
+    """A group of `size` processes, from the point of view of process `rank`; process 0 writes files."""
 
     def __init__(self, rank: int = 0, size: int = 1, control: "dist.ProcessGroup | None" = None) -> None:
         self.rank, self.size = rank, size
-        self.control = control  # a group on the CPU: its operations do not wait for a GPU
+        self.control = control  # a torch group on the CPU, whose operations do not wait for a GPU
 
     @property
     def first(self) -> bool:
@@ -46,7 +46,7 @@ class Group:
         return self.rank == 0
 
     def share(self, samples: int) -> slice:
-        """The part of this process: parts are disjoint, cover all samples, and differ in size by at most one.
+        """Return the slice of the samples for this process; the sizes of all slices differ by at most one.
 
         >>> [Group(rank, 3).share(8) for rank in range(3)]
         [slice(0, 3, None), slice(3, 6, None), slice(6, 8, None)]
@@ -56,17 +56,17 @@ class Group:
         return slice(start, start + least + (self.rank < more))
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum over all processes, differentiable."""
+        """Return the sum over all processes, differentiably."""
         return x if self.size == 1 else cast(Tensor, _Sum.apply(x))
 
     def sum_(self, x: Tensor) -> Tensor:
-        """The sum over all processes, in place."""
+        """Replace a tensor by its sum over all processes, in place, and return it."""
         if self.size > 1:
             dist.all_reduce(x)
         return x
 
     def gather(self, mine: Tensor, samples: int) -> Tensor:
-        """Rows [samples, …] of all processes in order; `mine` are the rows of `share(samples)`."""
+        """Return the rows [samples, …] of all processes in order; `mine` contains the rows of `share(samples)`."""
         if self.size == 1:
             return mine
         rows = mine.new_zeros(samples, *mine.shape[1:])
@@ -74,7 +74,7 @@ class Group:
         return self.sum_(rows)
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set in any process; all processes wait for each other here."""
+        """Return whether the flag is set in any process; all processes wait for each other here."""
         count = torch.tensor([int(flag)])
         if self.size > 1:
             dist.all_reduce(count, group=self.control)
@@ -88,14 +88,14 @@ class Group:
         return values[0]
 
     def all(self, mine: Any) -> list[Any]:
-        """The values of all processes in order of rank; tensors must be on the CPU."""
+        """Return the values of all processes in order of rank; tensors must be on the CPU."""
         values: list[Any] = [mine] * self.size
         if self.size > 1:
             dist.all_gather_object(values, mine, group=self.control)
         return values
 
     def spread_(self, tensors: Iterable[Tensor]) -> None:
-        """Copy the values of the first process to all others."""
+        """Copy the values of tensors in the first process to all other processes."""
         if self.size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor.detach(), src=0)
@@ -105,7 +105,7 @@ ALONE = Group()
 
 
 class GradientSum:
-    """Sums each gradient over all processes as soon as it is computed, while the backward pass continues."""
+    """Sum each gradient over all processes as soon as it is computed, while the backward pass continues."""
 
     def __init__(self, group: Group, parameters: Iterable[nn.Parameter]) -> None:
         self._pending: list[Any] = []
@@ -125,17 +125,17 @@ class GradientSum:
 
 
 def launched() -> bool:
-    """Whether `torchrun` or a similar launcher started this process."""
+    """Return whether `torchrun` or a similar launcher started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def restarted() -> bool:
-    """Whether `torchrun` restarted this process after a failure."""
+    """Return whether `torchrun` restarted this process after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def own_device(name: str) -> str:
-    """The device of this process: for `auto` and `cuda` the GPU with the number of its local rank."""
+    """Return the device of this process: for `auto` and `cuda` it is the GPU whose number is the local rank."""
     if name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name
     local, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
@@ -145,13 +145,13 @@ def own_device(name: str) -> str:
 
 
 def agree_on_session(store: Any, rank: int, size: int, timeout: float = 600.0) -> str:
-    """Wait for all processes and return a new name for their session in a store, the same in all of them.
+    """Wait for all processes and return a new name for their session in a store; it is the same in all processes.
 
-    `torchrun` keeps one store through all restarts, so plain `init_process_group` reads the addresses of dead processes
-    and fails ("Gloo connectFullMesh failed"). Here each process writes a random token; the tokens of all of them name a
-    session, which each process acknowledges when it reads them. Only living processes acknowledge a new session.
+    `torchrun` uses one store for all restarts, so `init_process_group` alone reads the addresses of dead processes and
+    fails ("Gloo connectFullMesh failed"). Here each process writes a random token; the hash of all tokens is the name
+    of the session. A process that has read all tokens acknowledges the session; dead processes never do.
     """
-    # The restart count in the environment cannot name a session: each agent counts only failures of its own processes.
+    # The restart count in the environment is not a name for a session: each agent counts only its own failures.
     deadline = time.monotonic() + timeout
     store.set(f"token/{rank}", uuid.uuid4().hex)
     tokens = [f"token/{each}" for each in range(size)]
@@ -166,11 +166,11 @@ def agree_on_session(store: Any, rank: int, size: int, timeout: float = 600.0) -
 
 
 def _join(device: torch.device) -> Group:
-    """Create the process groups: one for tensors, and one on the CPU for flags and objects."""
+    """Create two process groups: one for tensors, and one on the CPU for flags and objects."""
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    # If an optimizer imported this module later, default arguments in it would reference the group until exit.
+    # Import this now: imported later (by an optimizer), its default arguments would reference the group until exit.
     importlib.import_module("torch.distributed.nn.functional")
     try:
         store, rank, size = next(iter(rendezvous("env://")))
@@ -182,7 +182,7 @@ def _join(device: torch.device) -> Group:
         raise LinfnetError(f"the processes cannot be joined: {str(error).splitlines()[0]}") from None
 
 
-# Parts of the messages of Gloo about a process that died or timed out: it raises a plain RuntimeError.
+# Parts of the messages of the RuntimeError that Gloo raises if another process died or timed out.
 _LOST = ("peer", "/gloo/", "timeout caused pair closure")
 
 
@@ -202,6 +202,6 @@ def joined(device: torch.device) -> Generator[Group]:
             raise LinfnetError(f"connection to another process was lost: {str(error).splitlines()[0]}") from None
         raise
     finally:
-        # A group that is still referenced keeps its threads, which may abort the process at exit.
+        # Threads of a group that is still referenced continue to run and may abort the process at exit.
         group.control = None
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Evaluation by several processes: each evaluates whole batches, and the parts are joined field by field."""
+"""Evaluation by several processes: each evaluates complete batches, and their results are joined field by field."""
 
 import dataclasses
 import math
@@ -18,13 +18,13 @@ def _sum_by_key(parts: Sequence[dict[str, float]]) -> dict[str, float]:
     return {key: sum(part[key] for part in parts) for key in parts[0]}
 
 
-# Metadata of dataclass fields that hold durations; fields without it are joined by the type of their value.
+# Metadata for dataclass fields that contain durations. Other fields are joined according to the type of their value.
 LONGEST: dict[str, Any] = {"join": max}
 SUMMED: dict[str, Any] = {"join": _sum_by_key}
 
 
 def own_part(images: int, batch: int, group: Group) -> slice:
-    """The images of this process: whole batches, so that each batch is the same as with one process.
+    """Return the slice of the images for this process: complete batches, the same as in a single process.
 
     >>> [own_part(69, 20, Group(rank, 3)) for rank in range(3)]
     [slice(0, 40, None), slice(40, 60, None), slice(60, 69, None)]
@@ -34,14 +34,14 @@ def own_part(images: int, batch: int, group: Group) -> slice:
 
 
 def gather(part: T, group: Group) -> T:
-    """Join the parts of all processes, on every process; with several processes the tensors are on the CPU."""
+    """Return the joined parts of all processes in every process; with several processes the tensors are on the CPU."""
     return part if group.size == 1 else join(group.all(join([part], lambda tensors: tensors[0].cpu())))
 
 
 def join(parts: Sequence[Any], concatenate: Callable[[list[Tensor]], Tensor] = torch.cat) -> Any:
-    """Join parts that describe consecutive images: tensors are concatenated along their first dimension.
+    """Join results for consecutive images: tensors are concatenated, by default along their first dimension.
 
-    Dataclasses, tuples and dictionaries are joined item by item; the metadata of a field can name another function.
+    Dataclasses, tuples and dictionaries are joined item by item; the metadata of a field can contain another function.
     Values of other types must be the same in all parts.
     """
     first = parts[0]

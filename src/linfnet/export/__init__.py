@@ -1,4 +1,4 @@
-"""Export of models: ONNX files, VNN-LIB properties, model cards, the Hugging Face hub."""
+"""Export of models as ONNX files, VNN-LIB properties and model cards, and to the Hugging Face hub."""
 
 from linfnet.export.hub import push_to_hub as push_to_hub
 from linfnet.export.hub import write_card as write_card

@@ -1,8 +1,8 @@
-"""ONNX files of nets at p = infinity, and VNN-LIB properties for verifiers that read both.
+"""ONNX files of nets at p = inf, and VNN-LIB properties for verifiers that read both formats.
 
-An ONNX file has the same operations in the same order as the net, hence the same bits. The simplest form of a layer is
-one subtraction of shape [batch, out, in], gigabytes for the published nets. Instead a Scan runs over chunks of outputs:
-each iteration subtracts a few rows of weights and takes the largest absolute value.
+An ONNX file has the same operations in the same order as the net, so its results are equal bit for bit. The simplest
+form of a layer, one subtraction of shape [batch, out, in], needs gigabytes for the published nets. Instead, each
+iteration of a Scan subtracts a few rows of weights and computes the largest absolute values.
 """
 
 import os
@@ -25,16 +25,16 @@ from linfnet.nn import Classifier, LinfNet
 from linfnet.nn.distance import DistanceModule
 
 OPSET = 18
-# Rows of weights in one iteration of a Scan: few enough for the cache, enough to hide the overhead.
+# Largest number of rows of weights in an iteration of a Scan: they fit into the cache, and the overhead is small.
 CHUNK = 32
-# Larger weights are written to a separate file, which runtimes map into memory instead of parsing it.
+# Largest size of weights inside the ONNX file. Runtimes can map a separate file into memory instead of parsing it.
 INLINE_BYTES = 64 << 20
-# Digits of VNN-LIB's bounds: more than a float64 has, so that parsing them loses less than a verifier's rounding.
+# Digits of the bounds in a VNN-LIB property: more than float64 has, so that bounds lose almost nothing by rounding.
 DIGITS = 20
 
 
 def chunk_size(outputs: int) -> int:
-    """The largest divisor of a layer's width that is at most CHUNK: chunks are equal and need no padding.
+    """Return the largest divisor of a layer's width that is at most CHUNK, so that chunks need no padding.
 
     >>> chunk_size(5120), chunk_size(10), chunk_size(37)
     (32, 10, 1)
@@ -43,7 +43,7 @@ def chunk_size(outputs: int) -> int:
 
 
 class _Graph:
-    """Nodes and constants of a graph under construction."""
+    """The nodes and constants of a graph while it is built."""
 
     def __init__(self, onnx: Any) -> None:
         self.onnx = onnx
@@ -60,18 +60,18 @@ class _Graph:
         return name
 
     def floats(self, name: str, shape: list[str | int]) -> Any:
-        """The declaration of an input or output."""
+        """Return the declaration of an input or output."""
         return self.onnx.helper.make_tensor_value_info(name, self.onnx.TensorProto.FLOAT, shape)
 
     def distances(self, x: str, weight: Tensor, name: str) -> str:
-        """x [batch, in] and weight [out, in] -> [batch, out]."""
+        """Add nodes for the distances [batch, out] of x [batch, in] to weight [out, in]; return the output's name."""
         node = self.onnx.helper.make_node
         outputs, inputs = weight.shape
         size = chunk_size(outputs)
         rows = self.constant(weight.reshape(outputs // size, size, inputs), f"{name}.weight")
         shape = self.constant(np.array([-1, outputs], np.int64), f"{name}.shape")
         state, row, largest, after = (f"{name}.{part}" for part in ("state", "rows", "largest", "state_out"))
-        # For the body, x is a state that never changes: [batch, 1, in]; each iteration returns [batch, size].
+        # In the body, x is a state [batch, 1, in] that does not change; each iteration returns [batch, size].
         body = self.onnx.helper.make_graph(
             [
                 node("Sub", [state, row], [f"{name}.difference"]),
@@ -91,9 +91,9 @@ class _Graph:
 
 
 def build_onnx(classifier: Classifier) -> Any:
-    """The net at p = infinity in eval mode as an ONNX model: `images` [batch, C, H, W] -> `logits` [batch, classes]."""
+    """Return an ONNX model of the net at p = inf in eval mode, from `images` [batch, C, H, W] to `logits`."""
     if classifier.system != LinfNet.system:
-        raise LinfnetError(f"ONNX export is for l_inf-distance nets; the net is of system {classifier.system!r}")
+        raise LinfnetError(f"ONNX export is for l_inf-distance nets; this net is of system {classifier.system!r}")
     net = cast(LinfNet, classifier)
     if next(net.parameters()).dtype != torch.float32:
         raise LinfnetError("ONNX export is for float32 nets")
@@ -121,7 +121,7 @@ def build_onnx(classifier: Classifier) -> Any:
 
 
 def write_onnx(net: Classifier, path: Path) -> list[Path]:
-    """Write the net at p = infinity; large weights go to `PATH.data`. Returns the files written."""
+    """Write the net at p = inf as ONNX, with large weights in a separate file `PATH.data`; return the written files."""
     model = build_onnx(net)
     onnx = require("onnx", "onnx")
     if sum(parameter.numel() * 4 for parameter in net.parameters()) <= INLINE_BYTES:
@@ -139,7 +139,7 @@ def write_onnx(net: Classifier, path: Path) -> list[Path]:
 
 
 def onnx_runner(path: Path) -> Callable[[Tensor], Tensor]:
-    """A function that runs an ONNX file on images with onnxruntime on the CPU."""
+    """Return a function that computes the logits of images by an ONNX file, with onnxruntime on the CPU."""
     onnxruntime: Any = require("onnxruntime", "onnx")
     session: Any = onnxruntime.InferenceSession(os.fspath(path), providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.cpu().numpy()})[0])
@@ -147,7 +147,7 @@ def onnx_runner(path: Path) -> Callable[[Tensor], Tensor]:
 
 @torch.no_grad()
 def verify_onnx(net: Classifier, path: Path, images: Tensor) -> None:
-    """Raise unless the file gives the net's logits bit for bit, on all images [N, C, H, W] and on the first one."""
+    """Raise an error unless an ONNX file and the net give the same bits for all images and for a single one."""
     run = onnx_runner(path)
     with net.at_infinity():
         for part in (images, images[:1]):
@@ -158,8 +158,10 @@ def verify_onnx(net: Classifier, path: Path, images: Tensor) -> None:
 
 
 def vnnlib_property(image: Tensor, label: int, classes: int, epsilon: Fraction) -> str:
-    """A property that exactly the counterexamples satisfy: images in the box (rounded outwards, in [0, 1]) for which
-    another logit is at least the label's. A tie is a counterexample, as it is not certified.
+    """Return a property that is satisfied exactly by the counterexamples.
+
+    A counterexample is an image in the box (rounded outwards and clipped to [0, 1]) for which another logit is at least
+    as large as the logit of the label. A tie is a counterexample because it is not certified.
 
     Args:
         image: [C, H, W] in [0, 1].
@@ -181,7 +183,7 @@ def vnnlib_property(image: Tensor, label: int, classes: int, epsilon: Fraction) 
 
 
 def decimal_bound(value: Fraction, up: bool) -> str:
-    """A decimal not above, or not below, a rational.
+    """Return a decimal number that is not below (`up`) or not above a fraction.
 
     >>> decimal_bound(Fraction(1, 3), up=False), decimal_bound(Fraction(1, 3), up=True)
     ('0.33333333333333333333', '0.33333333333333333334')

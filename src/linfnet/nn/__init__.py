@@ -1,4 +1,4 @@
-"""Modules: distance layers, mean shift, normalisation, and the nets built from them."""
+"""PyTorch modules: distance layers, mean shift, normalisation, and the nets that consist of them."""
 
 from linfnet.nn.classifier import Classifier as Classifier
 from linfnet.nn.classifier import count_parameters as count_parameters

@@ -1,4 +1,4 @@
-"""The base class of all nets: images in, logits out, a model folder, certificates."""
+"""The base class of all nets: prediction, certification, and saving to and loading from model folders."""
 
 import contextlib
 import math
@@ -14,9 +14,9 @@ from linfnet.boxes import check_images, outer_box
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_table, read_tensors, write_json, write_tensors, write_text
 from linfnet.nn.distance import DistanceModule
-from linfnet.nn.margin import label_on_top
+from linfnet.nn.label_margin import label_on_top
 from linfnet.nn.model_card import model_card
-from linfnet.nn.model_path import find_model
+from linfnet.nn.model_path import find_model, system_name
 from linfnet.nn.normalization import Normalize
 from linfnet.results import Results
 
@@ -24,25 +24,25 @@ FORMAT = "linfnet-model-1"
 
 
 class Classifier(nn.Module):
-    """A net from images [B, C, H, W] in [0, 1] to logits [B, classes]; it normalises its inputs itself.
+    """A net that maps images [B, C, H, W] in [0, 1] to logits [B, classes] and normalises its inputs itself.
 
-    A subclass defines `forward`, `least_margin` (or `certified`), and `settings`: the arguments of its constructor
-    besides the first four below.
+    A subclass defines `forward`, `least_margin` (or `certified`), and `settings`, which returns the arguments of its
+    constructor other than the first four below.
 
     Args:
         image_shape: (C, H, W) of the images.
         classes: number of logits.
         mean: mean of each channel in pixel units, or one number for all channels.
-        std: the standard deviation, one for all channels; mean 0 and std 1 leave the pixels unchanged.
-        learn_scale: train the temperature of the cross-entropy with the net; otherwise it is 1.
+        std: one standard deviation for all channels. Mean 0 and std 1 do not change the pixels.
+        learn_scale: whether the temperature of the cross-entropy is trained with the net; otherwise it is 1.
     """
 
     system: ClassVar[str]
-    """The name of its system, as in config.json."""
+    """The name of the system to which the net belongs, as in config.json."""
     certificate_names: ClassVar[tuple[str, ...]]
-    """The names of its certificates in results and tables, in order of preference."""
+    """The names of the net's certificates in results and tables, in order of preference."""
     arithmetic: ClassVar[Literal["float32", "real"]] = "real"
-    """float32: certificates hold for the floating-point program. real: they ignore rounding."""
+    """`float32` if certificates hold for the floating-point program, `real` if they ignore rounding."""
     cheap: ClassVar[bool] = True
     """Whether a certificate costs about as much as a prediction, so that training can report certified accuracy."""
     scale: Tensor
@@ -75,7 +75,7 @@ class Classifier(nn.Module):
 
     @torch.no_grad()
     def certified(self, images: Tensor, labels: Tensor, epsilon: Fraction | Tensor) -> Tensor:
-        """Which samples [N] are certified at epsilon, over perturbed images in [0, 1]; at 0: classified correctly.
+        """Return bool [N]: which samples are certified at epsilon. At 0 these are the correctly classified samples.
 
         Args:
             images: [N, C, H, W] in [0, 1].
@@ -84,41 +84,49 @@ class Classifier(nn.Module):
         """
         lower, upper = outer_box(check_images(images), epsilon)
         with self.at_infinity():
-            # Bounds have rounding errors: never certify a wrong class, and always certify a correct one at epsilon 0.
+            # Bounds have rounding errors. Therefore never certify a wrong class, and ignore the bounds at epsilon 0.
             return self.keeps_class(images, labels) & (
                 (self.least_margin(lower, upper, labels) > 0) | torch.as_tensor(epsilon == 0)
             )
 
     def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
-        """A lower bound [N] on the margin of the labels over the box lower <= image <= upper, in real arithmetic."""
+        """Return a lower bound [N] on the margin over the box lower <= image <= upper, in real arithmetic."""
         raise NotImplementedError
 
     @torch.no_grad()
     def keeps_class(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Which labels [N] are strictly on top; an attack succeeds where this is false."""
+        """Return bool [N]: whether each image is classified as its label, without a tie."""
         return label_on_top(self(images), labels)
 
+    @torch.no_grad()
+    def logits_and_kept(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits [N, K] and the result [N] of `keeps_class`, with a single forward pass if possible."""
+        logits = self(images)
+        if type(self).keeps_class is Classifier.keeps_class:
+            return logits, label_on_top(logits, labels)
+        return logits, self.keeps_class(images, labels)  # this may need more passes, for example votes under noise
+
     def certified_radius(self, images: Tensor, labels: Tensor) -> Tensor | None:
-        """float64 [N]: certified radii in closed form, -inf for a wrong class; None if they need a bisection."""
+        """Return certified radii float64 [N] by a formula (-inf for a wrong class), or None if there is no formula."""
         return None
 
     @property
     def confidence(self) -> float:
-        """The probability with which a certificate holds: 1 except for methods that count over random samples."""
+        """The probability that a certificate is correct: 1 except for methods that use random samples."""
         return 1.0
 
     @property
     def lipschitz(self) -> float | None:
-        """The Lipschitz constant in l_inf from pixels to logits, where one is known by construction; otherwise None."""
+        """The Lipschitz constant in l_inf from pixels to logits, or None if it is not known by construction."""
         return None
 
     def settings(self) -> dict[str, Any]:
-        """The further arguments of the constructor, as they are saved in config.json."""
+        """Return the additional arguments of the constructor, as they are saved in config.json."""
         return {}
 
     @property
     def p(self) -> float:
-        """The exponent of all distance layers, infinity if there are none; assigning it sets all layers."""
+        """The exponent of all distance layers (infinity without distance layers). Setting it changes all layers."""
         return next((layer.p for layer in self.distance_layers()), math.inf)
 
     @p.setter
@@ -127,12 +135,12 @@ class Classifier(nn.Module):
             layer.p = value
 
     def distance_layers(self) -> list[DistanceModule]:
-        """All distance layers, in order."""
+        """Return all distance layers, in order."""
         return [module for module in self.modules() if isinstance(module, DistanceModule)]
 
     @contextlib.contextmanager
     def at_infinity(self) -> Generator[Self]:
-        """Context in which the net is at p = inf in eval mode; p and the training flags are restored afterwards."""
+        """Context in which the net is at p = inf in eval mode; p and the training flags are restored at its end."""
         # Change only what differs: setting an attribute of a module costs as much as a small layer.
         relaxed = [(layer, layer.p) for layer in self.distance_layers() if not math.isinf(layer.p)]
         in_training = [module for module in self.modules() if module.training]
@@ -149,14 +157,14 @@ class Classifier(nn.Module):
                 module.training = True
 
     def check_shape(self, images: Tensor) -> Tensor:
-        """The images, or an error if their shape is not that of the net."""
+        """Return the images, or raise an error if the net expects another shape."""
         if tuple(images.shape[1:]) != self.image_shape:
             shape = " x ".join(map(str, self.image_shape))
-            raise ArgumentError(f"images have shape {tuple(images.shape)}; the net wants [B, {shape}]")
+            raise ArgumentError(f"images have shape {tuple(images.shape)}; the net expects [B, {shape}]")
         return images
 
     def config(self) -> dict[str, Any]:
-        """The settings from which `from_config` builds the same net, without its weights."""
+        """Return the settings from which `from_config` builds the same net without its weights."""
         return {
             "format": FORMAT,
             "system": self.system,
@@ -169,17 +177,17 @@ class Classifier(nn.Module):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """A net with new weights from the dictionary that `config` returns."""
+        """Build a net with new weights from a dictionary that `config` returned."""
         if config.get("format") != FORMAT:
             raise LinfnetError(f"the config's format is {config.get('format')!r}; wanted {FORMAT!r}")
-        if config.get("system", "linf") != cls.system:
-            raise LinfnetError(f"the config is of a net of system {config.get('system')!r}; wanted {cls.system!r}")
+        if (system := system_name(config)) != cls.system:
+            raise LinfnetError(f"the config describes a net of system {system!r}; wanted {cls.system!r}")
         arguments = {key: value for key, value in config.items() if key not in ("format", "system", "class_names")}
         try:
             net = cls(**arguments)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise LinfnetError(f"the config does not describe a net: {str(error).splitlines()[0]}") from None
-        # A missing std must not become the default, which would be another net; p is not saved.
+        # A missing value must not be replaced by a default: the result would be a different net. p is not saved.
         saved = net.config().keys() - {"system"}
         for name in sorted(saved - config.keys()):
             raise LinfnetError(f"the config does not describe a net: it lacks {name!r}")
@@ -188,7 +196,7 @@ class Classifier(nn.Module):
         return net
 
     def describe(self) -> str:
-        """One or two sentences for the model card: the kind of net and its certificates."""
+        """Return one or two sentences for the model card about the kind of net and its certificates."""
         names = ", ".join(self.certificate_names)
         return f"A net of system `{self.system}`. Its certificates ({names}) hold in real arithmetic."
 
@@ -212,21 +220,26 @@ class Classifier(nn.Module):
     def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Self:
         """Load a net that `save` wrote, in eval mode at p = inf.
 
-        `hf://user/name` is a model on the Hugging Face hub (needs the extra `hub`).
+        A folder `hf://user/name` is a model on the Hugging Face hub (needs the extra `hub`).
         """
         folder = find_model(folder)
-        net = cls.from_config(read_table(folder / "config.json"))
+        return cls.load_with_config(folder, read_table(folder / "config.json"), device=device)
+
+    @classmethod
+    def load_with_config(cls, folder: Path, config: Mapping[str, Any], *, device: torch.device | str = "cpu") -> Self:
+        """Load a net from a folder whose config.json has already been read."""
+        net = cls.from_config(config)
         load_weights(net, read_tensors(folder / "model.safetensors")[0], folder / "model.safetensors")
         return net.to(device).eval()
 
 
 def count_parameters(net: nn.Module) -> int:
-    """The number of learned parameters."""
+    """Return the number of trainable parameters."""
     return sum(parameter.numel() for parameter in net.parameters())
 
 
 def load_weights(net: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
-    """Copy named tensors into a net, or raise an error that names the first missing, unknown or mismatched tensor."""
+    """Copy named tensors into a net; the error for a missing, unknown or unsuitable tensor names the tensor."""
     wanted = net.state_dict()
     for name in sorted(wanted.keys() - tensors.keys()):
         raise LinfnetError(f"{source} lacks {name!r}: it belongs to another net")
@@ -235,9 +248,9 @@ def load_weights(net: nn.Module, tensors: dict[str, Tensor], source: Path) -> No
     for name, tensor in tensors.items():
         if tensor.shape != wanted[name].shape:
             got, want = tuple(tensor.shape), tuple(wanted[name].shape)
-            raise LinfnetError(f"{source}: {name!r} has shape {got}, the net wants {want} (other images or width?)")
+            raise LinfnetError(f"{source}: {name!r} has shape {got}, the net expects {want} (other images or width?)")
         if tensor.dtype != wanted[name].dtype:
-            raise LinfnetError(f"{source}: {name!r} has dtype {tensor.dtype}, the net wants {wanted[name].dtype}")
+            raise LinfnetError(f"{source}: {name!r} has dtype {tensor.dtype}, the net expects {wanted[name].dtype}")
         if not bool(tensor.isfinite().all()):
             raise LinfnetError(f"{source}: {name!r} contains NaN or infinity")
     net.load_state_dict(tensors)

@@ -1,4 +1,4 @@
-"""Distance layers, fully connected and convolutional: distance, then mean shift, then bias."""
+"""Distance layers, fully connected and convolutional. They compute distances, shift the means and add a bias."""
 
 import math
 
@@ -10,12 +10,12 @@ from linfnet.errors import ArgumentError
 from linfnet.nn.normalization import MeanShift, along
 from linfnet.ops import check_p, linf_distance_bounds, lp_distance
 
-# The weight that makes an output copy one input (up to a constant) at initialisation.
+# The initial weight with which an output copies one input, up to a constant.
 IDENTITY_WEIGHT = -10.0
 
 
 class DistanceModule(nn.Module):
-    """Base class of distance layers: weights [features, fan_in] drawn from N(0, 1), p, mean shift and bias."""
+    """Base class of distance layers, with weights [features, fan_in] drawn from N(0, 1), p, mean shift and bias."""
 
     def __init__(self, fan_in: int, features: int, dim: int, p: float, bias: bool, mean_shift: bool) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class DistanceModule(nn.Module):
         self._p = check_p(value)
 
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Bounds on the output over the box lower <= input <= upper, at p = inf and in eval mode."""
+        """Return bounds on the output over the box lower <= input <= upper, at p = inf and in eval mode."""
         if not math.isinf(self.p):
             raise ArgumentError(f"bounds need p = inf; the layer has p = {self.p:g}")
         if self.training and self.shift is not None:
@@ -53,15 +53,15 @@ class DistanceModule(nn.Module):
 
 
 class LpDistance(DistanceModule):
-    """u_o(x) = ||x - w_o||_p, optionally with mean shift and bias; 1-Lipschitz in l_inf at p = inf.
+    """Compute u_o(x) = ||x - w_o||_p, optionally with mean shift and bias; 1-Lipschitz in l_inf at p = inf.
 
     Args:
         in_features: size of the last dimension of the input.
         out_features: number of neurons.
         p: exponent, a number >= 1 or `math.inf`.
-        bias: add a learnable bias.
-        mean_shift: subtract the mean of each output (before the bias).
-        identity_init: initialise output i as a copy of input i mod in_features, if in_features <= out_features.
+        bias: whether to add a learnable bias.
+        mean_shift: whether to subtract the mean of each output, before the bias is added.
+        identity_init: whether output i is initially a copy of input i mod in_features, if in_features <= out_features.
 
     >>> layer = LpDistance(64, 128, p=8.0, mean_shift=True)
     >>> layer(torch.rand(5, 64)).shape
@@ -86,7 +86,7 @@ class LpDistance(DistanceModule):
                 self.weight[outputs, outputs % in_features] = IDENTITY_WEIGHT
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in_features] -> [..., out_features]."""
+        """Return the outputs [..., out_features] for x [..., in_features]."""
         return self._finish(lp_distance(x, self.weight, self.p))
 
     def _distance_bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,17 +97,17 @@ class LpDistance(DistanceModule):
 
 
 class LpDistanceConv2d(DistanceModule):
-    """l_p distances of the patches of an image to learned patches; 1-Lipschitz in l_inf at p = inf.
+    """Compute l_p distances of the patches of an image to learned patches; 1-Lipschitz in l_inf at p = inf.
 
     Args:
-        in_channels: channels of the input [B, in_channels, H, W].
-        out_channels: channels of the output; a multiple of `groups`, as is in_channels.
-        kernel_size: side of the patch.
+        in_channels: number of channels of the input [B, in_channels, H, W]; a multiple of `groups`.
+        out_channels: number of channels of the output; a multiple of `groups`.
+        kernel_size: height and width of a patch.
         stride: step between patches.
-        padding: rows and columns of zeros around the image.
+        padding: number of rows and columns of zeros on each side of the image.
         groups: output group g depends on input group g only.
-        p, bias, mean_shift: as in `LpDistance` (means and biases per channel).
-        identity_init: initialise output channel i as a copy of the centre pixel of an input channel.
+        p, bias, mean_shift: as in `LpDistance`, with one mean and one bias per channel.
+        identity_init: whether each output channel is initially a copy of the centre pixels of an input channel.
 
     >>> LpDistanceConv2d(3, 8, 3, stride=2, padding=1, p=8.0)(torch.rand(2, 3, 9, 9)).shape
     torch.Size([2, 8, 5, 5])
@@ -142,7 +142,7 @@ class LpDistanceConv2d(DistanceModule):
                 self.weight[outputs, outputs % (in_channels // groups) * kernel_size**2 + centre] = IDENTITY_WEIGHT
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [B, in_channels, H, W] -> [B, out_channels, H', W']."""
+        """Return the outputs [B, out_channels, H', W'] for x [B, in_channels, H, W]."""
         groups = zip(self._patches(x), self.weight.chunk(self.groups), strict=True)
         return self._finish(self._image([lp_distance(patches, weight, self.p) for patches, weight in groups], x))
 
@@ -152,14 +152,14 @@ class LpDistanceConv2d(DistanceModule):
         return self._image(smallest, lower), self._image(largest, lower)
 
     def _patches(self, x: Tensor) -> tuple[Tensor, ...]:
-        """[B, in_channels, H, W] -> for each group [B, positions, fan_in]."""
+        """Return the patches [B, positions, fan_in] of each group, from x [B, in_channels, H, W]."""
         if x.dim() != 4 or x.shape[1] != self.in_channels:
             raise ArgumentError(f"x has shape {tuple(x.shape)}; wanted [B, {self.in_channels}, H, W]")
         columns = F.unfold(x, self.kernel_size, padding=self.padding, stride=self.stride)
         return columns.transpose(1, 2).unflatten(2, (self.groups, -1)).unbind(2)
 
     def _image(self, distances: list[Tensor] | tuple[Tensor, ...], x: Tensor) -> Tensor:
-        """For each group [B, positions, out_channels / groups] -> [B, out_channels, H', W']."""
+        """Join the distances [B, positions, out_channels / groups] of all groups to [B, out_channels, H', W']."""
         rows, columns = ((s + 2 * self.padding - self.kernel_size) // self.stride + 1 for s in x.shape[2:])
         return torch.cat(distances, -1).transpose(1, 2).unflatten(2, (rows, columns))
 

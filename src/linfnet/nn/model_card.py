@@ -35,13 +35,13 @@ logits = net(images)  # [batch, {channels}, {rows}, {columns}] in [0, 1]
 
 
 def names_in(config: Mapping[str, Any]) -> list[str]:
-    """The class names in a config; empty if there is no list of them."""
+    """Return the class names in a config, or an empty list if it does not contain them."""
     given: Any = config.get("class_names")
     return [str(name) for name in cast(list[Any], given)] if isinstance(given, list) else []
 
 
 def model_card(config: Mapping[str, Any], description: str, parameters: int, results: Results | None = None) -> str:
-    """The text of README.md for a net of that config, with a table of its results."""
+    """Return the text of README.md for a net with this config, with a table of its results."""
     channels, rows, columns = config["image_shape"]
     return CARD.format(
         description=description,
@@ -53,12 +53,12 @@ def model_card(config: Mapping[str, Any], description: str, parameters: int, res
         mean=", ".join(f"{value:g}" for value in config["mean"]),
         std=config["std"],
         names=", ".join(names_in(config)) or f"numbered 0 to {config['classes'] - 1}",
-        results="\n\n".join(_results(results or Results())) or "None were given when the model was saved.",
+        results="\n\n".join(_results(results or Results())) or "The model was saved without results.",
     )
 
 
 def _results(results: Results) -> Iterator[str]:
-    """A sentence about training, and a table with a row for each evaluation; accuracies in percent."""
+    """Yield a sentence about training, and a table with a row for each evaluation; accuracies are in percent."""
     if training := results.training:
         certified = (f"certified {_percent(s)} at ε = {format_epsilon(e)}" for e, s in training.test.certified.items())
         accuracies = ", ".join((f"clean {_percent(training.test.clean)}", *certified))

@@ -1,26 +1,27 @@
-"""The path of a model: a folder, a model of the package, or a name on the Hugging Face hub."""
+"""Find the folder of a model: a given folder, a model of the package, or a model on the Hugging Face hub."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from linfnet.errors import LinfnetError, require
 from linfnet.files import read_table
 
-# One folder for each model of the package.
+# Contains one folder for each model of the package.
 PRETRAINED = Path(__file__).parent / "pretrained"
-# A prefix, so that a mistyped path is never sent over the network. (`Path` removes one of the slashes.)
+# The prefix is required so that a mistyped path is never sent over the network. (`Path` removes one of the slashes.)
 PREFIXES = ("hf://", "hf:/")
 
 
 def pretrained_names() -> tuple[str, ...]:
-    """The names of the models in the package."""
+    """Return the names of the models in the package."""
     return tuple(sorted(folder.name for folder in PRETRAINED.iterdir()))
 
 
 def find_model(name: Path | str) -> Path:
-    """The folder of a model: the path itself, or the model of this name in the package or on the hub.
+    """Return the folder of a model: the path itself, or the model of this name in the package or on the hub.
 
-    `hf://user/name` is downloaded into the cache of the hub: only weights and config, no code and no pickles.
+    `hf://user/name` is downloaded into the cache of the hub: only the weights and the config, no code and no pickles.
     """
     text = str(name)
     for prefix in PREFIXES:
@@ -32,15 +33,20 @@ def find_model(name: Path | str) -> Path:
 
 
 def packaged_hint(path: Path) -> str:
-    """A hint for an error message if the path is the name of a model in the package; otherwise an empty string."""
+    """Return a hint for an error message if the path is the name of a packaged model, otherwise an empty string."""
     if str(path) not in pretrained_names():
         return ""
     commands = "linfnet certify, attack, predict, export and serve"
     return f"; the model of this name in the package has no run folder: use it with {commands}"
 
 
+def system_name(config: Mapping[str, Any]) -> str:
+    """Return the name of the system in a config.json. Old files do not have it: their nets are of system `linf`."""
+    return str(config.get("system", "linf"))
+
+
 def class_names(model: Path, classes: int) -> list[str]:
-    """The class names in the config.json of a model; class numbers if there are none."""
+    """Return the class names in the config.json of a model, or the class numbers if it has no names."""
     names: Any = read_table(model / "config.json").get("class_names") or [str(k) for k in range(classes)]
     if not isinstance(names, list) or len(cast(list[Any], names)) != classes:
         raise LinfnetError(f"{model / 'config.json'}: class_names is not a list of {classes} names")
@@ -52,5 +58,5 @@ def _download(repository: str) -> Path:
     try:
         folder = huggingface_hub.snapshot_download(repository, allow_patterns=["config.json", "model.safetensors"])
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
-        raise LinfnetError(f"{repository} cannot be fetched from the hub: {str(error).splitlines()[0]}") from None
+        raise LinfnetError(f"{repository} cannot be downloaded from the hub: {str(error).splitlines()[0]}") from None
     return Path(folder)

@@ -12,7 +12,7 @@ from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn.classifier import Classifier
 from linfnet.nn.distance import LpDistance
 
-# Arguments of the constructor that are true or false and saved in config.json.
+# Boolean arguments of the constructor that are saved in config.json.
 SWITCHES = ("mean_shift", "hidden_bias", "negate_logits")
 
 
@@ -24,11 +24,11 @@ class LinfNet(Classifier):
     Args:
         image_shape, classes, mean, std: as in `Classifier`.
         hidden: width of each hidden layer; () for a single layer.
-        mean_shift: subtract the means of the hidden layers.
-        hidden_bias: give hidden layers a bias (the last layer always has one).
-        negate_logits: predict the class with the *nearest* prototype. The paper's text and its theorems use the
-            distances themselves as logits; its trained nets use the negated ones.
-        identity_init: initialise each layer that is at least as wide as its input as a copy of it.
+        mean_shift: whether hidden layers subtract the means of their outputs.
+        hidden_bias: whether hidden layers have a bias (the last layer always has one).
+        negate_logits: whether the class with the *nearest* prototype is predicted. The paper's text and its theorems
+            use the distances themselves as logits; its trained nets use the negated distances.
+        identity_init: whether each layer that is at least as wide as its input is initially a copy of it.
         p: initial exponent of all layers.
 
     >>> import torch
@@ -71,14 +71,14 @@ class LinfNet(Classifier):
         return 1 / self.std
 
     def forward(self, images: Tensor) -> Tensor:
-        """images: [B, C, H, W] in [0, 1] -> logits [B, classes]."""
+        """Return the logits [B, classes] of images [B, C, H, W] in [0, 1]."""
         logits = self.layers(self.normalize(self.check_shape(images)).flatten(1))
         return -logits if self.negate_logits else logits
 
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Bounds on the logits over the box lower <= image <= upper, at p = inf and in eval mode.
+        """Return bounds on the logits over the box lower <= image <= upper, at p = inf and in eval mode.
 
-        They enclose the floating-point results of `forward`, including rounding.
+        The bounds hold for the floating-point results of `forward`, including rounding.
         """
         low, high = (end.flatten(1) for end in self.normalize.bounds(self.check_shape(lower), self.check_shape(upper)))
         for layer in self.layers:
@@ -90,7 +90,7 @@ class LinfNet(Classifier):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """A net with new weights from the dictionary that `config` returns."""
+        """Build a net with new weights from a dictionary that `config` returned."""
         for key in SWITCHES:
             if not isinstance(config.get(key, True), bool):
                 raise LinfnetError(f"the config's {key} is {config[key]!r}; wanted true or false")

@@ -1,4 +1,4 @@
-"""Normalisation that preserves the Lipschitz constant: pixels with one std for all, features by their mean only."""
+"""Normalisation with a known Lipschitz constant: pixels are divided by one std, features only shifted by their mean."""
 
 import contextlib
 import math
@@ -16,10 +16,11 @@ if TYPE_CHECKING:  # classifier imports this module
 
 
 class Normalize(nn.Module):
-    """(x - mean) / std for images [B, C, H, W]: one mean per channel, one std: l_inf balls map to l_inf balls.
+    """Compute (x - mean) / std for images [B, C, H, W], with one mean per channel and one std for all channels.
 
-    Both are tensors on the device of the images: on a GPU, torch divides by a Python number by multiplying with its
-    reciprocal, which rounds differently from the CPU.
+    With a single std, l_inf balls are mapped to l_inf balls. Mean and std are tensors on the device of the images
+    because torch on a GPU replaces a division by a Python number by a product with its reciprocal, which rounds
+    differently from the CPU.
 
     >>> Normalize((0.5,), 0.25)(torch.ones(1, 1, 1, 1)).item()
     2.0
@@ -40,7 +41,7 @@ class Normalize(nn.Module):
         return (x - self.mean.view(-1, 1, 1)) / self.std
 
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """The image of a box: both steps are monotone, including rounding."""
+        """Return exact bounds on the output over a box; both steps are monotone, including rounding."""
         return self(lower), self(upper)
 
     def extra_repr(self) -> str:
@@ -48,17 +49,17 @@ class Normalize(nn.Module):
 
 
 def along(vector: Tensor, dim: int, x: Tensor) -> Tensor:
-    """A view of a vector that broadcasts along one dimension of x."""
+    """Return a view of a vector that broadcasts along one dimension of x."""
     return vector.reshape([-1 if d == dim % x.dim() else 1 for d in range(x.dim())])
 
 
 class MeanShift(nn.Module):
-    """Subtract the mean of each feature: that of the batch in training (with gradients), the running mean in eval mode.
+    """Subtract the mean of each feature: the batch mean in training (with gradients), the running mean in eval mode.
 
     Args:
         features: number of features (channels).
         dim: the dimension of the features: -1 for [..., features], 1 for [B, features, H, W].
-        momentum: weight of a new batch in the running mean; None gives all batches since `reset` equal weight.
+        momentum: weight of a new batch in the running mean; with None, all batches since `reset` have equal weight.
 
     >>> shift = MeanShift(2)
     >>> shift(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
@@ -74,7 +75,7 @@ class MeanShift(nn.Module):
         super().__init__()
         self.features, self.dim, self.momentum = features, dim, momentum
         self.batches = 0
-        self.group = ALONE  # the processes that share each batch; the mean is over the samples of all of them
+        self.group = ALONE  # the mean of a batch is over the samples of all processes in this group
         self.register_buffer("running_mean", torch.zeros(features))
 
     def reset(self) -> None:
@@ -83,7 +84,7 @@ class MeanShift(nn.Module):
         self.batches = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: any shape with `features` at `dim`; returns the same shape."""
+        """Return x with shifted means; x has any shape with `features` at dimension `dim`."""
         if not self.training:
             return x - along(self.running_mean, self.dim, x)
         others = [d for d in range(x.dim()) if d != self.dim % x.dim()]
@@ -95,7 +96,7 @@ class MeanShift(nn.Module):
         return x - along(mean, self.dim, x)
 
     def _shared_mean(self, x: Tensor, others: list[int]) -> Tensor:
-        """The mean over the samples of all processes, which may have different numbers of samples."""
+        """Return the mean over the samples of all processes, which may have different numbers of samples."""
         count = x.new_full((1,), x.numel() / self.features)
         total = self.group.sum(torch.cat([x.sum(others), count]))
         return total[:-1] / total[-1]
@@ -109,18 +110,18 @@ def _shifts(net: nn.Module) -> list[MeanShift]:
 
 
 def share_means(net: nn.Module, group: Group) -> None:
-    """Let mean shifts average over the samples of all processes in training."""
+    """Let the mean shifts of a net average over the samples of all processes in training."""
     for shift in _shifts(net):
         shift.group = group
 
 
 @torch.no_grad()
 def reestimate_means(net: "Classifier", batches: Iterable[Tensor]) -> None:
-    """Replace the running means, which are those of a small p, by the average over training images at p = inf.
+    """Replace the running means, which were gathered at a small p, by the averages over training images at p = inf.
 
     Args:
-        net: its p and its mode do not change.
-        batches: images [B, C, H, W] in [0, 1]; every batch counts the same.
+        net: its p and its mode are the same afterwards.
+        batches: images [B, C, H, W] in [0, 1]; every batch has the same weight.
     """
     p, training, shifts = net.p, net.training, _shifts(net)
     momenta = [shift.momentum for shift in shifts]
@@ -141,7 +142,7 @@ def reestimate_means(net: "Classifier", batches: Iterable[Tensor]) -> None:
 
 @contextlib.contextmanager
 def means_at_infinity(net: "Classifier", batches: Callable[[], Iterable[Tensor]]) -> Generator["Classifier"]:
-    """Context in which the net is at p = inf in eval mode, with means estimated there; both are restored afterwards."""
+    """Context in which the net is at p = inf in eval mode, with means estimated there; its end restores the net."""
     shifts = _shifts(net)
     saved = [(shift.running_mean.clone(), shift.batches) for shift in shifts]
     try:

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from linfnet.data import set_info
 from linfnet.epsilon import format_epsilon
+from linfnet.nn.model_path import system_name
 from linfnet.recipes import recipe_to_toml
 from linfnet.report.charts import certified_curve, histogram, reference_name, training_panels, uses_255ths
 from linfnet.report.gallery import gallery
@@ -88,7 +89,7 @@ def _with_unique_names(runs: Sequence[RunSummary]) -> list[RunSummary]:
 
 def _kind(runs: Sequence[RunSummary]) -> str:
     """Return the kinds of the nets as text."""
-    systems = sorted({str(run.config.get("system", "linf")) for run in runs})
+    systems = sorted({system_name(run.config) for run in runs})
     return ", ".join("ℓ∞-distance net" if name == "linf" else f"system {name}" for name in systems)
 
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linfnet.data import ImageSet, known_sets, load
-from linfnet.epsilon import parse_epsilon
 from linfnet.errors import LinfnetError
 from linfnet.files import read_table, read_tensors
 from linfnet.nn.model_card import names_in
@@ -120,7 +119,7 @@ def read_run(path: Path) -> RunSummary:
     samples, broken = _read_samples(path, main)
     if samples is not None and main and main[0].count != len(samples):
         raise LinfnetError(
-            f"the table of samples in {path} has {len(samples):,} samples, but results.json reports "
+            f"the table of samples in {path} has {len(samples):,} samples, but {storage.RESULTS_FILE} reports "
             f"{main[0].count:,}: evaluate again"
         )
     images, missing = None, tuple[str, ...]()
@@ -146,7 +145,7 @@ def _main_evaluations(results: Results, data: str | None) -> tuple[Result, ...]:
 
 def _read_samples(path: Path, main: tuple[Result, ...]) -> tuple[Samples | None, dict[Fraction, BrokenSamples]]:
     """Read the samples of the main evaluations, or the table of `linfnet certify` if there is no evaluation."""
-    certified = path / "radii.csv"
+    certified = path / storage.RADII_FILE
     if not main:
         return _read_tables([certified] if certified.is_file() else []), {}
     samples = _read_tables(storage.sample_files(path, main[0]))
@@ -200,15 +199,14 @@ def _read_table(file: Path) -> Samples:
 def _read_broken(file: Path) -> dict[Fraction, BrokenSamples]:
     """Read the broken samples of an evaluation, by epsilon."""
     tensors, _ = read_tensors(file)
-    epsilons = [name.partition("@")[2] for name in tensors if name.startswith(f"{storage.INDEX}@")]
     try:
         return {
-            parse_epsilon(eps): BrokenSamples(
-                tensors[f"{storage.INDEX}@{eps}"].tolist(),
-                tensors[f"{storage.IMAGES}@{eps}"],
-                tensors[f"{storage.PREDICTIONS}@{eps}"].tolist(),
+            eps: BrokenSamples(
+                tensors[storage.at_epsilon(storage.INDEX, eps)].tolist(),
+                tensors[storage.at_epsilon(storage.IMAGES, eps)],
+                tensors[storage.at_epsilon(storage.PREDICTIONS, eps)].tolist(),
             )
-            for eps in epsilons
+            for eps in storage.epsilons_in(tensors)
         }
     except KeyError as error:
         raise LinfnetError(f"{file} lacks {error}: evaluate again, or remove the file") from None

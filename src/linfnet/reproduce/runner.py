@@ -16,6 +16,7 @@ from linfnet.recipes import Recipe
 from linfnet.reproduce.outcome import Options, Outcome, RunOutcome, hardware_of
 from linfnet.reproduce.studies import Cell, Study, differing_sections
 from linfnet.results import AttackSettings, Result, Results, read_results
+from linfnet.results.storage import RESULTS_FILE
 from linfnet.systems import system_of
 from linfnet.train import Display, RunFolder, StoppedError, UnwritableError, resume_run, start_run
 
@@ -87,7 +88,7 @@ def run_study(
     failures: list[LinfnetError] = []
     for number, run in enumerate(planned, 1):
         name = f"{number}/{len(planned)} {run.cell.label}, seed {run.recipe.run.seed}"
-        if not (run.path / "results.json").is_file():
+        if not (run.path / RESULTS_FILE).is_file():
             note(f"{name}: training in {run.path}")
         try:
             done = _train(run, device, display)
@@ -167,7 +168,7 @@ def gather(run: PlannedRun, options: Options) -> RunOutcome:
     result, training = run.evaluation(results, options), results.training
     if result is None or training is None:
         missing = "training" if training is None else "the evaluation"
-        raise LinfnetError(f"{run.path / 'results.json'} lacks the results of {missing}")
+        raise LinfnetError(f"{run.path / RESULTS_FILE} lacks the results of {missing}")
     return RunOutcome(
         label=run.cell.label,
         seed=training.seed,

@@ -1,4 +1,4 @@
-"""Results of training and evaluations: typed records, and the files that hold them."""
+"""Results of training and evaluations: typed records, and the files that contain them."""
 
 from linfnet.results.result import PGD_100 as PGD_100
 from linfnet.results.result import Accuracies as Accuracies

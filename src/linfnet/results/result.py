@@ -1,4 +1,4 @@
-"""Results of evaluations and of training: the typed records that all other parts of the library use."""
+"""The typed records for the results of evaluations and of training, used by all other parts of the library."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Annotated
 from linfnet.errors import ArgumentError
 
 Share = Annotated[float, "from 0 to 1"]
-"""An accuracy or a probability; checked where results are read."""
+"""An accuracy or a probability; its range is checked when results are read."""
 
 
 @dataclass(frozen=True)
@@ -31,32 +31,32 @@ class Result:
     """The result of one evaluation at one epsilon; accuracies in [0, 1]."""
 
     data: str
-    """The data set by name."""
+    """The name of the data set."""
     split: str
-    """test or train."""
+    """`test` or `train`."""
     count: int
-    """How many images were evaluated."""
+    """The number of evaluated images."""
     eps: Fraction
-    """The perturbation, in pixel units."""
+    """The largest allowed change of a pixel, in pixel units."""
     clean: Share
     """Accuracy on unperturbed images."""
     attacked: Share
     """Accuracy under the attack."""
     certified: Mapping[str, Share]
-    """Certified accuracy by the name of each certificate: margin and interval, or the one of another system."""
+    """Certified accuracy for each certificate name, such as margin and interval."""
     attack: AttackSettings = PGD_100
     limit: int | None = None
-    """Only the first `limit` images of the split were evaluated; None for all."""
+    """The number of images, if only the first images of the split were evaluated; otherwise None."""
     net: str = ""
-    """Empty for the net of the folder; otherwise another net, such as the nearest-neighbour net of the demo."""
+    """Empty for the net in the folder; otherwise the name of another net, such as the demo's nearest-neighbour net."""
     arithmetic: str = "float32"
-    """float32: the certificates hold for the floating-point program. real: rounding is ignored."""
+    """`float32` if the certificates hold for the floating-point program, `real` if they ignore rounding."""
     confidence: Share = 1.0
-    """The probability with which each certificate holds."""
+    """The probability that each certificate is correct."""
     certify_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Seconds per image by the name of each certificate."""
+    """Seconds per image for each certificate name."""
     seconds: float = 0.0
-    """Seconds of the whole evaluation at this epsilon."""
+    """Seconds of the complete evaluation at this epsilon."""
 
     def __post_init__(self) -> None:
         if not self.certified:
@@ -64,7 +64,7 @@ class Result:
 
     @property
     def images(self) -> str:
-        """Net, images and attack as one name, for tables and files.
+        """A name for the net, the images and the attack, for tables and file names.
 
         >>> Result("mnist", "test", 500, Fraction(3, 10), 0.9, 0.8, {"margin": 0.7}, limit=500).images
         'mnist-test-first-500'
@@ -75,7 +75,7 @@ class Result:
 
     @property
     def best(self) -> str:
-        """The name of the certificate with the largest accuracy; the margin, which is cheapest, wins ties."""
+        """The name of the certificate with the largest accuracy; in a tie, `margin`, which is the cheapest."""
         return max(self.certified, key=lambda name: (self.certified[name], name == "margin"))
 
     @property
@@ -85,30 +85,30 @@ class Result:
 
     @property
     def subject(self) -> tuple[object, ...]:
-        """What was evaluated: a later evaluation of the same subject replaces an earlier one."""
+        """Identifies what was evaluated. A new evaluation of the same subject replaces the old one."""
         return self.net, self.data, self.split, self.limit, self.attack, self.eps
 
 
 @dataclass(frozen=True)
 class Accuracies:
-    """Clean and certified accuracy of one split as training computes them, in real arithmetic."""
+    """Clean and certified accuracy on one split, as computed during training in real arithmetic."""
 
     clean: Share
     certified: Mapping[Fraction, Share]
-    """By epsilon; empty where certification is expensive."""
+    """Certified accuracy for each epsilon; empty if certification is expensive."""
     above: Share | None = None
-    """Share of samples with a margin above theta; the next two: in [0, theta], and below 0."""
+    """The share of samples with a margin above theta; `between`: with a margin in [0, theta]; `below`: below 0."""
     between: Share | None = None
     below: Share | None = None
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What training itself measured at its end, and what it cost."""
+    """The accuracies at the end of training, and the cost of training."""
 
     test: Accuracies
     train: Accuracies | None
-    """On the training images; None in old files."""
+    """Accuracies on the training images; None in old files."""
     epochs: int
     seconds: float
     seed: int
@@ -127,9 +127,9 @@ class Results:
     def find(
         self, data: str, eps: Fraction, *, limit: int | None = None, attack: AttackSettings = PGD_100
     ) -> Result | None:
-        """The evaluation of the folder's own net on these test images at this epsilon, or None.
+        """Return the evaluation of the folder's net on these test images at this epsilon, or None if there is none.
 
-        A limit of at least the number of images counts as no limit.
+        A limit that is not below the number of images is the same as no limit.
         """
         exact, whole = (("", data, "test", size, attack, eps) for size in (limit, None))
         for result in self.evaluations:

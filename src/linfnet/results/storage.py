@@ -1,8 +1,9 @@
-"""The files of results in a run or model folder; no other module knows their names, keys and columns.
+"""Read and write the files of results in a run or model folder. Their names, keys and columns are defined only here.
 
-results.json has the fields of `Results` and of the records in it (version 2). Version 1, still read, has evaluations
-under keys such as `mnist-test-first-500-pgd-20 eps=0.3`. `samples-IMAGES-eps-EPSILONS.csv` has a row for each image,
-`….broken.safetensors` a few images that the attack found. `linfnet certify` writes radii.csv with the same columns.
+results.json (version 2) has the fields of `Results` and of the records in it. Version 1, which can still be read, has
+evaluations under keys such as `mnist-test-first-500-pgd-20 eps=0.3`. `samples-IMAGES-eps-EPSILONS.csv` has a row for
+each image, and `….broken.safetensors` contains a few images that the attack found. radii.csv of `linfnet certify` has
+the same columns for labels, predictions and radii.
 """
 
 import csv
@@ -23,19 +24,20 @@ from linfnet.files import read_table, replacing, write_json
 from linfnet.results.result import Result, Results, Share, TrainingResult
 
 VERSION = 2
-FILE = "results.json"
+RESULTS_FILE = "results.json"
+RADII_FILE = "radii.csv"
 
 LABEL, PREDICTION, RUNNER_UP, MARGIN = "label", "prediction", "runner_up", "margin"
 REAL_MARGIN_RADIUS = "real_margin_radius"
-# The tensors of a file of broken images, each with one entry per image.
+# The names of the tensors in a file of broken images; each tensor has one entry per image.
 INDEX, IMAGES, PREDICTIONS = "index", "images", "predictions"
-# File systems allow 255 bytes in a file name; at most this many are used for epsilons.
+# Largest number of characters for the epsilons in a file name; file systems allow 255 bytes in total.
 _LONGEST = 100
 
 
 def read_results(folder: Path) -> Results:
-    """All results of a run or model folder so far; an error names the file and the value that is wrong."""
-    file = folder / FILE
+    """Return all results in a run or model folder; an error message names the file and the invalid value."""
+    file = folder / RESULTS_FILE
     if not file.exists():
         return Results()
     document = read_table(file)
@@ -46,32 +48,32 @@ def read_results(folder: Path) -> Results:
 
 
 def write_training(folder: Path, training: TrainingResult) -> None:
-    """Store the result of training; stored evaluations do not change."""
+    """Write the result of training; evaluations that are already in the file do not change."""
     with _lock(folder):
-        write_json(folder / FILE, results_to_json(Results(training, read_results(folder).evaluations)))
+        write_json(folder / RESULTS_FILE, results_to_json(Results(training, read_results(folder).evaluations)))
 
 
 def add_evaluations(folder: Path, evaluations: tuple[Result, ...]) -> None:
-    """Add evaluations in one step; those of the same subject are replaced."""
+    """Add evaluations in one step; existing evaluations of the same subject are replaced."""
     subjects = {result.subject for result in evaluations}
     with _lock(folder):
         results = read_results(folder)
         others = tuple(result for result in results.evaluations if result.subject not in subjects)
-        write_json(folder / FILE, results_to_json(Results(results.training, others + evaluations)))
+        write_json(folder / RESULTS_FILE, results_to_json(Results(results.training, others + evaluations)))
 
 
 def _lock(folder: Path) -> FileLock:
-    """Evaluations that end at the same time must not overwrite each other."""
-    return FileLock(folder / f".{FILE}.lock")
+    """Return a lock that prevents evaluations that end at the same time from overwriting each other."""
+    return FileLock(folder / f".{RESULTS_FILE}.lock")
 
 
 def results_to_json(results: Results) -> dict[str, Any]:
-    """The contents of results.json as JSON values."""
+    """Convert results to the JSON values of results.json."""
     return {"version": VERSION, **_to_json(results)}
 
 
 def _to_json(value: Any) -> Any:
-    """Dataclasses become tables of their fields, without empty ones; epsilons become text."""
+    """Convert dataclasses to tables of their fields, without empty fields, and epsilons to text."""
     if dataclasses.is_dataclass(value):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return {name: _to_json(item) for name, item in fields.items() if item not in (None, "")}
@@ -83,7 +85,7 @@ def _to_json(value: Any) -> Any:
 
 
 def results_from_json(document: Mapping[str, Any]) -> Results:
-    """Parse a document of either version; raises an error that names the wrong value."""
+    """Parse a document of either version, or raise an error that names the invalid value."""
     if "version" not in document:
         document = _upgrade(document)
     if document["version"] != VERSION:
@@ -104,7 +106,7 @@ _PLAIN: dict[Any, tuple[Any, str]] = {
 
 
 def _parse(kind: Any, value: Any, name: str) -> Any:
-    """A JSON value as the type of a field; raises an error that names the value if it is of another type."""
+    """Convert a JSON value to the type of a field, or raise an error that names the value if it has another type."""
     if dataclasses.is_dataclass(kind):
         return _parse_record(cast(type, kind), _parse(dict, value, name), name)
     if get_origin(kind) is Mapping:
@@ -144,7 +146,7 @@ _KEY_1 = re.compile(
 
 
 def _upgrade(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a document of version 1 to version 2; entries with missing figures or unknown keys are left out."""
+    """Convert a document of version 1 to version 2; entries with missing values or unknown keys are omitted."""
     new: dict[str, Any] = {"version": VERSION, "evaluations": []}
     if "train" in old:
         train = _parse(dict, old["train"], "train")
@@ -172,12 +174,12 @@ def _upgrade(old: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def radius_column(certificate: str) -> str:
-    """The column of the radii of a certificate: margin_radius, interval_radius, …"""
+    """Return the name of the column with the radii of a certificate, such as margin_radius."""
     return f"{certificate}_radius"
 
 
 def at_epsilon(name: str, eps: Fraction) -> str:
-    """The name of a column or tensor that holds for one epsilon.
+    """Return the name of a column or tensor with values for one epsilon.
 
     >>> at_epsilon(INDEX, Fraction(8, 255))
     'index@8/255'
@@ -185,8 +187,18 @@ def at_epsilon(name: str, eps: Fraction) -> str:
     return f"{name}@{format_epsilon(eps)}"
 
 
+def epsilons_in(names: Iterable[str]) -> list[Fraction]:
+    """Return the epsilons of the tensors in a file of broken images, from their names (`at_epsilon`).
+
+    >>> epsilons_in(["index@8/255", "images@8/255", "predictions@8/255"])
+    [Fraction(8, 255)]
+    """
+    prefix = f"{INDEX}@"
+    return [parse_epsilon(name.removeprefix(prefix)) for name in names if name.startswith(prefix)]
+
+
 def samples_path(folder: Path, results: Sequence[Result]) -> Path:
-    """The CSV of one evaluation, which may cover several epsilons.
+    """Return the path of the CSV file of an evaluation at one or more epsilons.
 
     >>> result = Result("mnist", "test", 500, Fraction(8, 255), 0.9, 0.8, {"margin": 0.7}, limit=500)
     >>> samples_path(Path("run"), [result]).name
@@ -200,22 +212,22 @@ def samples_path(folder: Path, results: Sequence[Result]) -> Path:
 
 
 def broken_path(samples: Path) -> Path:
-    """The file of broken images beside a CSV of samples."""
+    """Return the path of the file of broken images that belongs to a CSV file of samples."""
     return samples.with_suffix(".broken.safetensors")
 
 
 def sample_files(folder: Path, result: Result, suffix: str = ".csv") -> list[Path]:
-    """The CSVs of all evaluations of the same images with the same attack, at any epsilons."""
+    """Return the CSV files of all evaluations of the same images with the same attack, at any epsilons."""
     return sorted(folder.glob(f"samples-{result.images}-eps-*{suffix}"))
 
 
 def broken_files(folder: Path, result: Result) -> list[Path]:
-    """The files of broken images of the same evaluations."""
+    """Return the files of broken images of the same evaluations as `sample_files`."""
     return sample_files(folder, result, ".broken.safetensors")
 
 
 def write_columns(path: Path, columns: Mapping[str, Iterable[Any]]) -> None:
-    """Write columns of equal length as CSV, in one step."""
+    """Write columns of equal length to a CSV file, in one step."""
     with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
@@ -223,7 +235,7 @@ def write_columns(path: Path, columns: Mapping[str, Iterable[Any]]) -> None:
 
 
 def read_columns(path: Path) -> dict[str, tuple[str, ...]]:
-    """The columns of a CSV by name, as text; raises ValueError where rows differ in length."""
+    """Return the columns of a CSV file by name, as text; raise ValueError if rows differ in length."""
     with path.open(newline="", encoding="utf-8") as file:
         header, *rows = list(csv.reader(file))
     return dict(zip(header, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(header, ())

@@ -17,7 +17,7 @@ from linfnet.nn import LpDistance
 from linfnet.nn.classifier import Classifier
 from linfnet.recipes import Recipe
 from linfnet.schedules import StepState
-from linfnet.systems.layers import least_margin, linear_bounds, worst_margins
+from linfnet.systems.layers import linear_bounds, smallest_margin, worst_margins
 from linfnet.systems.system import OBJECTIVE, SYSTEMS, FeatureSystem
 
 
@@ -88,7 +88,7 @@ class HybridNet(Classifier):
         low, high = (end.flatten(1) for end in self.normalize.bounds(self.check_shape(lower), self.check_shape(upper)))
         for layer in self.layers:
             low, high = cast(LpDistance, layer).bounds(low, high)
-        return least_margin(self.head_margins(low, high, labels), labels)
+        return smallest_margin(self.head_margins(low, high, labels), labels)
 
     def settings(self) -> dict[str, Any]:
         return {"hidden": list(self.hidden), "mlp_hidden": self.mlp_hidden}

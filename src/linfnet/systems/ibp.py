@@ -15,7 +15,7 @@ from linfnet.errors import at_least, number
 from linfnet.nn.classifier import Classifier
 from linfnet.recipes import Recipe
 from linfnet.schedules import StepState
-from linfnet.systems.layers import Box, check_architecture, conv_layers, least_margin, through, worst_margins
+from linfnet.systems.layers import Box, check_architecture, conv_layers, smallest_margin, through, worst_margins
 from linfnet.systems.system import OBJECTIVE, RELAXATION, SYSTEMS, System
 
 # The regularisers are 0 while bounds grow by less than a factor of 1 / TOLERANCE, and while active and inactive
@@ -68,7 +68,7 @@ class IbpNet(Classifier):
 
     def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
         end = self.boxes(Box(self.check_shape(lower), self.check_shape(upper)))[-1]
-        return least_margin(worst_margins(end.lower, end.upper, self.last.weight, self.last.bias, labels), labels)
+        return smallest_margin(worst_margins(end.lower, end.upper, self.last.weight, self.last.bias, labels), labels)
 
     def settings(self) -> dict[str, Any]:
         return {"architecture": self.architecture, "batch_norm": self.batch_norm}

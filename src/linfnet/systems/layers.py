@@ -124,6 +124,6 @@ def worst_margins(lower: Tensor, upper: Tensor, weight: Tensor, bias: Tensor, la
     return gaps - torch.einsum("bd,bkd->bk", radius, spread[labels])
 
 
-def least_margin(margins: Tensor, labels: Tensor) -> Tensor:
+def smallest_margin(margins: Tensor, labels: Tensor) -> Tensor:
     """The smallest entry of each row except that of the label: [B, K] -> [B]."""
     return margins.scatter(1, labels.unsqueeze(1), torch.inf).amin(1)

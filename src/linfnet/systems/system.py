@@ -15,7 +15,7 @@ from linfnet.data import SetInfo
 from linfnet.errors import ArgumentError, check_numbers
 from linfnet.files import read_table
 from linfnet.nn.classifier import Classifier
-from linfnet.nn.model_path import find_model
+from linfnet.nn.model_path import find_model, system_name
 from linfnet.recipes import Recipe, options_from_mapping
 from linfnet.registry import Registry
 from linfnet.schedules import StepState
@@ -123,5 +123,6 @@ def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> Cla
         device: where the net is placed.
     """
     path = find_model(folder)
+    config = read_table(path / "config.json")
     # Only registered names are accepted: nothing that a config.json names is imported.
-    return SYSTEMS[str(read_table(path / "config.json").get("system", "linf"))].net_type.load(path, device=device)
+    return SYSTEMS[system_name(config)].net_type.load_with_config(path, config, device=device)

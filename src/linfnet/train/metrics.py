@@ -13,7 +13,7 @@ from linfnet.distributed.group import ALONE, Group
 from linfnet.errors import LinfnetError
 from linfnet.losses import margin_shares
 from linfnet.nn import Classifier
-from linfnet.nn.margin import label_on_top
+from linfnet.nn.label_margin import label_on_top
 from linfnet.results import Accuracies
 from linfnet.schedules import StepState
 

@@ -25,6 +25,7 @@ from linfnet.errors import LinfnetError
 from linfnet.files import read_table, write_json, write_text
 from linfnet.nn.model_path import packaged_hint
 from linfnet.recipes import Recipe, load_recipe, recipe_to_toml
+from linfnet.results.storage import RESULTS_FILE
 from linfnet.version import __version__
 
 # The numeric fields of each kind of event.
@@ -124,7 +125,7 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         """Whether the trained model has been written."""
-        return (self.path / "model.safetensors").is_file() and (self.path / "results.json").is_file()
+        return (self.path / "model.safetensors").is_file() and (self.path / RESULTS_FILE).is_file()
 
     @contextlib.contextmanager
     def guarded(self) -> Generator[None]:

@@ -4,7 +4,7 @@ from torch import Tensor
 
 
 def margin(logits: Tensor, labels: Tensor) -> Tensor:
-    """The logit of the label minus the largest other logit, [B]: positive where the label is the only maximum.
+    """Return the logit of the label minus the largest other logit, [B]; positive if the label is the only maximum.
 
     >>> import torch
     >>> margin(torch.tensor([[3.0, 1.0, 2.5], [0.0, 0.0, -1.0]]), torch.tensor([0, 1]))
@@ -15,13 +15,13 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def label_on_top(logits: Tensor, labels: Tensor, upper: Tensor | None = None) -> Tensor:
-    """Whether the logit of the label is strictly above all others: bool [B].
+    """Return bool [B]: whether the logit of the label is strictly larger than all other logits.
 
     Args:
         logits: [B, K].
         labels: [B].
-        upper: [B, K], values of the other logits; by default `logits`. With lower bounds as `logits` and upper bounds
-            as `upper`, the answer holds for all logits between them.
+        upper: [B, K], the values of the other logits; by default `logits`. If `logits` are lower bounds and `upper` are
+            upper bounds, the result holds for all logits between them.
 
     >>> import torch
     >>> label_on_top(torch.tensor([[3.0, 1.0], [0.0, 0.0]]), torch.tensor([0, 1]))
