@@ -86,7 +86,7 @@ def make_record(path: Path, what: str, events_file: str, commit: str | None = No
             raise ArgumentError(f"--commit is {commit!r}, but env.json of the run has {environment['commit']!r}")
         environment |= {"commit": commit, "commit_given_by_hand": True}
     if training is None:
-        raise LinfnetError(f"{path / RESULTS_FILE} holds no figures of training")
+        raise LinfnetError(f"{path / RESULTS_FILE} contains no results of training")
     resumed, compared = resumptions(events), compare_with_authors(recipe, events)
     return {
         "what": what or recipe.title,
