@@ -24,10 +24,10 @@ def at_least(name: str, value: float, least: float, *, strictly: bool = False, m
     """Raise unless least <= value <= most; `strictly` excludes the least."""
     if not (value > least if strictly else value >= least):
         bound = "above" if strictly else "of at least"
-        raise ArgumentError(f"{name} is {value}; wanted a number {bound} {least}")
+        raise ArgumentError(f"{name} is {value}; expected a number {bound} {least}")
     if value > most:
         shown = "too large" if value > LARGEST else value  # do not print hundreds of digits
-        raise ArgumentError(f"{name} is {shown}; wanted a number of at most {most}")
+        raise ArgumentError(f"{name} is {shown}; expected a number of at most {most}")
 
 
 def number(default: object, least: float = 0, **limits: Any) -> Any:

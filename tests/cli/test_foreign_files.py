@@ -61,14 +61,14 @@ def test_missing_and_foreign_weights(place: Path, refused: Callable[..., str]):
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.full((8, 8), 1.5, np.float32), "wanted [0, 1]"),
-        (np.full((8, 8), 1 + 1e-12), "wanted [0, 1]"),
-        (np.full((8, 8), np.inf, np.float32), "wanted [0, 1]"),
+        (np.full((8, 8), 1.5, np.float32), "expected [0, 1]"),
+        (np.full((8, 8), 1 + 1e-12), "expected [0, 1]"),
+        (np.full((8, 8), np.inf, np.float32), "expected [0, 1]"),
         (np.zeros((8, 8), bool), "holds bool"),
         (np.zeros((8, 8), complex), "holds complex128"),
         (np.float32(0.5), "has shape (1,)"),
-        (np.full((8, 8), -0.1, np.float32), "wanted [0, 1]"),
-        (np.full((8, 8), np.nan, np.float32), "wanted [0, 1]"),
+        (np.full((8, 8), -0.1, np.float32), "expected [0, 1]"),
+        (np.full((8, 8), np.nan, np.float32), "expected [0, 1]"),
         (np.zeros((9, 9), np.float32), "has shape (1, 9, 9); the net wants images of shape (1, 8, 8)"),
         (np.zeros((8, 8), np.int64), "holds int64"),
         (np.array([{}], dtype=object), "is not a NumPy array"),
@@ -234,7 +234,7 @@ def test_pictures_are_never_converted_in_silence(place: Path, refused: Callable[
         assert f"{name} has mode {mode}; the net wants L" in refused("predict", "run", name)
     for name in ("frames.png", "frames.tiff"):
         grey.save(place / name, save_all=True, append_images=[Image.new("L", (8, 8), 7)])
-        assert "has 2 frames; wanted one" in refused("predict", "run", name)
+        assert "has 2 frames; expected one" in refused("predict", "run", name)
     Image.new("1", (14_000, 14_000)).save(place / "bomb.png")
     assert "bomb.png cannot be read" in refused("predict", "run", "bomb.png")
     whole = (place / "frames.png").read_bytes()

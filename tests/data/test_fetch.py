@@ -8,7 +8,7 @@ import pytest
 from samples import Sample, Served, tar_bytes, write_files
 
 from linfnet.data import Source, fetch, load, verify
-from linfnet.data.sources import ADDRESSES, PACKAGES, Progress
+from linfnet.data.sources import ADDRESSES, PACKAGES, ProgressCallback
 from linfnet.errors import LinfnetError
 
 NAMES = ["mnist", "fashion-mnist", "cifar10"]
@@ -25,7 +25,7 @@ def official_files(name: str, sample: Sample) -> dict[str, bytes]:
 def official(served: Served, small_sets: dict[str, Sample], monkeypatch: pytest.MonkeyPatch) -> Served:
     """A server with all sets instead of the official addresses; no package is available."""
 
-    def no_package(progress: Progress, target: Path) -> None:
+    def no_package(progress: ProgressCallback, target: Path) -> None:
         raise LinfnetError("npm is not installed")
 
     for name, sample in small_sets.items():
@@ -68,7 +68,7 @@ def test_the_second_address_is_used_if_the_first_fails(
 def test_auto_falls_back_on_the_package(
     official: Served, small_sets: dict[str, Sample], empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def take(progress: Progress, target: Path) -> None:
+    def take(progress: ProgressCallback, target: Path) -> None:
         write_files(target, small_sets["mnist"].idx_files(""))
 
     monkeypatch.setitem(PACKAGES, "mnist", ("a good package", take))

@@ -37,7 +37,7 @@ WHOLE = idx_bytes(ARRAY)
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "x is not an IDX file: it begins with nothing"),
+        (b"", "x is not an IDX file: it is empty"),
         (b"\0\0", "not an IDX file"),
         (b"PK\3\4 a zip file", "not an IDX file: it begins with 50 4b 03 04"),
         (idx_bytes(ARRAY, kind=0x0D), "IDX type 0x0d; expected unsigned bytes"),

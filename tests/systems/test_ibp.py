@@ -163,5 +163,5 @@ def test_architectures_run_on_cifar(name: str):
 def test_architectures_say_when_images_are_too_small():
     with pytest.raises(ArgumentError, match="too deep"):
         conv_layers("small", (1, 2, 2), False)
-    with pytest.raises(ArgumentError, match="wanted one of small, medium, cnn7"):
+    with pytest.raises(ArgumentError, match="expected one of small, medium, cnn7"):
         conv_layers("large", (1, 28, 28), False)

@@ -170,7 +170,7 @@ class TestFinding:
     def test_only_registered_systems_are_loaded(self, tmp_path: Path):
         LinfNet((1, 2, 2), 2).save(tmp_path)
         write_json(tmp_path / "config.json", {**read_json(tmp_path / "config.json"), "system": "os"})
-        with pytest.raises(LinfnetError, match=r"system\.name is 'os'; wanted one of hybrid, ibp, linf, smoothing"):
+        with pytest.raises(LinfnetError, match=r"system\.name is 'os'; expected one of hybrid, ibp, linf, smoothing"):
             load_model(tmp_path)
 
     @pytest.mark.parametrize(
@@ -178,13 +178,13 @@ class TestFinding:
         [
             (
                 "system.name=hybird",
-                "system.name is 'hybird'; wanted one of hybrid, ibp, linf, smoothing; did you mean 'hybrid'?",
+                "system.name is 'hybird'; expected one of hybrid, ibp, linf, smoothing; did you mean 'hybrid'?",
             ),
             ("system.hiden=3", "unknown key 'system.hiden'; did you mean 'hidden'?"),
-            ("system.hidden=much", "system.hidden is 'much'; wanted a whole number"),
-            ("system.hidden=0", "system.hidden is 0; wanted a number of at least 1"),
-            ("system.eps_train=2", "system.eps_train is 2.0; wanted a number of at most 1"),
-            ("system.worst_share=1.5", "error: system.worst_share is 1.5; wanted a number of at most 1"),
+            ("system.hidden=much", "system.hidden is 'much'; expected a whole number"),
+            ("system.hidden=0", "system.hidden is 0; expected a number of at least 1"),
+            ("system.eps_train=2", "system.eps_train is 2.0; expected a number of at most 1"),
+            ("system.worst_share=1.5", "error: system.worst_share is 1.5; expected a number of at most 1"),
             ("system.worst_share=nan", "error: system.worst_share is "),
         ],
     )

@@ -218,6 +218,14 @@ def test_a_cut_recipe_is_told_and_not_filled_up_with_defaults(new_trainer: Calla
         RunFolder.open(folder)
 
 
+def test_a_recipe_is_complete_in_any_order_of_its_sections(new_trainer: Callable[..., Trainer]):
+    folder = new_trainer().folder
+    head, *sections = (folder.path / "recipe.toml").read_text().split("\n[")
+    text = "\n[".join([head, *(section.rstrip() + "\n" for section in reversed(sections))])
+    (folder.path / "recipe.toml").write_text(text)
+    assert RunFolder.open(folder.path).recipe == folder.recipe
+
+
 def test_a_file_system_without_locks_is_not_taken_for_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -78,7 +78,7 @@ def _images_table(
 
 
 def _shares_table(found: Certification, images: NamedImages) -> Table:
-    clean = "correct" if images.labels is not None else "without a tie"
+    clean = "correct" if images.labels is not None else "unique top class"
     certified = (f"certified ({name})" for name in found.names)
     table = titled_table(f"{len(images.names)} images of {images.title}, in %", ("eps",), (clean, *certified))
     for eps, *flags in zip(found.epsilons, *found.certified.values(), strict=True):
@@ -134,7 +134,7 @@ class Attack(OnImages):
         """Print the table; a certified sample that was broken is an error that names it."""
         at_least("--seed", self.seed, 0)
         if not self.attacks:
-            raise ArgumentError("--attacks is empty; wanted at least one, such as pgd")
+            raise ArgumentError("--attacks is empty; expected at least one, such as pgd")
         settings = {"steps": self.steps, "restarts": self.restarts, "queries": self.queries}
         attacks = known_attacks(self.attacks, exponents=parse_exponents(self.p), **settings)
         net, images, inputs = self.load(self.eps)

@@ -68,7 +68,7 @@ class Fetch:
 
 
 def _sets_table(folder: Path | None) -> Table:
-    """The known data sets; the content of each that is present is checked."""
+    """A table of the known data sets; the contents of those present are verified."""
     table = Table("set", "images", "shape", "size", "state", "where", box=None, pad_edge=False)
     table.columns[-1].overflow = "fold"
     for name in known_sets():

@@ -14,17 +14,15 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from linfnet import evaluation
 from linfnet.cli import inputs
 from linfnet.cli.console import console, only_first_prints, percent, progress_bar, results_table, titled_table
 from linfnet.cli.report import write_report
 from linfnet.cli.train import train_display
 from linfnet.comparison import Compared, compare_runs
 from linfnet.data import ImageSet, load
-from linfnet.distributed.group import ALONE, Group, joined, launched, own_device
-from linfnet.distributed.sharding import own_part
+from linfnet.distributed.group import ALONE, Group, joined
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.evaluation import Evaluation, evaluate, save_evaluation
+from linfnet.evaluation import Evaluation, evaluate, own_images, save_evaluation
 from linfnet.export import write_card
 from linfnet.nn import Classifier
 from linfnet.recipes import load_recipe
@@ -43,7 +41,7 @@ def evaluate_with_progress(
     net: Classifier, images: ImageSet, epsilons: Sequence[Fraction], steps: int, group: Group = ALONE
 ) -> Evaluation:
     """Evaluate with a progress bar over the samples of this process, for all epsilons."""
-    part = own_part(len(images), evaluation.BATCH, group)
+    part = own_images(images, group)
     with progress_bar("evaluating", (part.stop - part.start) * len(epsilons)) as advance:
         return evaluate(net, images, epsilons, steps=steps, advance=advance, group=group)
 
@@ -67,10 +65,8 @@ class Evaluate(inputs.OnImages):
     """Steps of the PGD attack; by default those of the run's recipe, or 100."""
 
     def run(self) -> None:
-        epsilons = inputs.parse_epsilons(self.eps)
-        inputs.check_counts(limit=self.limit, steps=self.steps)
-        device = inputs.choose_device(own_device(self.device) if launched() else self.device)
-        found = inputs.find_inputs(self.model, self.data, epsilons, by_name=False)
+        inputs.check_counts(steps=self.steps)
+        found, device = self.find(self.eps, by_name=False, shared=True)
         read_results(self.model)  # report an unreadable file before the evaluation, not after it
         if not os.access(self.model, os.W_OK):
             raise LinfnetError(f"{self.model} is not writable: the results cannot be saved")

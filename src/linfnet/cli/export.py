@@ -7,10 +7,9 @@ from fractions import Fraction
 from pathlib import Path
 
 import torch
-import tyro
 
 from linfnet.cli.console import console
-from linfnet.cli.inputs import Model, Split, find_inputs, finished_run, load_images, parse_epsilons
+from linfnet.cli.inputs import Epsilons, Model, Split, find_inputs, finished_run, load_images, parse_epsilons
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, require
 from linfnet.export import push_to_hub, verify_onnx, vnnlib_property, write_card, write_onnx
@@ -31,11 +30,10 @@ class Export:
     onnx: Path | None = None
     """The ONNX file to write (weights of more than 64 MiB go to FILE.data); needs the extra `onnx`."""
     vnnlib: Path | None = None
-    """A folder for VNN-LIB properties, one for each image and epsilon."""
+    """A folder for VNN-LIB properties: one for each image of --samples and each epsilon of --eps."""
     samples: tuple[int, ...] = (0,)
     """For --vnnlib: the indices of the images."""
-    eps: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
-    """For --vnnlib: perturbations in pixel units; by default those of the run's recipe."""
+    eps: Epsilons = ()
     data: str | None = None
     """For --vnnlib: a data set, or a folder or .npy array of images (with their predicted classes)."""
     split: Split = "test"
@@ -82,7 +80,7 @@ class Export:
     @staticmethod
     def _write_onnx(net: Classifier, path: Path) -> None:
         if path.is_dir():
-            raise ArgumentError(f"--onnx is the folder {path}; wanted a file")
+            raise ArgumentError(f"--onnx is the folder {path}; expected a file")
         make_folder(path.parent)
         files = write_onnx(net, path)
         verify_onnx(net, path, torch.rand(CHECKED, *net.image_shape, generator=torch.Generator().manual_seed(0)))

@@ -16,6 +16,7 @@ from torch import Tensor
 from tyro.conf import arg
 
 from linfnet.data import ImageSet, known_sets, load
+from linfnet.distributed.group import launched, own_device
 from linfnet.epsilon import parse_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, at_least, require
 from linfnet.nn import Classifier
@@ -28,6 +29,7 @@ BATCH = 500
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".npy")
 
 Shape = tuple[int, int, int]
+EpsilonGroups = tuple[tuple[str, ...], ...]
 
 # Options that several commands have.
 Model = Annotated[
@@ -41,24 +43,30 @@ Epsilons = Annotated[
     tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]],
     arg(help="Perturbations in pixel units, such as 8/255 or 0.1; by default those of the run's recipe."),
 ]
+Changes = Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], arg(metavar="KEY=VALUE")]
 Split = Annotated[Literal["test", "train"], arg(help="Which images of the data set.")]
 Limit = Annotated[int | None, arg(help="Only the first LIMIT images.")]
 Device = Annotated[str, arg(help="cpu, cuda, …; auto takes a GPU if there is one.")]
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of that name; `auto` takes a GPU if there is one."""
+def choose_device(name: str, *, shared: bool = False) -> torch.device:
+    """Return the device of that name; `auto` selects a GPU if there is one.
+
+    `shared`: under torchrun the processes share the work, so each of them uses a different GPU.
+    """
+    if shared and launched():
+        name = own_device(name)
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"(cpu|cuda)(:\d{1,3})?", name):
-        raise ArgumentError(f"device is {name!r}; wanted auto, cpu, cuda or cuda:INDEX")
+        raise ArgumentError(f"device is {name!r}; expected auto, cpu, cuda or cuda:INDEX")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ArgumentError(f"device is {name!r}, but torch cannot use such a GPU on this machine")
     return device
 
 
-def parse_epsilons(groups: tuple[tuple[str, ...], ...]) -> tuple[Fraction, ...]:
+def parse_epsilons(groups: EpsilonGroups) -> tuple[Fraction, ...]:
     """The epsilons of all `--eps`."""
     return tuple(parse_epsilon(text, "--eps") for group in groups for text in group)
 
@@ -153,12 +161,20 @@ class OnImages:
     limit: Limit = None
     device: Device = "auto"
 
-    def load(
-        self, eps: tuple[tuple[str, ...], ...], *, needs_eps: bool = True
-    ) -> tuple[Classifier, NamedImages, ModelInputs]:
-        """The net and the images on the device, and the epsilons."""
-        epsilons, device = parse_epsilons(eps), choose_device(self.device)
-        inputs = find_inputs(self.model, self.data, epsilons, needs_eps=needs_eps)
+    def find(
+        self, eps: EpsilonGroups = (), *, needs_eps: bool = True, by_name: bool = True, shared: bool = False
+    ) -> tuple[ModelInputs, torch.device]:
+        """Check the options; return the model, the data set and the epsilons to use, and the device."""
+        epsilons = parse_epsilons(eps)
+        check_counts(limit=self.limit)
+        device = choose_device(self.device, shared=shared)
+        return replace(
+            find_inputs(self.model, self.data, epsilons, needs_eps=needs_eps, by_name=by_name), device=device
+        )
+
+    def load(self, eps: EpsilonGroups, *, needs_eps: bool = True) -> tuple[Classifier, NamedImages, ModelInputs]:
+        """Load the net and the images; also return the epsilons and the model folder."""
+        inputs, device = self.find(eps, needs_eps=needs_eps)
         net = load_model(inputs.folder, device=device)
         return net, load_images(net, inputs.data, self.split, self.limit, device), inputs
 
@@ -195,11 +211,11 @@ def _to_pixels(array: np.ndarray, path: Path, shape: Shape) -> Tensor:
     if array.dtype == np.uint8:
         array = (array / np.float32(255)).astype(np.float32)
     if array.dtype.kind != "f":
-        raise LinfnetError(f"image {path} holds {array.dtype}; wanted floats in [0, 1] or bytes")
+        raise LinfnetError(f"image {path} holds {array.dtype}; expected floats in [0, 1] or bytes")
     # Checked before rounding to float32: 1.0000000001 is not a pixel value.
     if not ((array >= 0) & (array <= 1)).all():
         extent = f"{array.min():.17g} to {array.max():.17g}"
-        raise LinfnetError(f"image {path} holds pixels from {extent}; wanted [0, 1] and no NaN")
+        raise LinfnetError(f"image {path} holds pixels from {extent}; expected [0, 1] and no NaN")
     if not array.size or array.shape[1:] not in ((shape, shape[1:]) if shape[0] == 1 else (shape,)):
         raise LinfnetError(f"image {path} has shape {array.shape}; the net wants images of shape {shape}")
     return torch.from_numpy(array.astype(np.float32).reshape(-1, *shape))
@@ -217,14 +233,14 @@ def _read_array(path: Path) -> np.ndarray:
 
 def _read_picture(path: Path, channels: int) -> np.ndarray:
     Image: Any = require("PIL.Image", "images")
-    wanted = {1: "L", 3: "RGB"}.get(channels, f"{channels} channels")
+    expected = {1: "L", 3: "RGB"}.get(channels, f"{channels} channels")
     try:
         with Image.open(path) as picture:
             # After a silent conversion, the certified image would not be the user's.
-            if picture.mode != wanted:
-                raise LinfnetError(f"image {path} has mode {picture.mode}; the net wants {wanted}")
+            if picture.mode != expected:
+                raise LinfnetError(f"image {path} has mode {picture.mode}; the net wants {expected}")
             if (frames := getattr(picture, "n_frames", 1)) > 1:
-                raise LinfnetError(f"image {path} has {frames} frames; wanted one")
+                raise LinfnetError(f"image {path} has {frames} frames; expected one")
             array = np.asarray(picture)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise LinfnetError(f"image {path} cannot be read: {error}") from None

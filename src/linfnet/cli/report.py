@@ -50,7 +50,7 @@ class Report:
         if not self.runs:
             raise ArgumentError("report needs one or more run folders")
         if self.out is not None and self.out.is_dir():
-            raise ArgumentError(f"--out is {self.out}, a folder; wanted a file")
+            raise ArgumentError(f"--out is {self.out}, a folder; expected a file")
         file = write_report(self.runs, self.out)
         console.print(f"report: {file}")
         if self.open and not webbrowser.open(file.resolve().as_uri()):
@@ -82,7 +82,7 @@ class Watch:
     def run(self) -> int:
         """Draw until the run has finished or no process trains it."""
         if not self.every > 0:
-            raise ArgumentError(f"--every is {self.every:g}; wanted a number of seconds above 0")
+            raise ArgumentError(f"--every is {self.every:g}; expected a number of seconds above 0")
         shown, state = watch_frame(self.run_folder)
         if self.once or state != "training":
             console.print(shown)

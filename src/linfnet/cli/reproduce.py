@@ -11,7 +11,7 @@ from rich.table import Table
 
 from linfnet.cli.console import console, draw_figure, percent
 from linfnet.cli.evaluate import evaluate_with_progress, store_evaluation
-from linfnet.cli.inputs import Device, check_counts, choose_device
+from linfnet.cli.inputs import Changes, Device, check_counts, choose_device
 from linfnet.cli.train import train_display
 from linfnet.data import load
 from linfnet.distributed.group import launched
@@ -92,7 +92,10 @@ def _overridden(change: str, later: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Run a table of the paper, with our figures next to the published ones. Interrupted runs are resumed."""
+    """Train and evaluate the nets of a table in the paper, and show our figures next to the published ones.
+
+    Interrupted runs are resumed.
+    """
 
     study: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="STUDY")] = None
     """Which table; without it, all tables are listed."""
@@ -104,7 +107,7 @@ class Reproduce:
     """Shorten every phase of the schedules by this factor."""
     seeds: int = 1
     """Number of runs for each row; the table shows the median and the range."""
-    set: Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE")] = ()
+    set: Changes = ()
     """Change keys of all recipes, as in `linfnet train`."""
     limit: int | None = None
     """Evaluate on this many test images only, the first of the set."""
@@ -115,11 +118,11 @@ class Reproduce:
     device: Device = "auto"
 
     def run(self) -> int:
-        """Run the missing runs and print the table."""
+        """Train and evaluate what is missing, and print the table."""
         if self.study is None:
             return self._list()
         if self.study not in STUDIES:
-            raise ArgumentError(f"there is no study {self.study!r}; wanted one of {', '.join(STUDIES)}")
+            raise ArgumentError(f"there is no study {self.study!r}; expected one of {', '.join(STUDIES)}")
         if launched():
             raise ArgumentError(
                 "a study runs in one process: start it without torchrun, or run its rows by `linfnet train`"

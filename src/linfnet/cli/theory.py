@@ -212,11 +212,10 @@ class Lipschitz(inputs.OnImages):
     def run(self) -> None:
         p, epsilon = check_p(self.p, "--p"), parse_epsilon(self.eps, "--eps")
         at_least("--seed", self.seed, 0)
-        inputs.check_counts(limit=self.limit, steps=self.steps, restarts=self.restarts)
-        device = inputs.choose_device(self.device)
-        data = inputs.find_inputs(self.model, self.data, needs_eps=False, by_name=False).data
+        inputs.check_counts(steps=self.steps, restarts=self.restarts)
+        found, device = self.find(needs_eps=False, by_name=False)
         net = LinfNet.load(self.model, device=device)
-        images = inputs.load_split(net, data, self.split, self.limit, device)
+        images = inputs.load_split(net, found.data, self.split, self.limit, device)
         start = time.perf_counter()
         with progress_bar("ascending", len(images)) as advance:
             estimate = theory.lipschitz_estimate(
@@ -247,7 +246,8 @@ class Lipschitz(inputs.OnImages):
         write_json(file, record)
         console.print(
             f"p = {p:g}: mean {summary['mean']:.4g}, largest {summary['max']:.4g} over {len(images)} images; "
-            f"upper bound {estimate.upper:.4g} (distance layers; from pixels {net.lipschitz:.4g} times as much)"
+            f"upper bound {estimate.upper:.4g} for the distance layers, "
+            f"and {estimate.upper * net.lipschitz:.4g} for the whole net, including normalisation"
         )
         console.print(f"by layer: {'  '.join(f'{bound:.4g}' for bound in estimate.layers)}  ({seconds:.0f} s)")
         console.print(f"result: {file}")

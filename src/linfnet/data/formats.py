@@ -44,7 +44,8 @@ def read_idx(path: Path) -> Bytes:
     try:
         magic = file.read(4)
         if len(magic) < 4 or magic[:2] != b"\0\0":
-            raise LinfnetError(f"{path} is not an IDX file: it begins with {magic.hex(' ') or 'nothing'}")
+            reason = f"it begins with {magic.hex(' ')}" if magic else "it is empty"
+            raise LinfnetError(f"{path} is not an IDX file: {reason}")
         kind, rank = magic[2:]
         if kind != 8:
             raise LinfnetError(f"{path} holds IDX type 0x{kind:02x}; expected unsigned bytes, 0x08")

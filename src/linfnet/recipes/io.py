@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 from linfnet.epsilon import format_epsilon, parse_rational
 from linfnet.errors import ArgumentError, LinfnetError, nearest
 from linfnet.losses import LOSSES
-from linfnet.recipes.recipe import Data, Evaluation, Recipe
+from linfnet.recipes.recipe import Data, EvaluationSettings, Recipe
 
 Options = TypeVar("Options")
 SYSTEM = "system."  # prefix of the keys that a system defines
@@ -79,6 +79,12 @@ def recipe_to_toml(recipe: Recipe) -> str:
     return "\n".join(lines) + "\n"
 
 
+def missing_sections(text: str) -> list[str]:
+    """Return the sections that `recipe_to_toml` always writes and that a TOML text does not have."""
+    tables = tomllib.loads(text)
+    return [section for section in _sections({}) if section not in tables]
+
+
 def options_from_mapping(kind: type[Options], values: Mapping[str, Any], where: str) -> Options:
     """Create a dataclass from the keys of a TOML table named `where`, each converted to the type of its field."""
     hints = _field_types(kind)
@@ -111,14 +117,14 @@ def _types(flat: Mapping[str, Any]) -> dict[str, Any]:
 def _parse_change(change: str, known: Mapping[str, Any]) -> tuple[str, Any]:
     key, equals, text = (part.strip() for part in change.partition("="))
     if not equals or not key:
-        raise ArgumentError(f"--set got {change!r}; wanted key=value")
+        raise ArgumentError(f"--set got {change!r}; expected key=value")
     if key not in known and not key.startswith(SYSTEM):
         full = [name for name in known if name.split(".")[-1] == key]
         if not full:
             hint = nearest(key, known) or nearest(key, [name.split(".")[-1] for name in known])
             raise ArgumentError(f"unknown key {key!r}{hint}")
         if len(full) > 1:
-            raise ArgumentError(f"key {key!r} is ambiguous; wanted one of {', '.join(full)}")
+            raise ArgumentError(f"key {key!r} is ambiguous; expected one of {', '.join(full)}")
         key = full[0]
     try:
         return key, tomllib.loads(f"value = {text}")["value"]
@@ -128,7 +134,7 @@ def _parse_change(change: str, known: Mapping[str, Any]) -> tuple[str, Any]:
 
 def _subject(flat: Mapping[str, Any]) -> tuple[Any, ...]:
     """Data set, system and first epsilon. Reported figures do not apply to a recipe that changes any of them."""
-    eps = _coerce("evaluation.eps", flat.get("evaluation.eps", list(Evaluation.eps)), tuple[Fraction, ...])
+    eps = _coerce("evaluation.eps", flat.get("evaluation.eps", list(EvaluationSettings.eps)), tuple[Fraction, ...])
     return flat.get("data.name", Data.name), flat.get(f"{SYSTEM}name", "linf"), eps[:1]
 
 
@@ -139,15 +145,15 @@ def _coerce(key: str, value: Any, kind: Any) -> Any:
         kinds = get_args(kind)
         kinds = kinds[:1] * len(items) if kinds[-1] is Ellipsis else kinds
         if len(items) != len(kinds):
-            raise ArgumentError(f"{key} is {value}; wanted a list of {len(kinds)} numbers")
+            raise ArgumentError(f"{key} is {value}; expected a list of {len(kinds)} numbers")
         return tuple(_coerce(key, item, inner) for item, inner in zip(items, kinds, strict=True))
     if kind is Fraction:
         return parse_rational(value, key)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) < 2**63 else math.inf
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
-        raise ArgumentError(f"{key} is {value!r}; wanted {wanted}")
+        expected = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
+        raise ArgumentError(f"{key} is {value!r}; expected {expected}")
     return value
 
 

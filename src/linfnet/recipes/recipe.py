@@ -16,7 +16,7 @@ class Section:
     """A section of a recipe, with the name of its class in lower case; its numbers are checked when it is created."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, type(self).__name__.lower())
+        check_numbers(self, type(self).__name__.removesuffix("Settings").lower())
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Schedule:
         self.phases()
         check_p(self.p_start, "schedule.p_start")
         if math.isinf(self.p_start):
-            raise ArgumentError("schedule.p_start is inf; wanted a finite number: only the third phase has p = inf")
+            raise ArgumentError("schedule.p_start is inf; expected a finite number: only the third phase has p = inf")
         if not self.p_start <= self.p_end < math.inf:
-            raise ArgumentError(f"schedule.p_end is {self.p_end}; wanted a finite number >= p_start = {self.p_start}")
+            raise ArgumentError(f"schedule.p_end is {self.p_end}; expected a finite number >= p_start = {self.p_start}")
 
     def phases(self) -> Phases:
         """The epochs as `linfnet.schedules.Phases`."""
@@ -75,7 +75,9 @@ class Optimizer(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if max(self.beta1, self.beta2) >= 1:
-            raise ArgumentError(f"optimizer.beta1 is {self.beta1}, optimizer.beta2 is {self.beta2}; wanted less than 1")
+            raise ArgumentError(
+                f"optimizer.beta1 is {self.beta1}, optimizer.beta2 is {self.beta2}; expected less than 1"
+            )
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Run(Section):
 
 
 @dataclass(frozen=True)
-class Evaluation(Section):
+class EvaluationSettings(Section):
     """The perturbations to evaluate, and the number of steps of the attack."""
 
     eps: tuple[Fraction, ...] = (Fraction(8, 255),)
@@ -100,7 +102,9 @@ class Evaluation(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.eps or not all(0 <= eps <= 1 for eps in self.eps):
-            raise ArgumentError(f"evaluation.eps is {[str(e) for e in self.eps]}; wanted one or more numbers in [0, 1]")
+            raise ArgumentError(
+                f"evaluation.eps is {[str(e) for e in self.eps]}; expected one or more numbers in [0, 1]"
+            )
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ class Recipe:
     schedule: Schedule = field(default_factory=Schedule)
     optimizer: Optimizer = field(default_factory=Optimizer)
     run: Run = field(default_factory=Run)
-    evaluation: Evaluation = field(default_factory=Evaluation)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     reported: Reported = field(default_factory=Reported)
     # A system other than the l_inf-distance net: its name and its keys (see `linfnet.systems`).
     system: Mapping[str, Any] = field(default_factory=dict[str, Any])

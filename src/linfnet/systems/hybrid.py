@@ -59,7 +59,7 @@ class HybridNet(Classifier):
     ) -> None:
         super().__init__(image_shape, classes, mean=mean, std=std)
         if not hidden or min(*hidden, mlp_hidden) < 1:
-            raise ArgumentError(f"hidden is {tuple(hidden)}, mlp_hidden {mlp_hidden}; wanted widths above 0")
+            raise ArgumentError(f"hidden is {tuple(hidden)}, mlp_hidden {mlp_hidden}; expected widths above 0")
         self.hidden, self.mlp_hidden = tuple(hidden), mlp_hidden
         sizes = [math.prod(image_shape), *hidden]
         pairs = itertools.pairwise(sizes)

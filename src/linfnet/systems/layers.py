@@ -25,7 +25,7 @@ ARCHITECTURES = {
 def check_architecture(name: str, key: str = "system.architecture") -> None:
     """Raise an error that names the key unless it is the name of an architecture."""
     if name not in ARCHITECTURES:
-        raise ArgumentError(f"{key} is {name!r}; wanted one of {', '.join(ARCHITECTURES)}")
+        raise ArgumentError(f"{key} is {name!r}; expected one of {', '.join(ARCHITECTURES)}")
 
 
 def conv_layers(name: str, image_shape: Sequence[int], batch_norm: bool) -> tuple[nn.Sequential, int]:

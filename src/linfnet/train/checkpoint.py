@@ -92,7 +92,7 @@ def load_checkpoint(
                 raise LinfnetError(f"{path}: {prefix}{key} has shape {tuple(tensor.shape)}: it belongs to another net")
             state[key] = tensor.to(parameter.device)
         if not state and parameter.requires_grad:
-            raise LinfnetError(f"{path} is incomplete: it has no optimizer state of {name}")
+            raise LinfnetError(f"{path} is incomplete: it has no optimizer state for {name}")
         moments[parameter] = state
     if metadata.get("recipe") != recipe_digest:
         raise LinfnetError(f"{path} was written by a run with a different recipe")

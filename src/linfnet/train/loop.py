@@ -37,7 +37,7 @@ class Watcher(Protocol):
     """An observer of a run."""
 
     def step(self, step: int, state: StepState, so_far: dict[str, float]) -> None:
-        """Called after each step; `so_far` summarises this epoch on a CPU, the last epoch on a GPU."""
+        """Called after each step. `so_far`: metrics of the current epoch on a CPU, of the previous epoch on a GPU."""
 
     def event(self, event: dict[str, Any]) -> None:
         """Called after each epoch and each test with the event as logged."""

@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from linfnet.errors import LinfnetError
 from linfnet.files import read_table, write_json, write_text
 from linfnet.nn.model_path import packaged_hint
-from linfnet.recipes import Recipe, load_recipe, recipe_to_toml
+from linfnet.recipes import Recipe, load_recipe, missing_sections, recipe_to_toml
 from linfnet.version import __version__
 
 # The numeric fields of each kind of event.
@@ -77,9 +77,9 @@ class RunFolder:
         if not file.is_file():
             raise LinfnetError(f"{path} is not a run folder: it has no recipe.toml{packaged_hint(path)}")
         recipe = load_recipe(file)
-        # This section is written last. Without it the file is truncated, and defaults would replace what is missing.
-        if "\n[reported]\n" not in file.read_text(encoding="utf-8"):
-            raise LinfnetError(f"{file} is truncated: it has no [reported]")
+        # A run writes all sections. In a truncated file, defaults would silently replace the missing ones.
+        if missing := missing_sections(file.read_text(encoding="utf-8")):
+            raise LinfnetError(f"{file} is truncated: it has no section [{missing[0]}]")
         return cls(path, recipe)
 
     def lock(self) -> None:
@@ -93,7 +93,7 @@ class RunFolder:
             raise UnwritableError(f"{self.path} cannot be locked: {error.strerror}") from None
 
     def _sweep(self) -> None:
-        """Remove temporary files. Called only when training begins: later, an evaluation may be writing such files."""
+        """Remove temporary files. Call this only before training: later, an evaluation may be writing such files."""
         for temporary in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):
             temporary.unlink(missing_ok=True)
 
