@@ -10,7 +10,7 @@ from linfnet import data as sets
 from linfnet.cli import data as cli
 from linfnet.cli.data import Fetch, List, Verify
 from linfnet.data import Fetched, Source
-from linfnet.data.sources import Progress
+from linfnet.data.sources import ProgressCallback
 from linfnet.errors import LinfnetError
 
 
@@ -111,7 +111,7 @@ def test_fetch_reports_the_origin(
 ) -> None:
     calls: list[tuple[str, Source, Path | None]] = []
 
-    def fetch(name: str, *, source: Source, folder: Path | None, progress: Progress) -> Fetched:
+    def fetch(name: str, *, source: Source, folder: Path | None, progress: ProgressCallback) -> Fetched:
         calls.append((name, source, folder))
         progress("a file", 0, 10)
         progress("a file", 10, 10)

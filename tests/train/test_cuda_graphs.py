@@ -142,7 +142,7 @@ def test_a_failed_capture_is_reported_once_and_training_continues(monkeypatch: p
         raise RuntimeError("no capture today\nmore of it")
 
     monkeypatch.setattr(cuda_graphs, "CapturedGraphs", fail)
-    with pytest.warns(UserWarning, match="without CUDA graphs, the capture failed: no capture today$") as warned:
+    with pytest.warns(UserWarning, match="without CUDA graphs because the capture failed: no capture today$") as warned:
         assert kinds([(8.0, 8, True)] * 3 + [(9.0, 8, True)] * 2, []) == "eeeee"
     assert len(warned) == 1
 

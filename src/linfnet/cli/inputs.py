@@ -168,9 +168,7 @@ class OnImages:
         epsilons = parse_epsilons(eps)
         check_counts(limit=self.limit)
         device = choose_device(self.device, shared=shared)
-        return replace(
-            find_inputs(self.model, self.data, epsilons, needs_eps=needs_eps, by_name=by_name), device=device
-        )
+        return find_inputs(self.model, self.data, epsilons, needs_eps=needs_eps, by_name=by_name), device
 
     def load(self, eps: EpsilonGroups, *, needs_eps: bool = True) -> tuple[Classifier, NamedImages, ModelInputs]:
         """Load the net and the images; also return the epsilons and the model folder."""

@@ -75,9 +75,7 @@ class Optimizer(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if max(self.beta1, self.beta2) >= 1:
-            raise ArgumentError(
-                f"optimizer.beta1 is {self.beta1}, optimizer.beta2 is {self.beta2}; expected less than 1"
-            )
+            raise ArgumentError(f"optimizer.beta1 is {self.beta1}, beta2 is {self.beta2}; expected numbers below 1")
 
 
 @dataclass(frozen=True)
@@ -102,9 +100,8 @@ class EvaluationSettings(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.eps or not all(0 <= eps <= 1 for eps in self.eps):
-            raise ArgumentError(
-                f"evaluation.eps is {[str(e) for e in self.eps]}; expected one or more numbers in [0, 1]"
-            )
+            epsilons = [str(eps) for eps in self.eps]
+            raise ArgumentError(f"evaluation.eps is {epsilons}; expected one or more numbers in [0, 1]")
 
 
 @dataclass(frozen=True)
