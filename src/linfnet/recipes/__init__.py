@@ -1,4 +1,4 @@
-"""Recipes: one TOML file for each published row, with only the keys that differ from the defaults."""
+"""Recipes: one TOML file for each published net. A file has only the keys that differ from the defaults."""
 
 from linfnet.recipes.io import load_recipe as load_recipe
 from linfnet.recipes.io import missing_sections as missing_sections

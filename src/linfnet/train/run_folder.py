@@ -135,9 +135,8 @@ class RunFolder:
             steps = sorted(path.stem for path in self.checkpoints.glob("step-*.safetensors"))
             saved = f"its last checkpoint is {steps[-1]}" if steps else "it has no checkpoint yet"
             where = f"{error.filename}: " if error.filename else ""
-            raise UnwritableError(
-                f"the run stopped: {where}{error.strerror or error}; {saved}; fix the cause, then {resume_hint(self.path)}"
-            ) from None
+            advice = f"fix the cause, then {resume_hint(self.path)}"
+            raise UnwritableError(f"the run stopped: {where}{error.strerror or error}; {saved}; {advice}") from None
 
     def log(self, event: str, **values: Any) -> None:
         """Append one event to the log."""
