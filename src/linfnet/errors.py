@@ -1,4 +1,4 @@
-"""Exceptions for errors of the user, which the command line prints as one line, and common checks."""
+"""Exceptions for user errors, which the command line prints as one line, and common checks."""
 
 import difflib
 import importlib
@@ -9,19 +9,19 @@ from typing import Any
 
 
 class LinfnetError(Exception):
-    """An error that the user can fix: a wrong argument, a missing file, a folder with other contents."""
+    """An error that the user can fix, such as a wrong argument, a missing file or a folder with unexpected contents."""
 
 
 class ArgumentError(LinfnetError, ValueError):
-    """An argument is out of its range; the message has its name, its value and the range."""
+    """An argument has an invalid value; the message has its name, its value and what is expected."""
 
 
-# No option takes a larger number.
+# Largest value of any numeric option.
 LARGEST = 2**31
 
 
 def at_least(name: str, value: float, least: float, *, strictly: bool = False, most: float = LARGEST) -> None:
-    """Raise unless least <= value <= most; `strictly` excludes the least."""
+    """Raise an error unless least <= value <= most, or least < value <= most if `strictly`."""
     if not (value > least if strictly else value >= least):
         bound = "above" if strictly else "of at least"
         raise ArgumentError(f"{name} is {value}; expected a number {bound} {least}")
@@ -31,25 +31,25 @@ def at_least(name: str, value: float, least: float, *, strictly: bool = False, m
 
 
 def number(default: object, least: float = 0, **limits: Any) -> Any:
-    """A field of a dataclass whose range `check_numbers` checks; the limits are those of `at_least`."""
+    """Return a dataclass field whose range `check_numbers` checks; the limits are passed to `at_least`."""
     return field(default=default, metadata={"limits": {"least": least, **limits}})
 
 
 def check_numbers(options: Any, section: str) -> None:
-    """Raise unless all fields that are declared by `number` are in range; messages name them `section.field`."""
+    """Raise an error if a field that is declared by `number` is out of range; messages call it `section.field`."""
     for each in fields(options):
         if "limits" in each.metadata:
             at_least(f"{section}.{each.name}", getattr(options, each.name), **each.metadata["limits"])
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint at the known word that is most similar, or an empty text."""
+    """Return a hint at the most similar known word, or an empty string."""
     match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import an optional dependency, or raise an error that says how to install it."""
+    """Import and return an optional dependency, or raise an error that says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError:

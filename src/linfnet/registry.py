@@ -1,6 +1,6 @@
-"""Named losses, systems, attacks and kernels: one table of each kind, filled by a decorator.
+"""Tables of named losses, systems, attacks and kernels, to which a decorator adds entries.
 
-A user's own module registers its classes in the same way; importing the module is enough.
+Modules of users add entries in the same way; importing such a module is enough.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ class Registry(Generic[T]):
     """A table from names to objects of one kind.
 
     Args:
-        kind: what error messages call the name, such as `loss.name`.
+        kind: how error messages refer to the name, such as `loss.name`.
 
     >>> shapes: Registry[type] = Registry("shape")
     >>> @shapes.register("circle")
@@ -30,7 +30,7 @@ class Registry(Generic[T]):
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[Added], Added]:
-        """Decorator: add a class or function under a name. A name can be registered only once."""
+        """Return a decorator that adds a class or function under a name. A name can be registered only once."""
 
         def add(entry: Added) -> Added:
             if name in self._entries:
@@ -53,12 +53,12 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def name_of(self, entry: object) -> str:
-        """The name under which an entry is registered."""
+        """Return the name under which an entry is registered."""
         for name, known in self._entries.items():
             if known is entry:
                 return name
         raise ArgumentError(f"{entry!r} is not registered as a {self.kind}")
 
     def names(self) -> tuple[str, ...]:
-        """All names, sorted."""
+        """Return all names in alphabetical order."""
         return tuple(sorted(self._entries))

@@ -88,7 +88,7 @@ def test_verify(empty_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr()
     assert shown.out.startswith("digits: verified in ")
     assert shown.err.startswith("mnist: ")
-    assert shown.err.endswith("get it again with: linfnet data fetch mnist\n")
+    assert shown.err.endswith("fetch it again with: linfnet data fetch mnist\n")
     assert shown.err.count("\n") == 1
     assert Verify(("digits",)).run() == 0
     assert Verify(("cifar10", "digits")).run() == 2

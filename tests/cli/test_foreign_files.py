@@ -69,7 +69,7 @@ def test_missing_and_foreign_weights(place: Path, refused: Callable[..., str]):
         (np.float32(0.5), "has shape (1,)"),
         (np.full((8, 8), -0.1, np.float32), "expected [0, 1]"),
         (np.full((8, 8), np.nan, np.float32), "expected [0, 1]"),
-        (np.zeros((9, 9), np.float32), "has shape (1, 9, 9); the net wants images of shape (1, 8, 8)"),
+        (np.zeros((9, 9), np.float32), "has shape (1, 9, 9); the net expects images of shape (1, 8, 8)"),
         (np.zeros((8, 8), np.int64), "holds int64"),
         (np.array([{}], dtype=object), "is not a NumPy array"),
     ],
@@ -217,13 +217,13 @@ def test_a_picture_that_is_none(place: Path, refused: Callable[..., str]):
 
 def test_a_picture_of_another_mode_or_size(place: Path, refused: Callable[..., str]):
     Image.new("RGB", (8, 8)).save(place / "colour.png")
-    assert "colour.png has mode RGB; the net wants L" in refused("predict", "run", "colour.png")
+    assert "colour.png has mode RGB; the net expects L" in refused("predict", "run", "colour.png")
     Image.new("L", (9, 8)).save(place / "wide.png")
-    assert "has shape (1, 8, 9); the net wants images of shape (1, 8, 8)" in refused("predict", "run", "wide.png")
+    assert "has shape (1, 8, 9); the net expects images of shape (1, 8, 8)" in refused("predict", "run", "wide.png")
     np.save(place / "stack.npy", np.zeros((3, 1, 9, 9), np.float32))
-    assert "the net wants images of shape (1, 8, 8)" in refused("certify", "run", "--data", "stack.npy")
+    assert "the net expects images of shape (1, 8, 8)" in refused("certify", "run", "--data", "stack.npy")
     np.save(place / "none.npy", np.zeros((0, 8, 8), np.float32))
-    assert "the net wants images of shape (1, 8, 8)" in refused("certify", "run", "--data", "none.npy")
+    assert "the net expects images of shape (1, 8, 8)" in refused("certify", "run", "--data", "none.npy")
 
 
 def test_pictures_are_never_converted_in_silence(place: Path, refused: Callable[..., str]):
@@ -231,7 +231,7 @@ def test_pictures_are_never_converted_in_silence(place: Path, refused: Callable[
     for mode in ("RGBA", "LA", "P", "1", "I;16", "CMYK"):
         name = "picture.jpg" if mode == "CMYK" else "picture.png"
         (Image.new("I;16", (8, 8)) if mode == "I;16" else grey.convert(mode)).save(place / name)
-        assert f"{name} has mode {mode}; the net wants L" in refused("predict", "run", name)
+        assert f"{name} has mode {mode}; the net expects L" in refused("predict", "run", name)
     for name in ("frames.png", "frames.tiff"):
         grey.save(place / name, save_all=True, append_images=[Image.new("L", (8, 8), 7)])
         assert "has 2 frames; expected one" in refused("predict", "run", name)

@@ -70,7 +70,7 @@ def test_lipschitz_of_a_net(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     [
         (["separation", "digits", "--pairs", "0"], "--pairs is 0"),
         (["separation", "digits", "--limit", "1"], "there is one sample of class"),
-        (["separation", "nothing"], "no data set is called"),
+        (["separation", "nothing"], "the data set is 'nothing'"),
         (["construct", "digits", "--limit", "5"], "images lack the classes"),
         (["construct", "digits", "--layers", "1", "--limit", "100"], "layers is 1"),
         (["construct", "three-points", "--layers", "9"], "--layers is 9"),

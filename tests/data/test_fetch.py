@@ -99,7 +99,7 @@ def test_wrong_content_is_not_put_in_place(official: Served, empty_cache: Path) 
     fetch("mnist")
     before = {path: path.read_bytes() for path in empty_cache.rglob("*") if path.is_file()}
     official.files[path] = official.files["/fashion-mnist/t10k-labels-idx1-ubyte.gz"]
-    complaint = "the fetched files are not MNIST: the test split of mnist is not the published one"
+    complaint = "the fetched files are not MNIST: the test split of mnist differs from the published data"
     with pytest.raises(LinfnetError, match=complaint):
         fetch("mnist", source="official")
     official.files[path] = b"<html>sign in</html>"
