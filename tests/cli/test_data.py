@@ -92,7 +92,7 @@ def test_verify(empty_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.err.count("\n") == 1
     assert Verify(("digits",)).run() == 0
     assert Verify(("cifar10", "digits")).run() == 2
-    assert "CIFAR-10 is not in" in capsys.readouterr().err
+    assert "CIFAR-10 is missing or incomplete in" in capsys.readouterr().err
 
 
 def test_a_misspelt_name_is_reported_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Damaged, foreign and unwritable files give one clear line and exit code 2, and stay as they are."""
+"""Damaged, foreign and unwritable files cause one clear line and exit code 2, and are not changed."""
 
 import json
 import os
@@ -140,7 +140,7 @@ def test_damaged_folders(place: Path, refused: Callable[..., str]):
 def test_a_full_disk_is_told_with_the_file(
     arguments: list[str], room: int | None, message: str, refused: Callable[..., str]
 ):
-    """A limit on the size of files fails as a full disk does, and needs no rights."""
+    """A limit on the size of files causes the same failure as a full disk, and needs no privileges."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (before[0] if room is None else room, before[1]))
@@ -177,7 +177,7 @@ def test_records_that_were_edited(place: Path, refused: Callable[..., str]):
 )
 def test_odd_values_do_not_stop_a_report(place: Path, file: str, changes: dict[str, object]):
     assert main(["evaluate", "run", "--limit", "20", "--steps", "1"]) == 0
-    if file == "results.json":  # without an evaluation the report takes what training measured
+    if file == "results.json":  # without an evaluation, the report shows the results of training
         (place / "run" / file).write_text("{}")
     values = json.loads((place / "run" / file).read_text())
     (place / "run" / file).write_text(json.dumps({**values, **changes}))
@@ -275,7 +275,7 @@ def test_weights_of_another_type_are_another_net(place: Path, refused: Callable[
 def test_damaged_bytes_are_one_line_or_a_net(
     name: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """60 damaged files of each kind; those in the weights' own bytes are skipped, any bits being some net."""
+    """Try 60 damaged files of each kind. Damage in the values of weights is skipped, because any values are a valid net."""
     np.save(place / "image.npy", np.zeros((8, 8), np.float32))
     path, draw = place / "run" / name, random.Random(0)
     whole = path.read_bytes()

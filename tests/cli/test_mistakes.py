@@ -1,4 +1,4 @@
-"""Each mistake gives one clear line on standard error and exit code 2, and changes nothing on disk."""
+"""Each mistake causes one clear line on standard error and exit code 2, and changes nothing on disk."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -37,7 +37,7 @@ def test_construct_certifies_all_and_saves_an_ordinary_net(tmp_path: Path, capsy
 
 
 def test_construct_writes_the_sound_share_by_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    # So near to r that rounding matters: in real arithmetic, more images are certified.
+    # This epsilon is so close to r that rounding matters: in real arithmetic, more images are certified.
     monkeypatch.setattr(theory, "SHARE", 1 - Fraction(8, 10**7))
     out = tmp_path / "net"
     assert main(["construct", "digits", "--limit", "150", "--out", str(out)]) == 0

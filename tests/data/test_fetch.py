@@ -1,4 +1,4 @@
-"""Only complete and verified sets are put in place, whatever fails."""
+"""Only complete and verified sets are stored in the cache, even after failures."""
 
 import os
 import time
@@ -23,7 +23,7 @@ def official_files(name: str, sample: Sample) -> dict[str, bytes]:
 
 @pytest.fixture
 def official(served: Served, small_sets: dict[str, Sample], monkeypatch: pytest.MonkeyPatch) -> Served:
-    """A server with all sets instead of the official addresses; no package is available."""
+    """Replace the official addresses by a server with all sets; no package is available."""
 
     def no_package(progress: ProgressCallback, target: Path) -> None:
         raise LinfnetError("npm is not installed")

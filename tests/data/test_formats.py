@@ -183,7 +183,7 @@ def test_column_major_arrays(tmp_path: Path, protocol: int) -> None:
 
 
 class Evil:
-    """Creates a folder when it is unpickled by Python's own unpickler."""
+    """Creates a folder when it is unpickled by Python's unpickler."""
 
     def __init__(self, call: Callable[..., object], *arguments: object) -> None:
         self.call, self.arguments = call, arguments

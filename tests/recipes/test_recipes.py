@@ -1,4 +1,4 @@
-"""Every constant of the paper's hyper-parameter table, as a literal."""
+"""Every constant of the paper's hyper-parameter table is repeated here as a literal."""
 
 import tomllib
 from fractions import Fraction

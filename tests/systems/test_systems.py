@@ -1,4 +1,4 @@
-"""Systems are found by name, and every command works on runs of any of them."""
+"""Systems are found by name, and every command works on runs of any system."""
 
 import csv
 import shutil
@@ -19,7 +19,7 @@ from linfnet.recipes import load_recipe, recipe_from_toml, recipe_to_toml
 from linfnet.results import AttackSettings, read_results
 from linfnet.systems import SYSTEMS, system_of
 
-# What all of them share.
+# Settings that all recipes share.
 EVERY = """
 [data]
 name = "digits"
@@ -28,7 +28,7 @@ checkpoint_every = 4
 [evaluation]
 eps = ["0.02"]
 """
-# Recipes small enough to train within a second or two, one for each system.
+# One recipe for each system, small enough to train within two seconds.
 SMALL = {
     "hybrid": """
 [system]
@@ -112,7 +112,7 @@ class TestCommands:
         assert found.arithmetic == "real"
         assert torch.equal(radii, found.radii[net.certificate_names[0]])
         assert found.clean == (radii >= 0).double().mean().item()
-        # Bisection stops a little short of what is proven, never beyond.
+        # Bisection returns slightly less than the largest certified radius, never more.
         assert bool((found.certified[net.certificate_names[0]][0] | (radii < 0.02)).all())
         assert bool((~found.certified[net.certificate_names[0]][0] | (radii >= 0.02 - 2**-15)).all())
 

@@ -46,7 +46,7 @@ def test_a_damaged_checkpoint_is_recognised_and_the_one_before_used(trained: Tra
         fresh(trained).resume()
     for path in (newest, before):
         path.unlink()
-    again = fresh(trained)  # killed before its first checkpoint: the same run from the start
+    again = fresh(trained)  # killed before its first checkpoint: the run starts again and is the same
     assert again.resume() == []
     assert again.progress.step == 0
 
