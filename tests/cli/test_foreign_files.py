@@ -275,7 +275,7 @@ def test_weights_of_another_type_are_another_net(place: Path, refused: Callable[
 def test_damaged_bytes_are_one_line_or_a_net(
     name: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """Try 60 damaged files of each kind. Damage in the values of weights is skipped, because any values are a valid net."""
+    """Try 60 damaged files of each kind. Damaged weights are skipped, because any values are a valid net."""
     np.save(place / "image.npy", np.zeros((8, 8), np.float32))
     path, draw = place / "run" / name, random.Random(0)
     whole = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Interval bound propagation: boxes enclose the outputs, the initialisation preserves their widths, losses are correct."""
+"""Interval bound propagation: boxes enclose the outputs, the initialisation preserves widths, losses are correct."""
 
 import itertools
 from fractions import Fraction

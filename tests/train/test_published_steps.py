@@ -95,7 +95,7 @@ def test_a_run_takes_the_published_steps(name: str, loss_of: Callable[..., Tenso
     for key, value in net.named_parameters():
         if key != "scale":
             off = (value - weights[key]).abs()
-            # If a neuron copies its input, its gradients cancel in the mean shift, and Adam's steps consist of rounding errors.
+            # If a neuron copies its input, its gradients cancel in the mean shift, and rounding decides Adam's steps.
             # Without the decay, the steps of the other layers would differ by 4e-3 or more.
             if key == "layers.1.weight":
                 assert off.median().item() < 1e-5
