@@ -15,7 +15,7 @@ from linfnet.train import RunFolder
         (["train", "digits", "--set", "widht=3"], "unknown key 'widht'; did you mean 'model.width'?"),
         (["train", "digits", "--set", "p_start=0.5"], "schedule.p_start is 0.5; wanted a number >= 1"),
         (["train", "digits", "--set", "data.name=mnits"], "did you mean 'mnist'?"),
-        (["train", "digits", "--out", "run"], "output folder run already holds a run"),
+        (["train", "digits", "--out", "run"], "output folder run already contains a run"),
         (["train", "digits", "--out", "run/config.json/x"], "output folder run/config.json/x cannot be"),
         (["train", "digits", "--out", "run/config.json"], "output folder run/config.json cannot be used"),
         (["train", "digits", "--set", "width=100000000000"], "model.width is too large"),
@@ -91,7 +91,7 @@ from linfnet.train import RunFolder
             (["certify", "run", f"--eps={e}"], "--eps is")
             for e in ("-1", "nan", "inf", "1e400", "8/0", "８/255", "1/0.5")
         ),
-        (["certify", "run", "--data", "cache"], "folder cache holds no images"),
+        (["certify", "run", "--data", "cache"], "folder cache contains no images"),
         (["certify", "run", "--data", "digitz"], "did you mean 'digits'?"),
         (["certify", "run", "--limit", "0"], "--limit is 0"),
         (["certify", "run", "--data", "run/config.json"], "cannot be read"),

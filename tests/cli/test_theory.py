@@ -33,7 +33,7 @@ def test_construct_certifies_all_and_saves_an_ordinary_net(tmp_path: Path, capsy
     assert main(["evaluate", str(out), "--data", "digits", "--eps", "0.05", "--limit", "10", "--steps", "2"]) == 0
     assert len(LinfNet.load(out)(load("digits", "test").first(2).pixels())) == 2
     assert main(["construct", "digits", "--out", str(out)]) == 2
-    assert "already holds files" in capsys.readouterr().err
+    assert "already contains files" in capsys.readouterr().err
 
 
 def test_construct_writes_the_sound_share_by_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -117,7 +117,7 @@ SMALL = np.zeros((10, 8, 8), np.uint8)
     [
         ({"train-images-idx3-ubyte": idx_bytes(SMALL)}, r"has images \[10, 1, 8, 8\]; expected \[10, 1, 28, 28\]"),
         ({"train-images-idx3-ubyte": idx_bytes(SMALL[0])}, r"shape \[8, 8\]; expected 3 dimensions"),
-        ({"train-images-idx3-ubyte": idx_bytes(SMALL[:9])}, "labels-idx1-ubyte holds 10 labels for 9 images"),
+        ({"train-images-idx3-ubyte": idx_bytes(SMALL[:9])}, "labels-idx1-ubyte contains 10 labels for 9 images"),
         ({"train-labels-idx1-ubyte": idx_bytes(SMALL)}, r"shape \[10, 8, 8\]; expected 1 dimensions"),
         ({"train-labels-idx1-ubyte": b"<html>"}, "train-labels-idx1-ubyte is not an IDX file"),
     ],

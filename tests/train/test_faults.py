@@ -278,7 +278,7 @@ def test_a_second_process_is_kept_out_and_the_first_goes_on(processes: None, tmp
         time.sleep(0.005)
     for arguments, message in (
         (["train", "--resume", str(run)], f"error: {run} is in use by another process"),
-        (["train", "digits", *long, "--out", str(run)], f"error: output folder {run} already holds a run"),
+        (["train", "digits", *long, "--out", str(run)], f"error: output folder {run} already contains a run"),
     ):
         second = faults_worker.start(arguments, log)
         second.join()

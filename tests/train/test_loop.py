@@ -210,7 +210,7 @@ def test_a_folder_serves_one_process(new_trainer: Callable[..., Trainer], tmp_pa
     trainer = new_trainer()
     with pytest.raises(LinfnetError, match="in use by another process"):
         RunFolder.open(trainer.folder.path).lock()
-    with pytest.raises(LinfnetError, match="already holds a run"):
+    with pytest.raises(LinfnetError, match="already contains a run"):
         new_trainer()
 
 

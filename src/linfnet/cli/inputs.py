@@ -190,7 +190,7 @@ def read_images(path: Path, shape: Shape) -> tuple[Tensor, list[str]]:
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
         if not files:
-            raise LinfnetError(f"folder {path} holds no images ({', '.join(SUFFIXES)})")
+            raise LinfnetError(f"folder {path} contains no images ({', '.join(SUFFIXES)})")
         return torch.stack([read_image(file, shape) for file in files]), [_readable(file) for file in files]
     if path.suffix.lower() != ".npy":
         return read_image(path, shape).unsqueeze(0), [_readable(path)]
@@ -209,11 +209,11 @@ def _to_pixels(array: np.ndarray, path: Path, shape: Shape) -> Tensor:
     if array.dtype == np.uint8:
         array = (array / np.float32(255)).astype(np.float32)
     if array.dtype.kind != "f":
-        raise LinfnetError(f"image {path} holds {array.dtype}; expected floats in [0, 1] or bytes")
+        raise LinfnetError(f"image {path} contains {array.dtype}; expected floats in [0, 1] or bytes")
     # Check this before rounding to float32: 1.0000000001 is not a pixel value.
     if not ((array >= 0) & (array <= 1)).all():
         extent = f"{array.min():.17g} to {array.max():.17g}"
-        raise LinfnetError(f"image {path} holds pixels from {extent}; expected [0, 1] and no NaN")
+        raise LinfnetError(f"image {path} contains pixels from {extent}; expected [0, 1] and no NaN")
     if not array.size or array.shape[1:] not in ((shape, shape[1:]) if shape[0] == 1 else (shape,)):
         raise LinfnetError(f"image {path} has shape {array.shape}; the net expects images of shape {shape}")
     return torch.from_numpy(array.astype(np.float32).reshape(-1, *shape))

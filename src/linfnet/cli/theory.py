@@ -120,7 +120,7 @@ class Construct:
         device = inputs.choose_device(self.device)
         out = self.out or new_run_path(f"construct-{self.data}")
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise LinfnetError(f"output folder {out} already holds files; choose another --out")
+            raise LinfnetError(f"output folder {out} already contains files; choose another --out")
         if self.data == "three-points":
             self._three_points(out)
         else:

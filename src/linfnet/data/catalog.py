@@ -114,7 +114,7 @@ class Format:
         paths = [folder / file for file in self.files[split]]
         images, labels = self.read(paths)
         if len(images) != len(labels):
-            raise LinfnetError(f"{paths[-1]} holds {len(labels)} labels for {len(images)} images")
+            raise LinfnetError(f"{paths[-1]} contains {len(labels)} labels for {len(images)} images")
         return images, labels
 
 

@@ -48,7 +48,7 @@ def read_idx(path: Path) -> Bytes:
             raise LinfnetError(f"{path} is not an IDX file: {reason}")
         kind, rank = magic[2:]
         if kind != 8:
-            raise LinfnetError(f"{path} holds IDX type 0x{kind:02x}; expected unsigned bytes, 0x08")
+            raise LinfnetError(f"{path} contains IDX type 0x{kind:02x}; expected unsigned bytes, 0x08")
         sizes = file.read(4 * rank)
         if len(sizes) < 4 * rank:
             raise LinfnetError(f"{path} is truncated: it ends within its header")
@@ -61,7 +61,7 @@ def read_idx(path: Path) -> Bytes:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise LinfnetError(f"{path} is a damaged gzip file: {error}") from error
     if len(data) < size:
-        raise LinfnetError(f"{path} is truncated: it holds {len(data)} of {size} bytes")
+        raise LinfnetError(f"{path} is truncated: it contains {len(data)} of {size} bytes")
     if len(data) > size:
         raise LinfnetError(f"{path} is longer than the {size} bytes that its header declares")
     return np.frombuffer(data, np.uint8).reshape(shape)
@@ -72,7 +72,7 @@ def read_idx_pair(paths: list[Path]) -> Arrays:
     images, labels = map(read_idx, paths)
     for path, array, rank in ((paths[0], images, 3), (paths[1], labels, 1)):
         if array.ndim != rank:
-            raise LinfnetError(f"{path} holds an array of shape {list(array.shape)}; expected {rank} dimensions")
+            raise LinfnetError(f"{path} contains an array of shape {list(array.shape)}; expected {rank} dimensions")
     return images[:, None], labels
 
 
@@ -83,7 +83,7 @@ class _ByteType:
 
     def __init__(self, kind: object, *_: object) -> None:
         if kind not in ("u1", b"u1"):
-            raise pickle.UnpicklingError(f"it holds an array of type {kind!r}; expected unsigned bytes")
+            raise pickle.UnpicklingError(f"it contains an array of type {kind!r}; expected unsigned bytes")
 
     def __setstate__(self, state: object) -> None:
         """Ignore byte order and fields, which an array of bytes does not need."""
@@ -144,7 +144,7 @@ def read_python_batch(path: Path) -> Arrays:
         raise LinfnetError(f"{path} is not a Python batch of CIFAR-10: {reason}") from error
     if labels.ndim != 1 or rows.shape != (len(labels), _CIFAR_PIXELS):
         shapes = f"images {list(rows.shape)} and labels {list(labels.shape)}"
-        raise LinfnetError(f"{path} holds {shapes}; expected [N, {_CIFAR_PIXELS}] and [N]")
+        raise LinfnetError(f"{path} contains {shapes}; expected [N, {_CIFAR_PIXELS}] and [N]")
     return rows, labels
 
 

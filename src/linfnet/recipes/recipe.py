@@ -78,7 +78,9 @@ class Optimizer(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if max(self.beta1, self.beta2) >= 1:
-            raise ArgumentError(f"optimizer.beta1 is {self.beta1}, optimizer.beta2 is {self.beta2}; expected below 1")
+            raise ArgumentError(
+                f"optimizer.beta1 is {self.beta1}, optimizer.beta2 is {self.beta2}; expected both below 1"
+            )
 
 
 @dataclass(frozen=True)

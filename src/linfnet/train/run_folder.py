@@ -52,7 +52,7 @@ class RunFolder:
             if path.exists() and not _is_unused(path):
                 advice = f", or --resume {shlex.quote(str(path))}" if (path / "recipe.toml").exists() else ""
                 content = "a run" if advice else "files"
-                raise LinfnetError(f"output folder {path} already holds {content}; choose another --out{advice}")
+                raise LinfnetError(f"output folder {path} already contains {content}; choose another --out{advice}")
         except OSError as error:
             raise LinfnetError(f"output folder {path} cannot be used: {error.strerror}") from None
         return cls(path, recipe)
