@@ -28,7 +28,7 @@ SHOWN = 20
 
 
 def format_radius(radius: float) -> str:
-    """Format a radius with five decimals. It is rounded down, so that the printed radius is certified, too.
+    """Format a radius with five decimals. It is rounded down, so that the printed radius is also certified.
 
     >>> format_radius(0.123459), format_radius(0.29), format_radius(-float("inf"))
     ('0.12345', '0.28999', 'none')

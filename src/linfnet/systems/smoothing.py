@@ -128,7 +128,7 @@ class SmoothedNet(Classifier):
 
     @torch.no_grad()
     def keeps_class(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return which samples [N] keep their label: it does not have significantly less than half of the votes.
+        """Return for which samples [N] the label does not have significantly less than half of the votes.
 
         A certified label has more than half of the votes, so an attack must show that it has less. The noise differs
         from the noise of the certificate.

@@ -79,7 +79,7 @@ def record_step(record: Tensor, row: int, loss: Tensor, logits: Tensor, labels: 
 
 
 def summarise(record: Tensor, sizes: Tensor, first_step: int, state_at: Callable[[int], StepState]) -> dict[str, float]:
-    """Return means over the samples of the recorded steps of an epoch: loss, accuracy and the three margin shares.
+    """Return the means over the samples of the recorded steps of an epoch: loss, accuracy and the three margin shares.
 
     Raises an error that names the step if a loss is NaN or infinite.
     """
