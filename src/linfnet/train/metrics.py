@@ -67,8 +67,9 @@ def accuracies(
 
 
 # Columns of the record: the loss, and the numbers of samples that are classified correctly, or have a margin above
-# theta, in [0, theta], or below 0.
-RECORD_COLUMNS = 5
+# theta, in [0, theta], or below 0. The log has the mean of each column under these keys.
+MEANS = ("loss", "accuracy", "above", "between", "below")
+RECORD_COLUMNS = len(MEANS)
 
 
 def record_step(record: Tensor, row: int, loss: Tensor, logits: Tensor, labels: Tensor, threshold: float) -> None:
@@ -93,4 +94,4 @@ def summarise(record: Tensor, sizes: Tensor, first_step: int, state_at: Callable
         )
     samples = sizes.sum().item()
     means = [(record[:, 0] * sizes).sum().item() / samples, *(record[:, 1:].sum(0) / samples).tolist()]
-    return dict(zip(("loss", "accuracy", "above", "between", "below"), means, strict=True))
+    return dict(zip(MEANS, means, strict=True))

@@ -25,11 +25,12 @@ from linfnet.errors import LinfnetError
 from linfnet.files import read_table, write_json, write_text
 from linfnet.nn.model_path import packaged_hint
 from linfnet.recipes import Recipe, load_recipe, missing_sections, recipe_to_toml
+from linfnet.train.metrics import MEANS
 from linfnet.version import __version__
 
 # The numeric fields of each kind of event.
 _NUMBERS = {
-    "epoch": ("epoch", "seconds", "lambda", "lr", "scale", "loss", "accuracy", "above", "between", "below"),
+    "epoch": ("epoch", "seconds", "lambda", "lr", "scale", *MEANS),
     "test": ("epoch", "seconds", "accuracy_at_p", "clean"),
 }
 
