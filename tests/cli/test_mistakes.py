@@ -62,7 +62,7 @@ from linfnet.train import RunFolder
         (["train", "mnist-0.1"], "linfnet data fetch mnist"),
         (["train", "--resume", "run"], "has finished"),
         (["train", "--resume", "cache"], "is not a run folder"),
-        (["train", "--resume", "stopped", "--set", "width=3"], "takes no recipe"),
+        (["train", "--resume", "stopped", "--set", "width=3"], "--set are not allowed with it"),
         (["evaluate", "run", "--eps", "8/0"], "--eps is '8/0'"),
         (["evaluate", "run", "--eps", "abc"], "--eps is 'abc'"),
         (["evaluate", "run", "--eps", "-1"], "--eps is -1"),

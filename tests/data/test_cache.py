@@ -115,7 +115,7 @@ SMALL = np.zeros((10, 8, 8), np.uint8)
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ({"train-images-idx3-ubyte": idx_bytes(SMALL)}, r"has images \[10, 1, 8, 8\]; expected \[10, 1, 28, 28\]"),
+        ({"train-images-idx3-ubyte": idx_bytes(SMALL)}, r"images of shape \[10, 1, 8, 8\]; expected \[10, 1, 28, 28\]"),
         ({"train-images-idx3-ubyte": idx_bytes(SMALL[0])}, r"shape \[8, 8\]; expected 3 dimensions"),
         ({"train-images-idx3-ubyte": idx_bytes(SMALL[:9])}, "labels-idx1-ubyte contains 10 labels for 9 images"),
         ({"train-labels-idx1-ubyte": idx_bytes(SMALL)}, r"shape \[10, 8, 8\]; expected 1 dimensions"),
