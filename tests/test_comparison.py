@@ -84,10 +84,10 @@ def test_runs_of_the_same_name_are_told_apart(folders: list[Path], monkeypatch: 
 def test_mistakes_are_one_line(folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     LinfNet((1, 2, 2), 2).save(tmp_path / "bare")
     for arguments, complaint in (
-        ([], "no run given"),
+        ([], "no run is given"),
         ([str(tmp_path / "nowhere")], "is not a folder"),
         ([str(tmp_path / "bare")], "has no results; evaluate it: linfnet evaluate"),
-        ([str(folders[0]), "--json", "--csv"], "exclude each other"),
+        ([str(folders[0]), "--json", "--csv"], "cannot be combined"),
     ):
         assert main(["compare", *arguments]) == 2
         assert complaint in capsys.readouterr().err

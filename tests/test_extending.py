@@ -36,7 +36,7 @@ def test_a_new_loss_is_a_class_and_a_recipe(tmp_path: Path, capsys: pytest.Captu
     (text,) = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
     recipe = tmp_path / "squared-hinge.toml"
     recipe.write_text(text)
-    with pytest.raises(LinfnetError, match=r"loss\.name is 'squared_hinge'; wanted one of"):
+    with pytest.raises(LinfnetError, match=r"loss\.name is 'squared_hinge'; expected one of"):
         load_recipe(recipe)
     (tmp_path / "mine.py").write_text(code)
     importlib.import_module("mine")
@@ -50,7 +50,7 @@ def test_a_new_loss_is_a_class_and_a_recipe(tmp_path: Path, capsys: pytest.Captu
     exec(compile(script, "extending.md", "exec"), {"__name__": "script"})
     assert read_results(Path("runs/mine")).training is not None
     assert main(["train", str(recipe), "--set", "loss.ceiling=0"]) == 2
-    assert "loss.ceiling is 0.0; wanted a number above 0" in capsys.readouterr().err
+    assert "loss.ceiling is 0.0; expected a number above 0" in capsys.readouterr().err
     assert load_recipe("cifar10-8", ["loss.name=squared_hinge"]).loss.name == "squared_hinge"
 
 
@@ -63,7 +63,7 @@ def test_a_new_system_is_a_module_and_a_recipe(tmp_path: Path, capsys: pytest.Ca
     recipe.write_text(text)
     out = tmp_path / "run"
     assert main(["train", str(recipe), "--out", str(out), "--device", "cpu"]) == 2
-    assert "system.name is 'linear'; wanted one of" in capsys.readouterr().err
+    assert "system.name is 'linear'; expected one of" in capsys.readouterr().err
     importlib.import_module("mine")
     assert main(["train", str(recipe), "--out", str(out), "--device", "cpu"]) == 0
     assert main(["evaluate", str(out), "--steps", "20", "--device", "cpu"]) == 0

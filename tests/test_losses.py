@@ -196,15 +196,15 @@ def test_the_published_thresholds_are_the_defaults():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Hinge(theta=Fraction(0)), "loss.theta is 0.0; wanted a number above 0"),
-        (lambda: Hinge(max_share=1.5), "loss.max_share is 1.5; wanted a number of at most 1"),
+        (lambda: Hinge(theta=Fraction(0)), "loss.theta is 0.0; expected a number above 0"),
+        (lambda: Hinge(max_share=1.5), "loss.max_share is 1.5; expected a number of at most 1"),
         (lambda: CrossEntropy(fixed_scale=0.0), "loss.fixed_scale is 0.0"),
         (lambda: Mixture(mixing_start=-1.0), "loss.mixing_start is -1.0"),
         (
             lambda: load_recipe("digits", ["loss.name=hing"]),
-            "loss.name is 'hing'; wanted one of .*; did you mean 'hinge'",
+            "loss.name is 'hing'; expected one of .*; did you mean 'hinge'",
         ),
-        (lambda: load_recipe("digits", ["loss.name=3"]), "loss.name is 3; wanted text"),
+        (lambda: load_recipe("digits", ["loss.name=3"]), "loss.name is 3; expected text"),
     ],
 )
 def test_wrong_values_are_told(make, message: str):

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class LinfnetError(Exception):
-    """An error that the user can fix: a wrong argument, a missing file, a folder with other contents."""
+    """An error that the user can fix, such as a wrong argument, a missing file or a folder with unexpected contents."""
 
 
 class ArgumentError(LinfnetError, ValueError):
@@ -24,10 +24,10 @@ def at_least(name: str, value: float, least: float, *, strictly: bool = False, m
     """Raise an error unless least <= value <= most; with `strictly`, the value must be larger than `least`."""
     if not (value > least if strictly else value >= least):
         bound = "above" if strictly else "of at least"
-        raise ArgumentError(f"{name} is {value}; wanted a number {bound} {least}")
+        raise ArgumentError(f"{name} is {value}; expected a number {bound} {least}")
     if value > most:
         shown = "too large" if value > LARGEST else value  # do not print hundreds of digits
-        raise ArgumentError(f"{name} is {shown}; wanted a number of at most {most}")
+        raise ArgumentError(f"{name} is {shown}; expected a number of at most {most}")
 
 
 def number(default: object, least: float = 0, **limits: Any) -> Any:
@@ -49,7 +49,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import an optional dependency, or raise an error that says how to install it."""
+    """Import and return an optional dependency, or raise an error that says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError:

@@ -104,6 +104,11 @@ class Evaluation:
         )
 
 
+def own_images(images: ImageSet, group: Group) -> slice:
+    """Return the part of a set that this process evaluates."""
+    return own_part(len(images), BATCH, group)
+
+
 def evaluate(
     net: Classifier,
     images: ImageSet,
@@ -128,7 +133,7 @@ def evaluate(
         group: the processes that share the work; each process returns the evaluation of all images.
     """
     sizes = tuple(parse_epsilon(epsilon) for epsilon in epsilons)
-    own = own_part(len(images), BATCH, group)
+    own = own_images(images, group)
     found = gather(_evaluate_part(net, images, own, sizes, steps, seed, advance), group)
     for at in found.at:
         check_sandwich(at.eps, torch.stack(list(at.certified.values())).any(0), at.survived)

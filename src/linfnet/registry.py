@@ -43,7 +43,7 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> T:
         if name not in self._entries:
             known = ", ".join(self.names())
-            raise ArgumentError(f"{self.kind} is {name!r}; wanted one of {known}{nearest(name, self._entries)}")
+            raise ArgumentError(f"{self.kind} is {name!r}; expected one of {known}{nearest(name, self._entries)}")
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:

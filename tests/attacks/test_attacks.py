@@ -198,7 +198,7 @@ class TestSuite:
         for text in ("x", "0.5", ""):
             with pytest.raises(ArgumentError, match="--p is"):
                 parse_exponents(text)
-        with pytest.raises(ArgumentError, match="steps is 0; wanted a number of at least 1"):
+        with pytest.raises(ArgumentError, match="steps is 0; expected a number of at least 1"):
             known_attacks(steps=0)
 
 
@@ -232,7 +232,7 @@ def test_an_attack_from_outside_is_registered_and_receives_its_settings():
         del ATTACKS._entries["nothing"]
     assert received == [7]
     assert found.robust == 1.0
-    with pytest.raises(ArgumentError, match="attack is 'nothing'; wanted one of autoattack, best-pgd"):
+    with pytest.raises(ArgumentError, match="attack is 'nothing'; expected one of autoattack, best-pgd"):
         known_attacks(("nothing",))
     assert tuple(known_attacks()) == DEFAULT_ATTACKS
     assert set(DEFAULT_ATTACKS) < set(ATTACKS)

@@ -158,7 +158,7 @@ def test_export(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     arguments = ["--vnnlib", str(folder), "--samples", "0", "7", "--eps", "8/255", "0.1", "--card"]
     assert main(["export", str(run), "--onnx", str(tmp_path / "new" / "net.onnx"), *arguments]) == 0
     printed = capsys.readouterr().out
-    assert "the same bits as the net on 16 random images" in printed
+    assert "bitwise equal to the net on 16 random images" in printed
     assert "4 properties" in printed
     assert (tmp_path / "new" / "net.onnx").is_file()
     names = ["0-eps-0.1.vnnlib", "0-eps-8-of-255.vnnlib", "7-eps-0.1.vnnlib", "7-eps-8-of-255.vnnlib"]

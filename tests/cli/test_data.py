@@ -10,7 +10,7 @@ from linfnet import data as sets
 from linfnet.cli import data as cli
 from linfnet.cli.data import Fetch, List, Verify
 from linfnet.data import Fetched, Source
-from linfnet.data.sources import Progress
+from linfnet.data.sources import ProgressCallback
 from linfnet.errors import LinfnetError
 
 
@@ -88,11 +88,11 @@ def test_verify(empty_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr()
     assert shown.out.startswith("digits: verified in ")
     assert shown.err.startswith("mnist: ")
-    assert shown.err.endswith("get it again with: linfnet data fetch mnist\n")
+    assert shown.err.endswith("fetch it again with: linfnet data fetch mnist\n")
     assert shown.err.count("\n") == 1
     assert Verify(("digits",)).run() == 0
     assert Verify(("cifar10", "digits")).run() == 2
-    assert "CIFAR-10 is not in" in capsys.readouterr().err
+    assert "CIFAR-10 is missing or incomplete in" in capsys.readouterr().err
 
 
 def test_a_misspelt_name_is_reported_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_fetch_reports_the_origin(
 ) -> None:
     calls: list[tuple[str, Source, Path | None]] = []
 
-    def fetch(name: str, *, source: Source, folder: Path | None, progress: Progress) -> Fetched:
+    def fetch(name: str, *, source: Source, folder: Path | None, progress: ProgressCallback) -> Fetched:
         calls.append((name, source, folder))
         progress("a file", 0, 10)
         progress("a file", 10, 10)

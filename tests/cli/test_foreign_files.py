@@ -1,4 +1,4 @@
-"""Damaged, foreign and unwritable files give one clear line and exit code 2, and stay as they are."""
+"""Damaged, foreign and unwritable files cause one clear line and exit code 2, and are not changed."""
 
 import json
 import os
@@ -61,16 +61,16 @@ def test_missing_and_foreign_weights(place: Path, refused: Callable[..., str]):
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.full((8, 8), 1.5, np.float32), "wanted [0, 1]"),
-        (np.full((8, 8), 1 + 1e-12), "wanted [0, 1]"),
-        (np.full((8, 8), np.inf, np.float32), "wanted [0, 1]"),
-        (np.zeros((8, 8), bool), "holds bool"),
-        (np.zeros((8, 8), complex), "holds complex128"),
+        (np.full((8, 8), 1.5, np.float32), "expected [0, 1]"),
+        (np.full((8, 8), 1 + 1e-12), "expected [0, 1]"),
+        (np.full((8, 8), np.inf, np.float32), "expected [0, 1]"),
+        (np.zeros((8, 8), bool), "contains bool"),
+        (np.zeros((8, 8), complex), "contains complex128"),
         (np.float32(0.5), "has shape (1,)"),
-        (np.full((8, 8), -0.1, np.float32), "wanted [0, 1]"),
-        (np.full((8, 8), np.nan, np.float32), "wanted [0, 1]"),
-        (np.zeros((9, 9), np.float32), "has shape (1, 9, 9); the net wants images of shape (1, 8, 8)"),
-        (np.zeros((8, 8), np.int64), "holds int64"),
+        (np.full((8, 8), -0.1, np.float32), "expected [0, 1]"),
+        (np.full((8, 8), np.nan, np.float32), "expected [0, 1]"),
+        (np.zeros((9, 9), np.float32), "has shape (1, 9, 9); the net expects images of shape (1, 8, 8)"),
+        (np.zeros((8, 8), np.int64), "contains int64"),
         (np.array([{}], dtype=object), "is not a NumPy array"),
     ],
 )
@@ -140,7 +140,7 @@ def test_damaged_folders(place: Path, refused: Callable[..., str]):
 def test_a_full_disk_is_told_with_the_file(
     arguments: list[str], room: int | None, message: str, refused: Callable[..., str]
 ):
-    """A limit on the size of files fails as a full disk does, and needs no rights."""
+    """A limit on the size of files causes the same failure as a full disk, and needs no privileges."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (before[0] if room is None else room, before[1]))
@@ -177,7 +177,7 @@ def test_records_that_were_edited(place: Path, refused: Callable[..., str]):
 )
 def test_odd_values_do_not_stop_a_report(place: Path, file: str, changes: dict[str, object]):
     assert main(["evaluate", "run", "--limit", "20", "--steps", "1"]) == 0
-    if file == "results.json":  # without an evaluation the report takes what training measured
+    if file == "results.json":  # without an evaluation, the report shows the results of training
         (place / "run" / file).write_text("{}")
     values = json.loads((place / "run" / file).read_text())
     (place / "run" / file).write_text(json.dumps({**values, **changes}))
@@ -217,13 +217,13 @@ def test_a_picture_that_is_none(place: Path, refused: Callable[..., str]):
 
 def test_a_picture_of_another_mode_or_size(place: Path, refused: Callable[..., str]):
     Image.new("RGB", (8, 8)).save(place / "colour.png")
-    assert "colour.png has mode RGB; the net wants L" in refused("predict", "run", "colour.png")
+    assert "colour.png has mode RGB; the net expects L" in refused("predict", "run", "colour.png")
     Image.new("L", (9, 8)).save(place / "wide.png")
-    assert "has shape (1, 8, 9); the net wants images of shape (1, 8, 8)" in refused("predict", "run", "wide.png")
+    assert "has shape (1, 8, 9); the net expects images of shape (1, 8, 8)" in refused("predict", "run", "wide.png")
     np.save(place / "stack.npy", np.zeros((3, 1, 9, 9), np.float32))
-    assert "the net wants images of shape (1, 8, 8)" in refused("certify", "run", "--data", "stack.npy")
+    assert "the net expects images of shape (1, 8, 8)" in refused("certify", "run", "--data", "stack.npy")
     np.save(place / "none.npy", np.zeros((0, 8, 8), np.float32))
-    assert "the net wants images of shape (1, 8, 8)" in refused("certify", "run", "--data", "none.npy")
+    assert "the net expects images of shape (1, 8, 8)" in refused("certify", "run", "--data", "none.npy")
 
 
 def test_pictures_are_never_converted_in_silence(place: Path, refused: Callable[..., str]):
@@ -231,10 +231,10 @@ def test_pictures_are_never_converted_in_silence(place: Path, refused: Callable[
     for mode in ("RGBA", "LA", "P", "1", "I;16", "CMYK"):
         name = "picture.jpg" if mode == "CMYK" else "picture.png"
         (Image.new("I;16", (8, 8)) if mode == "I;16" else grey.convert(mode)).save(place / name)
-        assert f"{name} has mode {mode}; the net wants L" in refused("predict", "run", name)
+        assert f"{name} has mode {mode}; the net expects L" in refused("predict", "run", name)
     for name in ("frames.png", "frames.tiff"):
         grey.save(place / name, save_all=True, append_images=[Image.new("L", (8, 8), 7)])
-        assert "has 2 frames; wanted one" in refused("predict", "run", name)
+        assert "has 2 frames; expected one" in refused("predict", "run", name)
     Image.new("1", (14_000, 14_000)).save(place / "bomb.png")
     assert "bomb.png cannot be read" in refused("predict", "run", "bomb.png")
     whole = (place / "frames.png").read_bytes()
@@ -275,7 +275,7 @@ def test_weights_of_another_type_are_another_net(place: Path, refused: Callable[
 def test_damaged_bytes_are_one_line_or_a_net(
     name: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """60 damaged files of each kind; those in the weights' own bytes are skipped, any bits being some net."""
+    """Try 60 damaged files of each kind. Damaged weights are skipped, because any values are a valid net."""
     np.save(place / "image.npy", np.zeros((8, 8), np.float32))
     path, draw = place / "run" / name, random.Random(0)
     whole = path.read_bytes()

@@ -32,7 +32,7 @@ def events(run: Path) -> list[dict]:
 
 
 def unfinished(run: Path, folder: Path, epochs: int) -> RunFolder:
-    """The same run as it was after so many epochs."""
+    """Return the same run in its state after this many epochs."""
     folder.mkdir()
     (folder / "recipe.toml").write_text((run / "recipe.toml").read_text())
     early = [event for event in events(run) if event.get("epoch", 99) <= epochs]
@@ -92,7 +92,7 @@ def test_a_run_that_nobody_trains_is_told(run: Path, tmp_path: Path, capsys: pyt
     assert main(["watch", str(folder.path)]) == 0
     printed = capsys.readouterr().out
     assert "epoch 3/5" in printed
-    assert "s left" not in printed  # nobody is working on it
+    assert "s left" not in printed  # no process is training it
     assert f"resume it with: linfnet train --resume '{folder.path}'" in printed
     (folder.path / "events.jsonl").unlink()
     assert main(["watch", str(folder.path), "--once"]) == 0
@@ -146,7 +146,7 @@ def test_a_figure_from_a_run_and_from_a_record(run: Path, tmp_path: Path, capsys
     assert main(["plot", str(run), "--out", "x.gif"]) == 2
     for name, words in (("cifar10-8-125-epochs", ("above θ", "0 to θ")), ("mnist-0.3-ibp", ("above 0",))):
         assert main(["plot", str(RECORDS / f"{name}.json"), "--out", str(tmp_path / f"{name}.svg")]) == 0
-        # Matplotlib draws text as glyphs, and leaves each text beside them as a comment.
+        # Matplotlib draws text as glyphs, and writes each text next to them as a comment.
         texts = re.findall(r"<!-- (.*) -->", (tmp_path / f"{name}.svg").read_text())
         assert [text for text in texts if re.match("above|0 to", text)] == list(words)
     assert main(["plot", str(RECORDS / "demo.json")]) == 2

@@ -33,11 +33,11 @@ def test_construct_certifies_all_and_saves_an_ordinary_net(tmp_path: Path, capsy
     assert main(["evaluate", str(out), "--data", "digits", "--eps", "0.05", "--limit", "10", "--steps", "2"]) == 0
     assert len(LinfNet.load(out)(load("digits", "test").first(2).pixels())) == 2
     assert main(["construct", "digits", "--out", str(out)]) == 2
-    assert "already holds files" in capsys.readouterr().err
+    assert "already contains files" in capsys.readouterr().err
 
 
 def test_construct_writes_the_sound_share_by_margin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    # So near to r that rounding matters: in real arithmetic, more images are certified.
+    # This epsilon is so close to r that rounding matters: in real arithmetic, more images are certified.
     monkeypatch.setattr(theory, "SHARE", 1 - Fraction(8, 10**7))
     out = tmp_path / "net"
     assert main(["construct", "digits", "--limit", "150", "--out", str(out)]) == 0
@@ -70,7 +70,7 @@ def test_lipschitz_of_a_net(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     [
         (["separation", "digits", "--pairs", "0"], "--pairs is 0"),
         (["separation", "digits", "--limit", "1"], "there is one sample of class"),
-        (["separation", "nothing"], "no data set is called"),
+        (["separation", "nothing"], "the data set is 'nothing'"),
         (["construct", "digits", "--limit", "5"], "images lack the classes"),
         (["construct", "digits", "--layers", "1", "--limit", "100"], "layers is 1"),
         (["construct", "three-points", "--layers", "9"], "--layers is 9"),

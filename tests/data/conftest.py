@@ -20,14 +20,14 @@ def _digest(images: Bytes, labels: Bytes) -> str:
 
 @pytest.fixture(autouse=True)
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, so that no test reads or changes the user's."""
+    """An empty cache, so that no test reads or changes the user's cache."""
     monkeypatch.setenv("LINFNET_DATA", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def small_sets(monkeypatch: pytest.MonkeyPatch) -> dict[str, Sample]:
-    """Every set except digits is replaced by a few random images, digests included."""
+    """Every set except digits is replaced by a few random images with their digests."""
     generator = np.random.default_rng(0)
     samples: dict[str, Sample] = {}
     infos: list[catalog.SetInfo] = []

@@ -48,7 +48,7 @@ def new_pickle(rows: Bytes, labels: Bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Sample:
-    """A random set: per split, images uint8 [N, C, H, W] and labels uint8 [N]."""
+    """A random set: for each split, images uint8 [N, C, H, W] and labels uint8 [N]."""
 
     arrays: dict[str, tuple[Bytes, Bytes]]
 

@@ -71,7 +71,9 @@ def test_a_missing_set_says_how_to_get_it(small_sets: dict[str, Sample], empty_c
     files = small_sets["mnist"].idx_files("")
     for there in ({}, dict(list(files.items())[:3])):
         write_files(empty_cache / "mnist", there)
-        with pytest.raises(LinfnetError, match=r"MNIST is not in .*mnist, .* get it with: linfnet data fetch mnist$"):
+        with pytest.raises(
+            LinfnetError, match=r"MNIST is missing or incomplete in .*mnist; fetch it with: linfnet data fetch mnist$"
+        ):
             load("mnist")
         assert not present("mnist")
 
@@ -85,7 +87,7 @@ def change_a_byte(files: dict[str, bytes], name: str, position: int) -> dict[str
 @pytest.mark.parametrize("file", ["train-images-idx3-ubyte", "train-labels-idx1-ubyte"])
 def test_one_changed_bit_is_detected(file: str, small_sets: dict[str, Sample], empty_cache: Path) -> None:
     write_files(empty_cache / "mnist", change_a_byte(small_sets["mnist"].idx_files(""), file, -1))
-    match = r"the train split of mnist in .*mnist is not the published one; .* linfnet data fetch mnist$"
+    match = r"the train split of mnist in .*mnist differs from the published data; .* linfnet data fetch mnist$"
     with pytest.raises(LinfnetError, match=match):
         load("mnist", "train")
     with pytest.raises(LinfnetError, match=match):
@@ -97,13 +99,13 @@ def test_images_in_another_order_are_detected(small_sets: dict[str, Sample], emp
     files = small_sets["cifar10"].binary_files()
     files["data_batch_1.bin"], files["data_batch_2.bin"] = files["data_batch_2.bin"], files["data_batch_1.bin"]
     write_files(empty_cache / "cifar10", files)
-    with pytest.raises(LinfnetError, match=r"train split of cifar10 .* not the published one"):
+    with pytest.raises(LinfnetError, match=r"train split of cifar10 .* differs from the published data"):
         load("cifar10")
 
 
 def test_another_set_is_detected(small_sets: dict[str, Sample], empty_cache: Path) -> None:
     write_files(empty_cache / "mnist", small_sets["fashion-mnist"].idx_files(".gz"))
-    with pytest.raises(LinfnetError, match="not the published one"):
+    with pytest.raises(LinfnetError, match="differs from the published data"):
         load("mnist")
 
 
@@ -113,9 +115,9 @@ SMALL = np.zeros((10, 8, 8), np.uint8)
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ({"train-images-idx3-ubyte": idx_bytes(SMALL)}, r"has images \[10, 1, 8, 8\]; expected \[10, 1, 28, 28\]"),
+        ({"train-images-idx3-ubyte": idx_bytes(SMALL)}, r"images of shape \[10, 1, 8, 8\]; expected \[10, 1, 28, 28\]"),
         ({"train-images-idx3-ubyte": idx_bytes(SMALL[0])}, r"shape \[8, 8\]; expected 3 dimensions"),
-        ({"train-images-idx3-ubyte": idx_bytes(SMALL[:9])}, "labels-idx1-ubyte holds 10 labels for 9 images"),
+        ({"train-images-idx3-ubyte": idx_bytes(SMALL[:9])}, "labels-idx1-ubyte contains 10 labels for 9 images"),
         ({"train-labels-idx1-ubyte": idx_bytes(SMALL)}, r"shape \[10, 8, 8\]; expected 1 dimensions"),
         ({"train-labels-idx1-ubyte": b"<html>"}, "train-labels-idx1-ubyte is not an IDX file"),
     ],
@@ -125,7 +127,7 @@ def test_damage_names_the_file_and_says_fetch_again(
     changed: dict[str, bytes], complaint: str, small_sets: dict[str, Sample], empty_cache: Path
 ) -> None:
     write_files(empty_cache / "mnist", small_sets["mnist"].idx_files("") | changed)
-    with pytest.raises(LinfnetError, match=complaint + ".*; get it again with: linfnet data fetch mnist$"):
+    with pytest.raises(LinfnetError, match=complaint + ".*; fetch it again with: linfnet data fetch mnist$"):
         load("mnist")
 
 

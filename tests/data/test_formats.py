@@ -37,18 +37,18 @@ WHOLE = idx_bytes(ARRAY)
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "x is not an IDX file: it begins with nothing"),
+        (b"", "x is not an IDX file: it is empty"),
         (b"\0\0", "not an IDX file"),
         (b"PK\3\4 a zip file", "not an IDX file: it begins with 50 4b 03 04"),
         (idx_bytes(ARRAY, kind=0x0D), "IDX type 0x0d; expected unsigned bytes"),
         (WHOLE[:9], "x is truncated: it ends within its header"),
-        (WHOLE[:-1], "x is truncated: it holds 23 of 24 bytes"),
+        (WHOLE[:-1], "x is truncated: it contains 23 of 24 bytes"),
         (WHOLE + b"\0", "x is longer than the 24 bytes"),
         (b"\0\0\x08\x03" + b"\xff" * 12, "declares 79228162458924105385300197375 bytes"),
         (gzip.compress(WHOLE)[:-9], "x is a damaged gzip file"),
         (gzip.compress(WHOLE)[:-8] + b"\0" * 8, "x is a damaged gzip file"),
         (gzip.compress(WHOLE)[:10] + b"\xff" * 20, "x is a damaged gzip file"),
-        (gzip.compress(WHOLE[:-1]), "x is truncated: it holds 23 of 24 bytes"),
+        (gzip.compress(WHOLE[:-1]), "x is truncated: it contains 23 of 24 bytes"),
     ],
     ids=range(12),
 )
@@ -135,7 +135,7 @@ def test_a_wrong_png(tmp_path: Path, content: bytes, complaint: str) -> None:
         (b'{"a": 1}', "y.json is not a list of labels from 0 to 9"),
         (b"[1, 10]", "not a list of labels"),
         (b"[1, true]", "not a list of labels"),
-        (b"[1]", "y.json holds 1 labels for 2 images"),
+        (b"[1]", "y.json contains 1 labels for 2 images"),
     ],
 )
 def test_wrong_labels(tmp_path: Path, content: bytes, complaint: str) -> None:
@@ -183,7 +183,7 @@ def test_column_major_arrays(tmp_path: Path, protocol: int) -> None:
 
 
 class Evil:
-    """Creates a folder when it is unpickled by Python's own unpickler."""
+    """Creates a folder when it is unpickled by Python's unpickler."""
 
     def __init__(self, call: Callable[..., object], *arguments: object) -> None:
         self.call, self.arguments = call, arguments
@@ -212,7 +212,7 @@ def test_no_other_name_is_allowed(tmp_path: Path, call: Callable[..., object]) -
 
 
 def test_arrays_of_objects_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(LinfnetError, match=r"it holds an array of type b?'O8'; expected unsigned bytes"):
+    with pytest.raises(LinfnetError, match=r"it contains an array of type b?'O8'; expected unsigned bytes"):
         read(tmp_path, dump(np.array([{}, []], dtype=object)))
 
 
@@ -225,9 +225,9 @@ def test_arrays_of_objects_are_refused(tmp_path: Path) -> None:
         (pickle.dumps([1, 2]), "AttributeError"),
         (pickle.dumps({"labels": [1]}), "KeyError: 'data'"),
         (dump(ROWS, [7, 0, 999]), "OverflowError"),
-        (dump(ROWS, [7, 0]), "holds images [3, 3072] and labels [2]; expected [N, 3072] and [N]"),
-        (dump(ROWS[:, :784]), "holds images [3, 784]"),
-        (dump(ROWS[0], [7]), "holds images [3072]"),
+        (dump(ROWS, [7, 0]), "contains images [3, 3072] and labels [2]; expected [N, 3072] and [N]"),
+        (dump(ROWS[:, :784]), "contains images [3, 784]"),
+        (dump(ROWS[0], [7]), "contains images [3072]"),
     ],
     ids=range(9),
 )

@@ -1,4 +1,4 @@
-"""Bytes become correctly rounded pixels, the same on every device."""
+"""Bytes are converted to correctly rounded pixels, which are the same on every device."""
 
 import numpy as np
 import pytest

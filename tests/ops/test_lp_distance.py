@@ -301,7 +301,7 @@ def test_wrong_arguments_are_named(arguments: tuple, message: str):
 
 
 def test_unknown_implementation():
-    with pytest.raises(ArgumentError, match="impl is 'fast'; wanted one of cpu, cuda, reference"):
+    with pytest.raises(ArgumentError, match="impl is 'fast'; expected one of cpu, cuda, reference"):
         lp_distance(torch.zeros(2, 3), torch.zeros(4, 3), impl="fast")
     with pytest.raises(ArgumentError, match="lower has shape"):
         linf_distance_bounds(torch.zeros(2, 3), torch.zeros(3, 3), torch.zeros(4, 3))

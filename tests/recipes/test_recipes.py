@@ -1,4 +1,4 @@
-"""Every constant of the paper's hyper-parameter table, as a literal."""
+"""Every constant of the paper's hyper-parameter table is repeated here as a literal."""
 
 import tomllib
 from fractions import Fraction
@@ -142,30 +142,30 @@ def test_a_recipe_without_a_named_objective_has_the_papers():
     [
         ("widht=3", "unknown key 'widht'; did you mean 'model.width'"),
         ("modl.width=3", "did you mean 'model.width'"),
-        ("eps=0.1", "ambiguous; wanted one of optimizer.eps, evaluation.eps"),
-        ("width=wide", "model.width is 'wide'; wanted a whole number"),
-        ("width=12.5", "model.width is 12.5; wanted a whole number"),
-        ("width=0", "model.width is 0; wanted a number of at least 1"),
-        ("epochs=[1, 2]", "wanted a list of 3"),
+        ("eps=0.1", "ambiguous; expected one of optimizer.eps, evaluation.eps"),
+        ("width=wide", "model.width is 'wide'; expected a whole number"),
+        ("width=12.5", "model.width is 12.5; expected a whole number"),
+        ("width=0", "model.width is 0; expected a number of at least 1"),
+        ("epochs=[1, 2]", "expected a list of 3"),
         ("epochs=[0, 0, 0]", "epochs"),
         ("theta=1/0", "loss.theta is '1/0'; wanted a number"),
-        ("theta=0", "loss.theta is 0.0; wanted a number above 0"),
+        ("theta=0", "loss.theta is 0.0; expected a number above 0"),
         ("p_start=0.5", "schedule.p_start is 0.5; wanted a number >= 1"),
-        ("p_start=inf", "schedule.p_start is inf; wanted a finite number"),
+        ("p_start=inf", "schedule.p_start is inf; expected a finite number"),
         ("p_end=4", "schedule.p_end is 4.0"),
         ("p_end=inf", "schedule.p_end is inf"),
         ("lr=-1", "optimizer.lr is -1.0"),
         ("lr=nan", "optimizer.lr is nan"),
         ("beta2=1", "optimizer.beta2 is 1.0"),
-        ("flip=1", "data.flip is 1; wanted true or false"),
+        ("flip=1", "data.flip is 1; expected true or false"),
         ("evaluation.eps=[]", "evaluation.eps"),
         ("evaluation.eps=2", "evaluation.eps"),
-        ("loss.name=hinj", "loss.name is 'hinj'; wanted one of cross_entropy, hinge, .*; did you mean 'hinge'"),
+        ("loss.name=hinj", "loss.name is 'hinj'; expected one of cross_entropy, hinge, .*; did you mean 'hinge'"),
         ("max_share=1", "unknown key 'max_share'"),
         ("weight_decay=-1", "optimizer.weight_decay is -1.0"),
         ("pgd_steps=0", "evaluation.pgd_steps is 0"),
-        ("width", "wanted key=value"),
-        ("=3", "wanted key=value"),
+        ("width", "expected key=value"),
+        ("=3", "expected key=value"),
     ],
 )
 def test_wrong_changes_are_told(change: str, message: str):

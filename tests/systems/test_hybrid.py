@@ -1,4 +1,4 @@
-"""The hybrid net: its features move by eps at most, its bounds enclose, its loss is what it says."""
+"""The hybrid net: features change by at most eps, bounds enclose the outputs, and the loss equals its definition."""
 
 import math
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""Interval bound propagation: boxes enclose, the initialisation keeps them, losses and schedules are what they say."""
+"""Interval bound propagation: boxes enclose the outputs, the initialisation preserves widths, losses are correct."""
 
 import itertools
 from fractions import Fraction
@@ -30,7 +30,7 @@ def small_net(seed: int, batch_norm: bool) -> IbpNet:
     net = IbpNet((1, 8, 8), 4, "small", batch_norm, mean=0.4, std=0.5)
     for layer in net.layers:
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
-            nn.init.normal_(layer.weight)  # negative ones turn boxes around
+            nn.init.normal_(layer.weight)  # negative scales swap lower and upper bounds
     for _ in range(3):
         net(torch.rand(20, 1, 8, 8))
     return net.eval()
@@ -84,7 +84,7 @@ def test_the_initialisation_keeps_the_width_of_boxes():
             for box, layer in zip(boxes, net.layers, strict=False)
             if isinstance(layer, nn.ReLU)
         ]
-    # The first layer is not behind a ReLU and doubles the width; from there on it is kept to a factor.
+    # The first layer has no ReLU before it and doubles the width; after it, the width changes by a bounded factor.
     assert all(0.2 < width / widths[0] < 2 for width in widths)
 
 
@@ -130,7 +130,7 @@ def test_the_perturbed_pixels_stay_in_range_and_the_regularisers_fade():
     recipe = load_recipe("mnist-0.3-ibp")
     net, labels = small_net(0, False), torch.randint(4, (10,))
     nn.init.normal_(net.layers[0].weight)  # boxes grow
-    pixels = torch.rand(10, 1, 8, 8).round()  # with a perturbation of 1 every box is [0, 1], whatever the image
+    pixels = torch.rand(10, 1, 8, 8).round()  # with a perturbation of 1, the box of every image is [0, 1]
     plain, regularised = (Ibp("small", False, Fraction(1), 0.0, 0.0, share) for share in (0.0, 0.5))
     late, amid = float(recipe.schedule.phases().total), 11.0
     worst = plain.loss(recipe, net, pixels, labels, state_at(recipe, late))[0]
@@ -163,5 +163,5 @@ def test_architectures_run_on_cifar(name: str):
 def test_architectures_say_when_images_are_too_small():
     with pytest.raises(ArgumentError, match="too deep"):
         conv_layers("small", (1, 2, 2), False)
-    with pytest.raises(ArgumentError, match="wanted one of small, medium, cnn7"):
+    with pytest.raises(ArgumentError, match="expected one of small, medium, cnn7"):
         conv_layers("large", (1, 28, 28), False)

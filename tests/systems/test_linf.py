@@ -19,7 +19,7 @@ DIGITS = load("digits", "train").first(20)
 
 @dataclass(frozen=True)
 class Recorder(Objective):
-    """Stores what it is called with."""
+    """Records its arguments."""
 
     calls: list[tuple[StepState, dict[str, Any]]] = field(default_factory=list)
 
@@ -43,7 +43,7 @@ def test_the_objective_gets_the_state_of_the_step(epoch: float, started: float, 
 
 
 def test_features_may_be_computed_separately():
-    """As with CUDA graphs: the objective on detached features, then backward through the net."""
+    """Compute the objective on detached features, then the gradients of the net, as with CUDA graphs."""
     recipe = load_recipe("digits", ["width=8"])
     system, state = system_of(recipe), step_state(recipe, 1, 1)
     assert isinstance(system, FeatureSystem)

@@ -1,4 +1,4 @@
-"""Smoothing: the confidence bound is the textbook one, radii shrink by the root of d, attacks are judged by counts."""
+"""Smoothing: the confidence bound is exact, radii are divided by the root of d, and attacks are evaluated by counts."""
 
 import math
 from dataclasses import replace
@@ -26,7 +26,7 @@ def state_at(recipe: Recipe, epoch: float) -> StepState:
 
 
 def tail(successes: int, trials: int, p: float) -> float:
-    """The probability of so many successes or more, summed exactly."""
+    """Return the exact probability of at least this many successes."""
     chance = Fraction(p)
     terms = (math.comb(trials, k) * chance**k * (1 - chance) ** (trials - k) for k in range(successes, trials + 1))
     return float(sum(terms, Fraction(0)))
@@ -43,7 +43,7 @@ def test_the_bound_is_where_the_tail_has_probability_alpha(trials: int, successe
 
 
 def test_published_bounds():
-    # All of 100,000 copies at alpha = 0.001: 3.81 sigma, the most that the literature's certificates reach.
+    # If all of 100,000 copies agree at alpha = 0.001, the radius is 3.81 sigma, the largest in the literature.
     bound = clopper_pearson(100_000, 100_000, 0.001)
     assert NormalDist().inv_cdf(bound) == pytest.approx(3.8115, abs=1e-3)
     # The paper's appendix: 2/255 and 8/255 on CIFAR-10 are l2 radii of 0.4347 and 1.739.
@@ -69,7 +69,7 @@ def test_no_radius_exceeds_the_true_one():
     images[:, 0, 0, 0] = torch.tensor([0.0, 0.2, 0.6, 0.9, 1.0])
     labels = (images[:, 0, 0, 0] > 0.5).long()
     radii = net.certified_radius(images, labels)
-    # For a half plane the l2 radius is the distance to it, so the l_inf radius is an eighth of that here.
+    # For a half-space, the l2 radius is the distance to its boundary; here the l_inf radius is an eighth of it.
     true = (images[:, 0, 0, 0] - 0.5).abs().double() / 8
     assert bool((radii <= true).all())
     assert bool((radii > 0.6 * true).all())
@@ -93,7 +93,7 @@ def test_an_attack_must_outvote_beyond_chance():
 
 
 class Torn(SmoothedNet):
-    """A base net that is sure of class 0 in three of ten noisy copies, and leans to class 1 in the others."""
+    """A base net that is certain of class 0 in three of ten noisy copies, and slightly prefers class 1 in the rest."""
 
     def base_logits(self, noisy: Tensor) -> Tensor:
         pixel = noisy.flatten(1)[:, 0]

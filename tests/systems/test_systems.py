@@ -1,4 +1,4 @@
-"""Systems are found by name, and every command works on runs of any of them."""
+"""Systems are found by name, and every command works on runs of any system."""
 
 import csv
 import shutil
@@ -19,7 +19,7 @@ from linfnet.recipes import load_recipe, recipe_from_toml, recipe_to_toml
 from linfnet.results import AttackSettings, read_results
 from linfnet.systems import SYSTEMS, system, system_of
 
-# What all of them share.
+# Settings that all recipes share.
 EVERY = """
 [data]
 name = "digits"
@@ -28,7 +28,7 @@ checkpoint_every = 4
 [evaluation]
 eps = ["0.02"]
 """
-# Recipes small enough to train within a second or two, one for each system.
+# One recipe for each system, small enough to train within two seconds.
 SMALL = {
     "hybrid": """
 [system]
@@ -112,7 +112,7 @@ class TestCommands:
         assert found.arithmetic == "real"
         assert torch.equal(radii, found.radii[net.certificate_names[0]])
         assert found.clean == (radii >= 0).double().mean().item()
-        # Bisection stops a little short of what is proven, never beyond.
+        # Bisection returns slightly less than the largest certified radius, never more.
         assert bool((found.certified[net.certificate_names[0]][0] | (radii < 0.02)).all())
         assert bool((~found.certified[net.certificate_names[0]][0] | (radii >= 0.02 - 2**-15)).all())
 
@@ -177,7 +177,7 @@ class TestFinding:
     def test_only_registered_systems_are_loaded(self, tmp_path: Path):
         LinfNet((1, 2, 2), 2).save(tmp_path)
         write_json(tmp_path / "config.json", {**read_json(tmp_path / "config.json"), "system": "os"})
-        with pytest.raises(LinfnetError, match=r"system\.name is 'os'; wanted one of hybrid, ibp, linf, smoothing"):
+        with pytest.raises(LinfnetError, match=r"system\.name is 'os'; expected one of hybrid, ibp, linf, smoothing"):
             load_model(tmp_path)
 
     @pytest.mark.parametrize(
@@ -185,13 +185,13 @@ class TestFinding:
         [
             (
                 "system.name=hybird",
-                "system.name is 'hybird'; wanted one of hybrid, ibp, linf, smoothing; did you mean 'hybrid'?",
+                "system.name is 'hybird'; expected one of hybrid, ibp, linf, smoothing; did you mean 'hybrid'?",
             ),
             ("system.hiden=3", "unknown key 'system.hiden'; did you mean 'hidden'?"),
-            ("system.hidden=much", "system.hidden is 'much'; wanted a whole number"),
-            ("system.hidden=0", "system.hidden is 0; wanted a number of at least 1"),
-            ("system.eps_train=2", "system.eps_train is 2.0; wanted a number of at most 1"),
-            ("system.worst_share=1.5", "error: system.worst_share is 1.5; wanted a number of at most 1"),
+            ("system.hidden=much", "system.hidden is 'much'; expected a whole number"),
+            ("system.hidden=0", "system.hidden is 0; expected a number of at least 1"),
+            ("system.eps_train=2", "system.eps_train is 2.0; expected a number of at most 1"),
+            ("system.worst_share=1.5", "error: system.worst_share is 1.5; expected a number of at most 1"),
             ("system.worst_share=nan", "error: system.worst_share is "),
         ],
     )

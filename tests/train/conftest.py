@@ -23,7 +23,7 @@ TINY = (
 
 
 class Quiet:
-    """A watcher that stores its calls."""
+    """A watcher that records its calls."""
 
     def __init__(self) -> None:
         self.events: list[dict] = []

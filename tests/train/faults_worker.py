@@ -1,4 +1,4 @@
-"""A process that runs one command, started from a server that has torch loaded: it can be killed at any moment."""
+"""A process that runs one command and can be killed at any moment. A server that has torch loaded starts it."""
 
 import multiprocessing
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def command(arguments: list[str], log: Path) -> None:
-    """Run a command with all it says in a file; its exit code is that of the process."""
+    """Run a command, write its output to a file, and exit with its exit code."""
     import torch
 
     from linfnet.cli.main import main

@@ -46,7 +46,7 @@ def test_a_damaged_checkpoint_is_recognised_and_the_one_before_used(trained: Tra
         fresh(trained).resume()
     for path in (newest, before):
         path.unlink()
-    again = fresh(trained)  # killed before its first checkpoint: the same run from the start
+    again = fresh(trained)  # killed before its first checkpoint: the run starts again and is the same
     assert again.resume() == []
     assert again.progress.step == 0
 
@@ -110,5 +110,5 @@ def test_a_checkpoint_of_the_same_shape_but_another_recipe_is_refused(
     bare = {name: tensor for name, tensor in tensors.items() if not name.startswith("optimizer.layers.1.weight")}
     write_tensors(newest, bare, metadata)
     again = fresh(trained)
-    with pytest.raises(LinfnetError, match=r"is incomplete: it has no optimizer state of layers\.1\.weight"):
+    with pytest.raises(LinfnetError, match=r"is incomplete: it has no optimizer state for layers\.1\.weight"):
         load_checkpoint(newest, again.net, again.optimizer, again.record, again.recipe_digest)

@@ -1,4 +1,4 @@
-"""CUDA graphs of a training step: the same bits as without, and captures only where they pay off."""
+"""CUDA graphs of a training step: results are bitwise the same, and graphs are captured only where they pay off."""
 
 import math
 import os
@@ -30,7 +30,7 @@ gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason
 
 
 def small_net(device: str = "cpu", kind: type[LinfNet] = LinfNet) -> LinfNet:
-    """Layers just wide enough for every kernel of the GPU."""
+    """A net whose layers are just wide enough to use every GPU kernel."""
     torch.manual_seed(0)
     return kind((1, 16, 16), 10, hidden=(288, 320), mean=0.4, std=0.3, hidden_bias=True).to(device)
 
@@ -42,7 +42,7 @@ def batch(step: int, size: int, device: str = "cpu", side: int = 16) -> tuple[Te
 
 
 class Fake:
-    """Stands in for graphs on a CPU: one p, one size of batches, gradients at fixed addresses."""
+    """Replaces graphs on a CPU: one p, one batch size, gradients at fixed addresses."""
 
     made: list["Fake"]
 
@@ -106,13 +106,13 @@ def test_a_replay_gives_the_bits_of_one_backward_pass(loss: Objective, p: float,
         else:
             assert torch.equal(one.grad, other.grad)
     assert all(torch.equal(one, other) for one, other in zip(nets[0].buffers(), nets[1].buffers(), strict=True))
-    # Gradients are assigned, not copied: each is at the address of the capture.
+    # Gradients are assigned, not copied: each has its address from the capture.
     addresses = {grad.data_ptr() for grad in fakes[0].fixed}
     assert all(each.grad.data_ptr() in addresses for each in nets[1].layers.parameters())
 
 
 def kinds(steps: list[tuple[float, int, bool]], made: list[Fake]) -> str:
-    """How each step ran, given its p, the size of its batch and whether p stays: e(ager), c(aptured) or r(eplayed)."""
+    """Return how each step ran, given its p, its batch size and whether p stays: e(ager), c(aptured) or r(eplayed)."""
     net, stays = LinfNet((1, 16, 16), 10), [True]
     module, found = graphed(net, 8, lambda: stays[0]), ""
     for p, size, stays[0] in steps:
@@ -129,9 +129,14 @@ def test_the_second_step_of_a_lasting_p_is_captured(fakes: list[Fake]) -> None:
     steps = [
         *((8.0, 8, True), (8.0, 8, True), (8.0, 8, True)),
         *((8.0, 5, True), (8.0, 8, False)),  # the graph survives a smaller last batch
-        *((9.0, 5, True), (9.0, 8, True), (9.0, 8, False), (9.0, 8, False)),  # p soon changes: no capture
+        *(
+            (9.0, 5, True),
+            (9.0, 8, True),
+            (9.0, 8, False),
+            (9.0, 8, False),
+        ),  # p will change soon, so nothing is captured
         *((math.inf, 8, True), (math.inf, 8, True), (math.inf, 8, True)),
-        *((8.0, 8, True), (8.0, 8, True)),  # the earlier graph of this p is gone
+        *((8.0, 8, True), (8.0, 8, True)),  # the earlier graph of this p no longer exists
     ]
     assert kinds(steps, fakes) == "ecrereeeeecrec"
     assert [each.previous for each in fakes] == [None, fakes[0].backward_graph, fakes[1].backward_graph]
@@ -142,7 +147,7 @@ def test_a_failed_capture_is_reported_once_and_training_continues(monkeypatch: p
         raise RuntimeError("no capture today\nmore of it")
 
     monkeypatch.setattr(cuda_graphs, "CapturedGraphs", fail)
-    with pytest.warns(UserWarning, match="without CUDA graphs, the capture failed: no capture today$") as warned:
+    with pytest.warns(UserWarning, match="without CUDA graphs because the capture failed: no capture today$") as warned:
         assert kinds([(8.0, 8, True)] * 3 + [(9.0, 8, True)] * 2, []) == "eeeee"
     assert len(warned) == 1
 
@@ -160,7 +165,7 @@ def test_the_trainer_gives_the_same_bits_with_graphs(
     assert fakes == []  # on a CPU the recipe's graphs = true has no effect
     assert plain.graphed is None
     replayed.run(watcher)
-    # Every full batch except the first of each p.
+    # These are all full batches except the first of each p.
     assert [each.replays for each in fakes] == [9, 9, 3, 3]
     for one, other in zip(plain.net.state_dict().values(), replayed.net.state_dict().values(), strict=True):
         assert torch.equal(one, other)
@@ -170,7 +175,7 @@ def test_the_trainer_gives_the_same_bits_with_graphs(
 def trained(
     device: str, steps: list[float], captures: bool, net: LinfNet | None = None, size: int = BATCH
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """The state of a net and its losses after steps at the given p; every fourth batch is smaller."""
+    """Return the state of a net and its losses after steps at the given p; every fourth batch is smaller."""
     net = net or small_net(device)
     recipe = load_recipe("digits")
     optimizer, forward = build_optimizer(recipe, net), graphed(net, size) if captures else net
@@ -222,7 +227,7 @@ class Waiting(Stubborn):
 
 
 def check_refusal(kind: type[Stubborn], message: str) -> None:
-    """Training continues with the same bits as without graphs, and the allocator still works."""
+    """Training continues with the same results as without graphs, and the allocator still works."""
     steps = [64.0] * 6 + [100.0] * 3
     with pytest.warns(UserWarning, match=message) as warned:
         weights, losses = trained("cuda", steps, captures=True, net=small_net("cuda", kind))
@@ -269,7 +274,7 @@ class TestOnTheGpu:
         check_refusal(Stubborn, "no capture of this net")
 
     def test_an_invalidated_capture_is_reported_once(self) -> None:
-        # In a separate process: an invalidated capture would affect the other tests.
+        # This runs in a separate process, because an invalidated capture would affect the other tests.
         code = "import test_cuda_graphs as t; t.check_refusal(t.Waiting, 'without CUDA graphs')"
         paths = (Path(cuda_graphs.__file__).parents[2], Path(__file__).parent)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
@@ -281,7 +286,7 @@ class TestOnTheGpu:
         net, recipe = small_net("cuda"), load_recipe("digits")
         optimizer, forward = build_optimizer(recipe, net), graphed(net)
         pixels, labels = batch(0, BATCH, "cuda")
-        for p in range(130, 170, 2):  # all by the same kernels
+        for p in range(130, 170, 2):  # all steps use the same kernels
             net.p = float(p)
             for _ in range(3):
                 logits = forward(pixels)

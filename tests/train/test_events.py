@@ -1,4 +1,4 @@
-"""Reading an event log: truncated lines and lines that are not events are left out."""
+"""Reading an event log: truncated lines and lines that are not events are ignored."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Machines that go away, disks that fill up: nothing is lost but the steps since the last checkpoint."""
+"""After a crash or on a full disk, only the steps since the last checkpoint are lost."""
 
 import errno
 import io
@@ -32,10 +32,10 @@ def same_model(first: Path, second: Path) -> bool:
 
 
 def test_kills_at_random_moments_lose_only_steps(processes: None, tmp_path: Path):
-    """Kills fall anywhere, from before the folder is made to the writing of the model; they need not hit a step."""
+    """The process is killed at random times, from before the folder is created until the model is written."""
     whole, killed, log = tmp_path / "whole", tmp_path / "killed", tmp_path / "log"
     train = ["train", "digits", *SETTINGS, "checkpoint_every=1", "--out"]
-    faults_worker.start(["--version"], log).join()  # the server has torch loaded from here on
+    faults_worker.start(["--version"], log).join()  # the server has loaded torch now
     begin = time.monotonic()
     process = faults_worker.start([*train, str(whole)], log)
     process.join()
@@ -55,10 +55,10 @@ def test_kills_at_random_moments_lose_only_steps(processes: None, tmp_path: Path
         else:
             assert process.exitcode == 0, log.read_text()
         if "resuming at step" in log.read_text():
-            assert f"resuming at step {steps} of 126" in log.read_text()  # of the last whole checkpoint, no sooner
+            assert f"resuming at step {steps} of 126" in log.read_text()  # at the last complete checkpoint, not earlier
         written = find_checkpoints(killed / "checkpoints") if killed.exists() else []
         if written:
-            read_tensors(written[0])  # whole
+            read_tensors(written[0])  # the file is complete
             assert int(written[0].stem.removeprefix("step-")) >= steps
             steps = int(written[0].stem.removeprefix("step-"))
     assert kills >= 3
@@ -94,7 +94,7 @@ def test_a_full_disk_stops_the_run_and_keeps_the_last_checkpoint(
     assert f"its last checkpoint is {kept[0].stem};" in line
     assert line.endswith(f"resume it with: linfnet train --resume {run}")
     assert not list(run.rglob("*.tmp"))
-    assert main(["train", "--resume", str(run)]) == 2  # still full
+    assert main(["train", "--resume", str(run)]) == 2  # the disk is still full
     assert find_checkpoints(run / "checkpoints") == kept
     subprocess.run(["mount", "-o", "remount,size=9m", str(small_disk)], check=True)
     capsys.readouterr()
@@ -113,7 +113,7 @@ def test_a_file_size_limit_is_told_like_a_full_disk(new_trainer: Callable[..., T
 
     class Tightener(type(watcher)):
         def step(self, step: int, values: object, so_far: dict[str, float]) -> None:
-            if step == 7:  # the checkpoints of steps 3 and 6 are written, that of step 9 will not fit
+            if step == 7:  # the checkpoints of steps 3 and 6 are written; the checkpoint of step 9 does not fit
                 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
 
     try:
@@ -218,6 +218,14 @@ def test_a_cut_recipe_is_told_and_not_filled_up_with_defaults(new_trainer: Calla
         RunFolder.open(folder)
 
 
+def test_a_recipe_is_complete_in_any_order_of_its_sections(new_trainer: Callable[..., Trainer]):
+    folder = new_trainer().folder
+    head, *sections = (folder.path / "recipe.toml").read_text().split("\n[")
+    text = "\n[".join([head, *(section.rstrip() + "\n" for section in reversed(sections))])
+    (folder.path / "recipe.toml").write_text(text)
+    assert RunFolder.open(folder.path).recipe == folder.recipe
+
+
 def test_a_file_system_without_locks_is_not_taken_for_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -270,7 +278,7 @@ def test_a_second_process_is_kept_out_and_the_first_goes_on(processes: None, tmp
         time.sleep(0.005)
     for arguments, message in (
         (["train", "--resume", str(run)], f"error: {run} is in use by another process"),
-        (["train", "digits", *long, "--out", str(run)], f"error: output folder {run} already holds a run"),
+        (["train", "digits", *long, "--out", str(run)], f"error: output folder {run} already contains a run"),
     ):
         second = faults_worker.start(arguments, log)
         second.join()

@@ -103,7 +103,7 @@ def test_a_stop_request_writes_a_checkpoint_in_mid_epoch_and_resume_repeats_ever
 def test_a_run_killed_at_its_end_finishes_with_the_same_model(
     new_trainer: Callable[..., Trainer], watcher, last_step: int
 ):
-    """The model of a run that resumes at or near its last step is that of the run which was never stopped."""
+    """A run that resumes at or near its last step writes the same model as a run that was never stopped."""
     trainer = new_trainer("run", "keep_checkpoints=9")
 
     class Stopper(type(watcher)):
@@ -114,7 +114,7 @@ def test_a_run_killed_at_its_end_finishes_with_the_same_model(
     whole = new_trainer("whole")
     whole.run(watcher)
     if last_step == 15:
-        trainer.run(Stopper())  # the last step is done: there is nothing to stop
+        trainer.run(Stopper())  # the last step has finished, so there is nothing to stop
         for name in ("model.safetensors", "config.json", "results.json"):
             (trainer.folder.path / name).unlink()
     else:
@@ -188,8 +188,8 @@ def test_the_metrics_at_infinity_use_means_of_infinity(new_trainer: Callable[...
     trainer.run(watcher)
     first = next(event for event in watcher.events if event["event"] == "test")
     assert first["accuracy_at_p"] > 0.5
-    assert first["clean"] > 0.8 * first["accuracy_at_p"]  # stale means would leave it near chance
-    # A run that ends before infinity still writes a model whose means fit infinity.
+    assert first["clean"] > 0.8 * first["accuracy_at_p"]  # with outdated means, the accuracy would be near chance
+    # A run that ends at a finite p still writes a model whose means are estimated at p = inf.
     assert read_results(trainer.folder.path).training.test.clean > 0.4
 
 
@@ -200,7 +200,7 @@ def test_checkpoints_come_by_the_clock_too(new_trainer: Callable[..., Trainer], 
     often = new_trainer("often", "checkpoint_every=0", "checkpoint_minutes=0", "keep_checkpoints=9")
     often.run(watcher)
     assert len(list(often.folder.checkpoints.iterdir())) == 5
-    # An epoch may take hours: the clock counts within it, too.
+    # An epoch may take hours, so checkpoints are also written within an epoch.
     always = new_trainer("always", "checkpoint_every=0", "checkpoint_minutes=1e-9", "keep_checkpoints=99")
     always.run(watcher)
     assert len(list(always.folder.checkpoints.iterdir())) == 15
@@ -210,12 +210,12 @@ def test_a_folder_serves_one_process(new_trainer: Callable[..., Trainer], tmp_pa
     trainer = new_trainer()
     with pytest.raises(LinfnetError, match="in use by another process"):
         RunFolder.open(trainer.folder.path).lock()
-    with pytest.raises(LinfnetError, match="already holds a run"):
+    with pytest.raises(LinfnetError, match="already contains a run"):
         new_trainer()
 
 
 def test_a_test_of_the_lock_does_not_prevent_a_run_from_starting(tmp_path: Path):
-    """`locked` takes the lock for a moment; so may the version of another release, as a shared one."""
+    """`locked` acquires the lock for a moment; other releases may acquire a shared lock."""
     folder = RunFolder(tmp_path, load_recipe("digits"))
     folder.lock()
     folder.release()

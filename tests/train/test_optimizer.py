@@ -12,7 +12,7 @@ from linfnet.train.optimizer import decay_rows, decay_weights
 @pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 8.0, 89.4, 999.0])
 def test_rows_decay_by_the_formula(p: float):
     torch.manual_seed(0)
-    weight = 3 * torch.rand(4, 7, dtype=torch.float64) - 1.5  # 1.5^999 is still a number
+    weight = 3 * torch.rand(4, 7, dtype=torch.float64) - 1.5  # 1.5^999 is still finite
     expected = weight.clone()
     for row in expected:
         norm = float(row.abs().pow(p).sum().pow(1 / p))
@@ -62,7 +62,7 @@ def test_each_layer_decays_at_its_p_and_the_scale_does_not():
 
 
 def test_training_decays_before_the_step_at_the_present_rate(new_trainer: Callable[..., Trainer]):
-    """With Adam's steps out of the way (its eps is huge) a step is the decay alone."""
+    """With a huge eps, Adam's steps vanish, and only the decay changes the weights."""
     trainer = new_trainer("run", "weight_decay=0.5", "optimizer.eps=1e9", "hold_lr=true", "lr=0.02")
     expected = [layer.weight.detach().clone() for layer in trainer.net.layers]
     for weight in expected:

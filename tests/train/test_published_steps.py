@@ -1,4 +1,4 @@
-"""Whole runs of the two systems of 2021 beside their published steps, written out plainly in float64."""
+"""Complete runs of the two systems of 2021 agree with a plain float64 implementation of the published steps."""
 
 import math
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def worst_case_of_the_mlp(
     )
     centre, reach = x @ first.T + weights["first.bias"], ramp * 1.1 * 8 / 255 / std * first.abs().sum(1)
     low, high = (centre - reach).tanh(), (centre + reach).tanh()
-    # What class j may win over the label, for each j: one row of the last layer less that of the label.
+    # The rows of the last layer minus the row of the label: how much each class j may gain over the label.
     rows, lead = last - last[labels].unsqueeze(1), weights["last.bias"] - weights["last.bias"][labels].unsqueeze(1)
     gains = torch.where(rows > 0, rows * high.unsqueeze(1), rows * low.unsqueeze(1)).sum(2) + lead
     return F.cross_entropy(gains, labels)
@@ -75,7 +75,7 @@ def test_a_run_takes_the_published_steps(name: str, loss_of: Callable[..., Tenso
             step = epoch * steps + row
             trainer._step(row, pixels, labels)
             trainer.progress.step += 1
-            # Two epochs at p = 8 and the full rate; then p rises for four and the rate falls for five.
+            # Two epochs at p = 8 and the full learning rate; then p rises for four epochs and the rate falls for five.
             ramp, risen = min(step / (2 * steps), 1.0), max(step / steps - 2, 0.0)
             p = 8 * 125 ** (risen / 4) if risen < 4 else math.inf
             rate = LR * 0.5 * (1 + math.cos(math.pi * risen / 5))
@@ -95,8 +95,8 @@ def test_a_run_takes_the_published_steps(name: str, loss_of: Callable[..., Tenso
     for key, value in net.named_parameters():
         if key != "scale":
             off = (value - weights[key]).abs()
-            # Where a neuron copies its input its gradients cancel in the mean shift, and Adam makes steps of rounding.
-            # Without the decay those of the other layers would be off by 4e-3 and more.
+            # If a neuron copies its input, its gradients cancel in the mean shift, and rounding decides Adam's steps.
+            # Without the decay, the steps of the other layers would differ by 4e-3 or more.
             if key == "layers.1.weight":
                 assert off.median().item() < 1e-5
             else:

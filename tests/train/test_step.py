@@ -1,4 +1,4 @@
-"""Ten steps of the trainer are, bit for bit, those of a plain loop: one forward pass, one backward pass, Adam."""
+"""Ten steps of the trainer are bitwise equal to a plain loop: one forward pass, one backward pass, Adam."""
 
 import math
 
@@ -13,13 +13,13 @@ from linfnet.recipes import load_recipe
 from linfnet.systems.hybrid import HybridNet
 from linfnet.train import Trainer
 
-# Two steps in each epoch: two at p = 8, six with rising p, two at infinity.
+# Each epoch has two steps: two steps at p = 8, six with rising p, two at infinity.
 TEN = ("limit=100", "batch=50", "epochs=[1, 3, 1]", "width=16", "depth=3", "test_every=0", "weight_decay=0")
 THETA = 0.2
 
 
 def schedule(step: int) -> tuple[float, float, float, float]:
-    """Started, p, lambda and learning rate of a step."""
+    """Return the progress of the first phase, p, lambda and the learning rate of a step."""
     progress = min(max((step / 2 - 1) / 3, 0.0), 1.0)
     p = 8.0 * (1000.0 / 8.0) ** progress if progress < 1 else math.inf
     return min(step / 2, 1.0), p, 0.1 * (5e-4 / 0.1) ** progress, 0.5 * 0.03 * (1 + math.cos(math.pi * (step / 10)))

@@ -1,4 +1,4 @@
-"""`linfnet certify`, `predict` and `attack`: certified radii of images, and attempts to break them."""
+"""`linfnet certify`, `predict` and `attack`: certified radii of images, and attacks that test them."""
 
 import math
 from collections.abc import Sequence
@@ -23,30 +23,30 @@ from linfnet.nn.model_path import class_names, find_model
 from linfnet.results.storage import RADII_FILE, write_columns
 from linfnet.systems import load_model
 
-# At most this many images of the user are listed one by one.
+# Largest number of images of the user for which the table has one row per image.
 SHOWN = 20
 
 
 def format_radius(radius: float) -> str:
-    """Format a radius with five digits, truncated: it is never rounded up.
+    """Format a radius with five decimals. It is rounded down, so that the printed radius is also certified.
 
     >>> format_radius(0.123459), format_radius(0.29), format_radius(-float("inf"))
     ('0.12345', '0.28999', 'none')
     """
     if radius < 0:
         return "none"
-    # Computed with integers: with floats, 0.29 (stored as slightly less) times 100,000 would be rounded up to 29,000.
+    # Use integers: in floating point, 0.29 (stored as slightly less) times 100,000 would be rounded up to 29,000.
     whole, part = divmod(math.floor(Fraction(radius) * 100_000), 100_000)
     return f"{whole}.{part:05d}"
 
 
 @dataclass(frozen=True)
 class Certify(OnImages):
-    """Compute for each image how far every pixel may change without changing the predicted class."""
+    """Compute for each image by how much every pixel may change without changing the predicted class."""
 
     eps: Epsilons = ()
     out: Path | None = None
-    """A folder for radii.csv, curve.csv and curve.png (the latter with the extra `plots`)."""
+    """A folder for radii.csv, curve.csv and curve.png (which needs the extra `plots`)."""
 
     def run(self) -> None:
         net, images, inputs = self.load(self.eps, needs_eps=False)
@@ -78,7 +78,7 @@ def _images_table(
 
 
 def _shares_table(found: Certification, images: NamedImages) -> Table:
-    clean = "correct" if images.labels is not None else "without a tie"
+    clean = "correct" if images.labels is not None else "unique top class"
     certified = (f"certified ({name})" for name in found.names)
     table = titled_table(f"{len(images.names)} images of {images.title}, in %", ("eps",), (clean, *certified))
     for eps, *flags in zip(found.epsilons, *found.certified.values(), strict=True):
@@ -97,11 +97,11 @@ class Predict:
 
     model: Model
     images: tyro.conf.Positional[tuple[Path, ...]]
-    """Images of the net's size: PNG, JPEG, or .npy with floats in [0, 1] or bytes."""
+    """Images of the size that the net expects: PNG, JPEG, or .npy with floats in [0, 1] or bytes."""
 
     def run(self) -> None:
         if not self.images:
-            raise ArgumentError("no image given")
+            raise ArgumentError("no image is given")
         model = find_model(self.model)
         net = load_model(model)
         classes = class_names(model, net.classes)
@@ -116,25 +116,25 @@ class Attack(OnImages):
 
     eps: Epsilons = ()
     attacks: tuple[str, ...] = DEFAULT_ATTACKS
-    """The attacks, in this order: pgd, best-pgd, smoothed, square, autoattack (with the extra `autoattack`)."""
+    """The attacks, in order: any of pgd, best-pgd, smoothed, square, autoattack (needs the extra `autoattack`)."""
     p: str = "16,64"
     """Exponents whose gradients the smoothed attack follows."""
     steps: int = 100
-    """Steps of the gradient attacks."""
+    """Number of steps of the gradient attacks."""
     restarts: int = 2
-    """Starts of best-pgd and smoothed."""
+    """Number of random starts of best-pgd and smoothed."""
     queries: int = 1000
-    """Queries of the Square attack."""
+    """Number of queries of the Square attack."""
     seed: int = 0
     """Seed of all random choices."""
     out: Path | None = None
     """A folder for attacked.csv and, for each epsilon, the attacked images as .npy."""
 
     def run(self) -> None:
-        """Print the table; a certified sample that was broken is an error that names it."""
+        """Print the table; raise an error that names the samples if an attack broke certified ones."""
         at_least("--seed", self.seed, 0)
         if not self.attacks:
-            raise ArgumentError("--attacks is empty; wanted at least one, such as pgd")
+            raise ArgumentError("--attacks is empty; expected at least one attack, such as pgd")
         settings = {"steps": self.steps, "restarts": self.restarts, "queries": self.queries}
         attacks = known_attacks(self.attacks, exponents=parse_exponents(self.p), **settings)
         net, images, inputs = self.load(self.eps)
@@ -142,7 +142,7 @@ class Attack(OnImages):
         with console.status("attacking") as status:
 
             def show(name: str, epsilon: Fraction, left: int) -> None:
-                status.update(f"{name} at eps = {format_epsilon(epsilon)}: {left} samples left")
+                status.update(f"{name} at eps = {format_epsilon(epsilon)}: {left} samples remaining")
 
             labels, epsilons = found.labels, found.epsilons
             results = attack_all(net, images.pixels, labels, epsilons, attacks, seed=self.seed, report=show)

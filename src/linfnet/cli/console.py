@@ -14,13 +14,13 @@ from linfnet.epsilon import format_epsilon
 from linfnet.errors import LinfnetError
 from linfnet.results import Result
 
-# No wrapping and no markup: paths and commands can be copied as they are.
+# Without wrapping and markup, paths and commands can be copied from the output.
 console = Console(highlight=False, markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
 def only_first_prints(group: Group) -> Generator[None]:
-    """Silence the console on all processes but the first."""
+    """Silence the console in all processes except the first."""
     quiet, console.quiet = console.quiet, not group.first
     try:
         yield
@@ -30,7 +30,7 @@ def only_first_prints(group: Group) -> Generator[None]:
 
 @contextlib.contextmanager
 def progress_bar(name: str, total: int) -> Generator[Callable[[int], None]]:
-    """A progress bar on a terminal; the block calls the function with the number of items it has finished."""
+    """Show a progress bar on a terminal, and yield a function that advances it by a number of items."""
     columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=total)
@@ -48,7 +48,7 @@ def draw_figure(path: Path, draw: Callable[[Path], None]) -> None:
 
 
 def percent(share: float | None) -> str:
-    """A share in [0, 1] as a percentage; an empty text for None.
+    """Format a fraction in [0, 1] as a percentage; None becomes an empty string.
 
     >>> percent(0.4006)
     '40.06'
@@ -57,7 +57,10 @@ def percent(share: float | None) -> str:
 
 
 def titled_table(title: str, words: Sequence[str], numbers: Sequence[str] = (), **options: Any) -> Table:
-    """An empty table with columns for words and, right-justified, for numbers; `options` as for `rich.table.Table`."""
+    """Return an empty table with columns of words and right-justified columns of numbers.
+
+    `options` are passed to `rich.table.Table`.
+    """
     table = Table(*words, title=title, title_justify="left", **options)
     for name in numbers:
         table.add_column(name, justify="right")
@@ -65,7 +68,7 @@ def titled_table(title: str, words: Sequence[str], numbers: Sequence[str] = (), 
 
 
 def results_table(title: str, rows: Sequence[tuple[str, Result]]) -> Table:
-    """Clean, attacked and certified accuracy in percent: one row for each net and epsilon."""
+    """Return a table of clean, attacked and certified accuracy in percent, with one row for each net and epsilon."""
     certificates = list(dict.fromkeys(name for _, result in rows for name in result.certified))
     numbers = ("clean", str(rows[0][1].attack), *(f"certified ({name})" for name in certificates))
     table = titled_table(title, ("net", "eps"), numbers)
@@ -78,7 +81,7 @@ def results_table(title: str, rows: Sequence[tuple[str, Result]]) -> Table:
 
 
 def guarantee(arithmetic: str, confidence: float) -> str:
-    """What the certificates guarantee, in words.
+    """Describe what the certificates guarantee.
 
     >>> guarantee("real", 0.999)
     'certificates hold in real arithmetic, ignoring rounding, with probability 0.999 each'

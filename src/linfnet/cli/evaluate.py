@@ -1,4 +1,4 @@
-"""`linfnet evaluate`, `compare` and `demo`: accuracies of runs and model folders."""
+"""`linfnet evaluate`, `compare` and `demo`: the accuracies of runs and model folders."""
 
 import csv
 import json
@@ -14,17 +14,15 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from linfnet import evaluation
 from linfnet.cli import inputs
 from linfnet.cli.console import console, only_first_prints, percent, progress_bar, results_table, titled_table
 from linfnet.cli.report import write_report
 from linfnet.cli.train import train_display
 from linfnet.comparison import Compared, compare_runs
 from linfnet.data import ImageSet, load
-from linfnet.distributed.group import ALONE, Group, joined, launched, own_device
-from linfnet.distributed.sharding import own_part
+from linfnet.distributed.group import ALONE, Group, joined
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.evaluation import Evaluation, evaluate, save_evaluation
+from linfnet.evaluation import Evaluation, evaluate, own_images, save_evaluation
 from linfnet.export import write_card
 from linfnet.nn import Classifier
 from linfnet.recipes import load_recipe
@@ -34,23 +32,23 @@ from linfnet.systems import load_model
 from linfnet.theory import nearest_neighbour_net
 from linfnet.train import new_run_path, start_run
 
-# The table of `compare` is at least this many characters wide on any terminal, so that numbers are never cut.
+# Minimum width of the table of `compare`, in characters, so that numbers are never truncated.
 WIDTH = 250
-# These include the epsilon of the recipe; the others give the report a curve of accuracies under attack.
+# The epsilon of the recipe and three more, so that the report has a curve of accuracies under attack.
 DEMO_EPSILONS = tuple(Fraction(k, 20) for k in range(1, 5))
 
 
 def evaluate_with_progress(
     net: Classifier, images: ImageSet, epsilons: Sequence[Fraction], steps: int, group: Group = ALONE
 ) -> Evaluation:
-    """Evaluate with a progress bar over the samples of this process, for all epsilons."""
-    part = own_part(len(images), evaluation.BATCH, group)
+    """Evaluate a net at all epsilons, with a progress bar for the samples of this process."""
+    part = own_images(images, group)
     with progress_bar("evaluating", (part.stop - part.start) * len(epsilons)) as advance:
         return evaluate(net, images, epsilons, steps=steps, advance=advance, group=group)
 
 
 def store_evaluation(folder: Path, found: Evaluation, net: Classifier) -> None:
-    """Save the evaluation in the folder; in a run folder, also write the model card, which is not the user's there."""
+    """Save the evaluation in the folder. In a run folder, also write the model card: users do not edit it there."""
     save_evaluation(found, folder)
     if (folder / "recipe.toml").is_file():
         write_card(folder, net)
@@ -58,23 +56,21 @@ def store_evaluation(folder: Path, found: Evaluation, net: Classifier) -> None:
 
 @dataclass(frozen=True)
 class Evaluate(inputs.OnImages):
-    """Compute clean, attacked and certified accuracy at p = infinity; results are added to the folder."""
+    """Compute clean, attacked and certified accuracy at p = infinity, and add the results to the folder."""
 
     model: inputs.ModelFolder
     data: str | None = None
-    """A data set other than that of the run."""
+    """A data set. Default: the data set of the run."""
     eps: inputs.Epsilons = ()
     steps: int | None = None
-    """Steps of the PGD attack; by default those of the run's recipe, or 100."""
+    """Number of steps of the PGD attack. Default: the number in the run's recipe, or 100."""
 
     def run(self) -> None:
-        epsilons = inputs.parse_epsilons(self.eps)
-        inputs.check_counts(limit=self.limit, steps=self.steps)
-        device = inputs.choose_device(own_device(self.device) if launched() else self.device)
-        found = inputs.find_inputs(self.model, self.data, epsilons, by_name=False)
+        inputs.check_counts(steps=self.steps)
+        found, device = self.find(self.eps, by_name=False, shared=True)
         read_results(self.model)  # report an unreadable file before the evaluation, not after it
         if not os.access(self.model, os.W_OK):
-            raise LinfnetError(f"{self.model} is not writable: the results cannot be saved")
+            raise LinfnetError(f"{self.model} is not writable, so the results cannot be saved")
         net = load_model(self.model, device=device)
         images = inputs.load_split(net, found.data, self.split, self.limit, device)
         steps = self.steps or (found.run.recipe.evaluation.pgd_steps if found.run else 100)
@@ -89,21 +85,21 @@ class Evaluate(inputs.OnImages):
 
 @dataclass(frozen=True)
 class Compare:
-    """Show runs of any system in one table: clean, attacked and certified accuracy, and cost."""
+    """Compare runs of any system in one table: clean, attacked and certified accuracy, and cost."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Finished runs, or model folders with results.json; `linfnet evaluate` adds missing results."""
     json: bool = False
-    """Write JSON instead of a table; accuracies in [0, 1]."""
+    """Write JSON instead of a table, with accuracies in [0, 1]."""
     csv: bool = False
-    """Write CSV instead of a table; accuracies in [0, 1]."""
+    """Write CSV instead of a table, with accuracies in [0, 1]."""
 
     def run(self) -> None:
-        """Print the results in the folders; nothing is computed again."""
+        """Print the results that are stored in the folders."""
         if not self.runs:
-            raise ArgumentError("no run given")
+            raise ArgumentError("no run is given")
         if self.json and self.csv:
-            raise ArgumentError("--json and --csv exclude each other")
+            raise ArgumentError("--json and --csv cannot be combined")
         for folder in self.runs:
             inputs.finished_run(folder)
         compared = compare_runs(self.runs)
@@ -146,7 +142,7 @@ class Demo:
     """Train a net on hand-written digits, attack it, certify it, and compare it with the net of Theorem 1."""
 
     out: Path | None = None
-    """The run folder, new or empty; by default runs/demo-TIME."""
+    """The run folder, new or empty. Default: runs/demo-TIME."""
 
     def run(self) -> None:
         device = inputs.choose_device("auto")

@@ -1,4 +1,4 @@
-"""`linfnet export` and `serve`: ONNX files, VNN-LIB properties, the hub, and a local server."""
+"""`linfnet export` and `serve`: ONNX files, VNN-LIB properties, the Hugging Face hub, and a local server."""
 
 import contextlib
 import webbrowser
@@ -7,10 +7,9 @@ from fractions import Fraction
 from pathlib import Path
 
 import torch
-import tyro
 
 from linfnet.cli.console import console
-from linfnet.cli.inputs import Model, Split, find_inputs, finished_run, load_images, parse_epsilons
+from linfnet.cli.inputs import Epsilons, Model, Split, find_inputs, finished_run, load_images, parse_epsilons
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, require
 from linfnet.export import push_to_hub, verify_onnx, vnnlib_property, write_card, write_onnx
@@ -19,38 +18,37 @@ from linfnet.nn import Classifier
 from linfnet.nn.model_path import find_model
 from linfnet.systems import load_model
 
-# The number of random images with which the ONNX file is checked.
+# Number of random images on which the ONNX file is checked.
 CHECKED = 16
 
 
 @dataclass(frozen=True)
 class Export:
-    """Write a model at p = infinity for other programs; the ONNX file is checked to give the same bits."""
+    """Write a model at p = infinity for other programs. The outputs of the ONNX file are checked bit by bit."""
 
     model: Model
     onnx: Path | None = None
-    """The ONNX file to write (weights of more than 64 MiB go to FILE.data); needs the extra `onnx`."""
+    """The ONNX file to write; needs the extra `onnx`. Weights of more than 64 MiB are written to FILE.data."""
     vnnlib: Path | None = None
-    """A folder for VNN-LIB properties, one for each image and epsilon."""
+    """A folder for VNN-LIB properties: one for each image of --samples and each epsilon of --eps."""
     samples: tuple[int, ...] = (0,)
     """For --vnnlib: the indices of the images."""
-    eps: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
-    """For --vnnlib: perturbations in pixel units; by default those of the run's recipe."""
+    eps: Epsilons = ()
     data: str | None = None
-    """For --vnnlib: a data set, or a folder or .npy array of images (with their predicted classes)."""
+    """For --vnnlib: a data set, or a folder of images or a .npy array (with predicted classes as labels)."""
     split: Split = "test"
     card: bool = False
-    """Write the model card README.md again, with all results that the folder has now."""
+    """Write the model card README.md again, with all current results of the folder."""
     hub: str | None = None
     """Upload weights, config and model card to the Hugging Face hub as user/name, privately; needs the extra `hub`."""
 
     def run(self) -> None:
         epsilons = parse_epsilons(self.eps)
         if self.onnx is None and self.vnnlib is None and self.hub is None and not self.card:
-            raise ArgumentError("nothing to export: give --onnx, --vnnlib, --card or --hub")
+            raise ArgumentError("there is nothing to export: give --onnx, --vnnlib, --card or --hub")
         model = find_model(self.model)
-        if self.card and model != self.model:  # a model of the package or in the hub's cache
-            raise ArgumentError(f"--card writes into a folder of yours; {self.model} is not one")
+        if self.card and model != self.model:  # a packaged model, or one in the cache of the hub
+            raise ArgumentError(f"--card needs a folder of yours; {self.model} is not a folder")
         finished_run(model)
         net = load_model(model)
         if self.onnx is not None:
@@ -67,7 +65,9 @@ class Export:
         images = load_images(net, inputs.data, self.split, None, torch.device("cpu"))
         for sample in self.samples:
             if not 0 <= sample < len(images.pixels):
-                raise ArgumentError(f"--samples has {sample}; {images.title} has 0 to {len(images.pixels) - 1}")
+                raise ArgumentError(
+                    f"--samples has {sample}; expected indices of {images.title}, 0 to {len(images.pixels) - 1}"
+                )
         make_folder(folder)
         for sample in self.samples:
             pixels = images.pixels[sample]
@@ -82,22 +82,22 @@ class Export:
     @staticmethod
     def _write_onnx(net: Classifier, path: Path) -> None:
         if path.is_dir():
-            raise ArgumentError(f"--onnx is the folder {path}; wanted a file")
+            raise ArgumentError(f"--onnx is {path}, a folder; expected a file")
         make_folder(path.parent)
         files = write_onnx(net, path)
         verify_onnx(net, path, torch.rand(CHECKED, *net.image_shape, generator=torch.Generator().manual_seed(0)))
-        console.print(f"the same bits as the net on {CHECKED} random images: {', '.join(map(str, files))}")
+        console.print(f"bitwise equal to the net on {CHECKED} random images: {', '.join(map(str, files))}")
 
 
 @dataclass(frozen=True)
 class Serve:
-    """Serve a page and a JSON API for one net on this machine."""
+    """Start a local server with a web page and a JSON API for one net."""
 
     model: Model = Path("mnist-small")
     host: str = "127.0.0.1"
-    """The address to listen on. Other machines can reach the server only if it is not a loopback address."""
+    """The address to listen on. With a loopback address, other machines cannot reach the server."""
     port: int = 8000
-    """The port; 0 for any free one."""
+    """The port; 0 selects a free port."""
     open: bool = False
     """Open the page in the browser."""
 

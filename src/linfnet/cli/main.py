@@ -1,4 +1,4 @@
-"""The command line: `linfnet COMMAND`. An error of the user prints one line on standard error and exits with 2."""
+"""The command line `linfnet COMMAND`. A user error prints one line on standard error and exits with status 2."""
 
 import contextlib
 import io
@@ -47,13 +47,13 @@ DESCRIPTION = "l-infinity distance nets: neural networks whose robustness is cer
 
 
 class Runnable(Protocol):
-    """A parsed command; `run` returns an exit code other than 0, or nothing."""
+    """A parsed command; `run` returns an exit status, or None for 0."""
 
     def run(self) -> int | None: ...
 
 
 def _parse(arguments: list[str]) -> Runnable:
-    """Parse the arguments; an error of the parser becomes one line as well."""
+    """Parse the arguments; an error message of the parser is shortened to one line."""
     message = io.StringIO()
     try:
         with contextlib.redirect_stderr(message):
@@ -61,23 +61,23 @@ def _parse(arguments: list[str]) -> Runnable:
     except SystemExit as stop:
         if not stop.code:
             raise
-        # The parser draws a box around its message, which ends with the help text of the argument.
+        # The parser draws a box around its message. The help text of the argument follows the message.
         lines = [text for line in message.getvalue().splitlines() if (text := line.strip("╭╮╰╯│─+|- "))]
         text = "; ".join(lines[1:]).partition("; Argument helptext")[0]
         raise ArgumentError(text or "the arguments cannot be parsed; see linfnet --help") from None
 
 
 def _print_error(line: str) -> None:
-    """Print on standard error as one line, even if a file name contains a line break."""
-    with contextlib.suppress(OSError):  # a closed terminal must not change the exit code
+    """Print a message on standard error as one line, even if a file name contains a line break."""
+    with contextlib.suppress(OSError):  # a closed terminal must not change the exit status
         sys.stderr.write(f"{' '.join(line.splitlines())}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns 0, 2 after an error of the user, or 130 after an interrupt."""
+    """Run a command; return 0 on success, 2 after a user error, and 130 after an interrupt."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may contain bytes that are not UTF-8
     if arguments == ["--version"]:
         sys.stdout.write(f"linfnet {__version__}\n")
         return 0

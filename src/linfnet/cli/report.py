@@ -1,4 +1,4 @@
-"""`linfnet report`, `watch` and `plot`: runs as an HTML page, in the terminal while they train, and as a picture."""
+"""`linfnet report`, `watch` and `plot`: show runs as an HTML page, live in the terminal, and as a figure."""
 
 import time
 import webbrowser
@@ -22,7 +22,7 @@ from linfnet.train import RunFolder, resume_hint
 
 
 def write_report(runs: tuple[Path, ...], out: Path | None = None) -> Path:
-    """Write the report of one or several runs, each once; return the path of the file."""
+    """Write the report of one or several runs, without duplicates; return the path of the file."""
     once: dict[Path, Path] = {}
     for run in runs:
         once.setdefault(run.resolve(), run)
@@ -36,32 +36,34 @@ def write_report(runs: tuple[Path, ...], out: Path | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Report:
-    """Write the results of a run as one HTML file without external parts; several runs are compared on shared axes."""
+    """Write the results of a run as one self-contained HTML file; several runs are compared on shared axes."""
 
     runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN")]
     """Run folders, preferably after `linfnet evaluate`, or other model folders."""
     out: Path | None = None
-    """The file. Default: report.html in the run folder, or comparison.html in the first of several."""
+    """The file to write. Default: report.html in the run folder, or comparison.html in the first of several folders."""
     open: bool = False
     """Open the file in the browser."""
 
     def run(self) -> int:
         """Write the page and print its path."""
         if not self.runs:
-            raise ArgumentError("report needs one or more run folders")
+            raise ArgumentError("no run is given; expected one or more run folders")
         if self.out is not None and self.out.is_dir():
-            raise ArgumentError(f"--out is {self.out}, a folder; wanted a file")
+            raise ArgumentError(f"--out is {self.out}, a folder; expected a file")
         file = write_report(self.runs, self.out)
         console.print(f"report: {file}")
         if self.open and not webbrowser.open(file.resolve().as_uri()):
-            console.print("no browser could be started: open the file by hand")
+            console.print("no browser could be started; open the file yourself")
         return 0
 
 
 def watch_frame(run: Path) -> tuple[Group, str]:
-    """The current frame, and the state of the run: training, finished or stopped."""
+    """Return the current frame, and the state of the run: training, finished or stopped."""
     folder = RunFolder.open(run)
-    locked = folder.locked  # checked before the log is read: a run that ends in between has logged its end
+    locked = (
+        folder.locked
+    )  # checked before the log is read, so that a run that finishes in between is not shown as stopped
     summary = read_training(run)
     finished = summary.finished or any(event["event"] == "finish" for event in summary.events)
     state = "finished" if finished else "training" if locked else "stopped"
@@ -70,7 +72,7 @@ def watch_frame(run: Path) -> tuple[Group, str]:
 
 @dataclass(frozen=True)
 class Watch:
-    """Show the training curves of a run in the terminal, live until it ends."""
+    """Show the training curves of a run live in the terminal until the run ends."""
 
     run_folder: tyro.conf.Positional[Path]
     """The folder of a run that is training or has ended."""
@@ -80,9 +82,9 @@ class Watch:
     """Seconds between updates."""
 
     def run(self) -> int:
-        """Draw until the run has finished or no process trains it."""
+        """Draw frames until the run has finished or stopped."""
         if not self.every > 0:
-            raise ArgumentError(f"--every is {self.every:g}; wanted a number of seconds above 0")
+            raise ArgumentError(f"--every is {self.every:g}; expected a number of seconds above 0")
         shown, state = watch_frame(self.run_folder)
         if self.once or state != "training":
             console.print(shown)
@@ -104,12 +106,12 @@ class Plot:
     """Plot a run from its event log: margins above theta, between 0 and theta, and below 0; loss; accuracies; p."""
 
     source: tyro.conf.Positional[Path]
-    """A run folder, finished or not, or a record NAME.json."""
+    """A run folder (the run need not have finished), or a record NAME.json."""
     out: Path | None = None
-    """The picture, .png, .svg or .pdf. Default: curves.png in the run folder, or NAME.png next to a record."""
+    """The figure to write: .png, .svg or .pdf. Default: curves.png in the run folder, or NAME.png next to a record."""
 
     def run(self) -> int:
-        """Draw the picture and print its path."""
+        """Draw the figure and print its path."""
         recipe, log, default = self._find()
         out = self.out or default
         if out.suffix not in (".png", ".svg", ".pdf"):
@@ -119,7 +121,7 @@ class Plot:
         return 0
 
     def _find(self) -> tuple[Recipe, Path, Path]:
-        """Return the recipe, the path of the event log and the default path of the picture."""
+        """Return the recipe, the path of the event log and the default path of the figure."""
         if self.source.is_dir():
             recipe = RunFolder.open(self.source).recipe
             return recipe, self.source / "events.jsonl", self.source / "curves.png"
@@ -129,6 +131,8 @@ class Plot:
         if not isinstance(record, dict) or not all(isinstance(record.get(key), str) for key in ("recipe", "events")):
             raise LinfnetError(f"{self.source} is not the record of a run: it has no recipe or no events")
         if not record["events"] or Path(record["events"]).name != record["events"]:
-            raise LinfnetError(f"{self.source} is not the record of a run: 'events' names no file next to it")
+            raise LinfnetError(
+                f"{self.source} is not the record of a run: 'events' is not the name of a file next to it"
+            )
         recipe = recipe_from_toml(record["recipe"], str(self.source), self.source.stem)
         return recipe, self.source.with_name(record["events"]), self.source.with_suffix(".png")

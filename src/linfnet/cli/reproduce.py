@@ -1,4 +1,4 @@
-"""`linfnet reproduce`: the paper's tables, with our figures next to the published ones."""
+"""`linfnet reproduce`: the paper's tables, with our results next to the published ones."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from linfnet.cli.console import console, draw_figure, percent
 from linfnet.cli.evaluate import evaluate_with_progress, store_evaluation
-from linfnet.cli.inputs import Device, check_counts, choose_device
+from linfnet.cli.inputs import Changes, Device, check_counts, choose_device
 from linfnet.cli.train import train_display
 from linfnet.data import load
 from linfnet.distributed.group import launched
@@ -24,7 +24,7 @@ from linfnet.train import RunFolder
 
 
 def outcome_table(outcome: Outcome) -> Table:
-    """Our figures next to the paper's, in percent: the median over the seeds and, if there are several, the range."""
+    """Return a table of our results next to the paper's, in percent: the median and the range over the seeds."""
     table = _titled(outcome)
     for name in ("clean", f"PGD-{outcome.options.steps}", "certified (margin)", "certified (interval)"):
         table.add_column(name, justify="right", overflow="fold")
@@ -49,9 +49,10 @@ def outcome_table(outcome: Outcome) -> Table:
 
 
 def training_table(outcome: Outcome) -> Table:
-    """The table of a study with results on the training images, 80 columns wide.
+    """Return a table for a study with results on the training images; it fits into 80 columns.
 
-    It has certified accuracy and the share of margins above theta; attacks and interval certificates are in the files.
+    It has certified accuracy and the share of margins above theta. Attacks and interval certificates are only in the
+    files.
     """
     table = _titled(outcome)
     for name in ("clean", "certified", "on train", "train > θ"):
@@ -86,44 +87,47 @@ def _published(number: float | None) -> str:
 
 
 def _overridden(change: str, later: Sequence[str]) -> bool:
-    """Whether a later KEY=VALUE has the same key; a key may be given without its section."""
+    """Return whether a later KEY=VALUE has the same key; its section may be omitted."""
     key = change.partition("=")[0]
     return any(key == other or key.endswith(f".{other}") for other in (each.partition("=")[0] for each in later))
 
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Run a table of the paper, with our figures next to the published ones. Interrupted runs are resumed."""
+    """Train and evaluate the nets of a table in the paper, and show our results next to the published ones.
+
+    Interrupted runs are resumed.
+    """
 
     study: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="STUDY")] = None
-    """Which table; without it, all tables are listed."""
+    """The name of the table. Without it, all tables are listed."""
     row: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
-    """Run only these rows; finished runs of other rows are also shown."""
+    """Train only these rows; finished runs of other rows are also shown."""
     small: bool = False
-    """Show the trend on a CPU in minutes, with narrow nets, few images and short schedules, not the paper's nets."""
+    """Show the trend on a CPU within minutes: narrow nets, few images and short schedules, not the paper's nets."""
     scale: float | None = None
-    """Shorten every phase of the schedules by this factor."""
+    """Multiply the length of every phase of the schedules by this factor, at most 1."""
     seeds: int = 1
     """Number of runs for each row; the table shows the median and the range."""
-    set: Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE")] = ()
+    set: Changes = ()
     """Change keys of all recipes, as in `linfnet train`."""
     limit: int | None = None
-    """Evaluate on this many test images only, the first of the set."""
+    """Evaluate only on the first LIMIT test images."""
     steps: int | None = None
-    """Steps of the PGD attack. Default: 100, or 10 with `--small`."""
+    """Number of steps of the PGD attack. Default: 100, or 10 with `--small`."""
     out: Path | None = None
-    """Folder of the runs. Default: runs/reproduce/STUDY, or STUDY-small."""
+    """The folder for the runs. Default: runs/reproduce/STUDY, or runs/reproduce/STUDY-small with `--small`."""
     device: Device = "auto"
 
     def run(self) -> int:
-        """Run the missing runs and print the table."""
+        """Train and evaluate what is missing, and print the table."""
         if self.study is None:
             return self._list()
         if self.study not in STUDIES:
-            raise ArgumentError(f"there is no study {self.study!r}; wanted one of {', '.join(STUDIES)}")
+            raise ArgumentError(f"the study is {self.study!r}; expected one of {', '.join(STUDIES)}")
         if launched():
             raise ArgumentError(
-                "a study runs in one process: start it without torchrun, or run its rows by `linfnet train`"
+                "a study runs in one process: start it without torchrun, or train its rows with `linfnet train`"
             )
         check_counts(limit=self.limit, steps=self.steps)
         study, device = STUDIES[self.study], choose_device(self.device)
@@ -143,7 +147,7 @@ class Reproduce:
         return 0 if sum(len(outcome.of(cell)) for cell in rows) == self.seeds * len(rows) else 2
 
     def _options(self, study: Study) -> Options:
-        """The options of the command line, added to those of `--small`."""
+        """Combine the options of the command line with those of `--small`."""
         rows, changes = (list(itertools.chain(*groups)) for groups in (self.row, self.set))
         if self.row and not rows:
             raise ArgumentError(f"--row is empty; {study.name} has {', '.join(cell.label for cell in study.cells)}")

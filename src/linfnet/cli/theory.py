@@ -27,12 +27,12 @@ from linfnet.theory.separation import draw_pairs
 from linfnet.theory.three_points import RADIUS, contenders, draw_three_points, three_points_net
 from linfnet.train import environment, new_run_path
 
-# Constructed nets are certified at this share of r, below 1: certificates are strict, and float32 rounds.
+# Constructed nets are certified at this fraction of r. It is below 1: float32 rounds, and ties are not certified.
 SHARE = 1 - Fraction(1, 100000)
 
 
 def _separation(images: ImageSet, against: ImageSet | None, count: int) -> tuple[theory.Separation, int]:
-    """The closest pairs of different classes, and the number of pairs that were compared."""
+    """Return the closest pairs of different classes, and the number of compared pairs."""
     total = theory.pairs_to_compare(images.labels, None if against is None else against.labels)
     with progress_bar("comparing", total) as advance:
         return theory.set_separation(images, against, count=count, advance=advance), total
@@ -43,16 +43,16 @@ class Separate:
     """Compute the exact r of a data set: half the smallest l-infinity distance between images of different classes."""
 
     data: tyro.conf.Positional[str]
-    """A data set by name (`linfnet data list`)."""
+    """The name of a data set (`linfnet data list` shows them)."""
     split: Split = "train"
     against: Literal["train", "test"] | None = None
-    """Compare the images with those of this split instead of with each other."""
+    """Compare the images with the images of this split instead of with each other."""
     limit: int | None = None
-    """Only the first LIMIT images of each split."""
+    """Use only the first LIMIT images of each split."""
     pairs: int = 8
-    """How many of the closest pairs to show."""
+    """Number of closest pairs to show."""
     out: Path | None = None
-    """Write the result as JSON and the pairs as pictures into this folder."""
+    """A folder for the result as JSON and the pairs as a figure."""
     device: Device = "auto"
 
     def run(self) -> None:
@@ -104,23 +104,23 @@ class Separate:
 
 @dataclass(frozen=True)
 class Construct:
-    """Build the net of the paper's theorems, which is certified on a whole data set up to its separation."""
+    """Build the net of the paper's theorems, which is certified on all images up to the separation of the data set."""
 
     data: tyro.conf.Positional[str] = "three-points"
-    """A data set by name, or three-points, where interval bounds fail on conventional nets."""
+    """The name of a data set, or three-points, an example on which interval bounds fail for conventional nets."""
     layers: int = 2
     """Number of layers."""
     limit: int | None = None
-    """Only the first LIMIT training images."""
+    """Use only the first LIMIT training images."""
     out: Path | None = None
-    """Folder of the net, new or empty; by default runs/construct-DATA-TIME."""
+    """The folder for the net, new or empty. Default: runs/construct-DATA-TIME."""
     device: Device = "auto"
 
     def run(self) -> None:
         device = inputs.choose_device(self.device)
         out = self.out or new_run_path(f"construct-{self.data}")
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise LinfnetError(f"output folder {out} already holds files; choose another --out")
+            raise LinfnetError(f"output folder {out} already contains files; choose another --out")
         if self.data == "three-points":
             self._three_points(out)
         else:
@@ -131,7 +131,7 @@ class Construct:
         images = load(self.data, "train", device=device).first(self.limit)
         missing = sorted(set(range(len(images.info.classes))) - set(images.labels.tolist()))
         if missing:
-            raise ArgumentError(f"the {len(images)} images lack the classes {missing}; take more with --limit")
+            raise ArgumentError(f"the first {len(images)} images lack the classes {missing}; increase --limit")
         found, _ = _separation(images, None, 1)
         epsilon = found.radius * SHARE
         theory.check_separation(found, epsilon, self.layers)
@@ -174,7 +174,7 @@ class Construct:
 
 
 def _certified(net: LinfNet, images: ImageSet, epsilon: Fraction) -> dict[str, float]:
-    """The certified shares: for the program by margin and by interval, and by margin in real arithmetic."""
+    """Return the certified fractions by margin and by interval for the program, and by margin in real arithmetic."""
     counts = torch.zeros(3, dtype=torch.int64)
     with progress_bar("certifying", len(images)) as advance:
         for start in range(0, len(images), inputs.BATCH):
@@ -191,32 +191,31 @@ def _certified(net: LinfNet, images: ImageSet, epsilon: Fraction) -> dict[str, f
 
 @dataclass(frozen=True)
 class Lipschitz(inputs.OnImages):
-    """Bound the Lipschitz constant of a trained net relaxed to a finite p, from above and from below."""
+    """Compute upper and lower bounds on the Lipschitz constant of a trained net that is relaxed to a finite p."""
 
     model: ModelFolder
     data: str | None = None
-    """A data set other than that of the run."""
+    """A data set. Default: the data set of the run."""
     p: float = 8.0
-    """Exponent of all layers: a number >= 1, or inf."""
+    """The exponent of all layers: a number >= 1, or inf."""
     eps: str = "1/255"
-    """Radius of the balls in which logits are compared, in pixel units."""
+    """Radius of the balls in which the logits are compared, in pixel units."""
     steps: int = 20
-    """Steps of eps/4 in each ascent."""
+    """Number of steps in each gradient ascent; each step has size eps/4."""
     restarts: int = 5
-    """Ascents for each image and label."""
+    """Number of gradient ascents for each image and label."""
     batch: int = 100
-    """Images in one batch; each takes a row for every label."""
+    """Number of images in one batch; each image needs one row for every label."""
     seed: int = 0
     """Seed of the starting points."""
 
     def run(self) -> None:
         p, epsilon = check_p(self.p, "--p"), parse_epsilon(self.eps, "--eps")
         at_least("--seed", self.seed, 0)
-        inputs.check_counts(limit=self.limit, steps=self.steps, restarts=self.restarts)
-        device = inputs.choose_device(self.device)
-        data = inputs.find_inputs(self.model, self.data, needs_eps=False, by_name=False).data
+        inputs.check_counts(steps=self.steps, restarts=self.restarts)
+        found, device = self.find(needs_eps=False, by_name=False)
         net = LinfNet.load(self.model, device=device)
-        images = inputs.load_split(net, data, self.split, self.limit, device)
+        images = inputs.load_split(net, found.data, self.split, self.limit, device)
         start = time.perf_counter()
         with progress_bar("ascending", len(images)) as advance:
             estimate = theory.lipschitz_estimate(
@@ -247,7 +246,8 @@ class Lipschitz(inputs.OnImages):
         write_json(file, record)
         console.print(
             f"p = {p:g}: mean {summary['mean']:.4g}, largest {summary['max']:.4g} over {len(images)} images; "
-            f"upper bound {estimate.upper:.4g} (distance layers; from pixels {net.lipschitz:.4g} times as much)"
+            f"upper bound {estimate.upper:.4g} for the distance layers, "
+            f"and {estimate.upper * net.lipschitz:.4g} for the whole net, including normalisation"
         )
         console.print(f"by layer: {'  '.join(f'{bound:.4g}' for bound in estimate.layers)}  ({seconds:.0f} s)")
         console.print(f"result: {file}")

@@ -1,4 +1,4 @@
-"""`linfnet train` and `linfnet recipes`; how a run is shown on the terminal and in TensorBoard."""
+"""`linfnet train` and `linfnet recipes`, and the display of a run on the terminal and in TensorBoard."""
 
 import contextlib
 import shlex
@@ -15,8 +15,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from linfnet.cli.console import console, only_first_prints, percent
-from linfnet.cli.inputs import Device, choose_device
-from linfnet.distributed.group import Group, joined, launched, own_device, restarted
+from linfnet.cli.inputs import Changes, Device, choose_device
+from linfnet.distributed.group import Group, joined, launched, restarted
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, require
 from linfnet.recipes import Recipe, load_recipe, recipe_names
@@ -31,13 +31,13 @@ class Train:
     """Train a net by a recipe and write a run folder, or resume a run."""
 
     recipe: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RECIPE")] = "digits"
-    """A recipe by name (`linfnet recipes` lists them) or a TOML file."""
+    """The name of a recipe (`linfnet recipes` lists them) or a TOML file."""
     out: Path | None = None
-    """The run folder, new or empty; by default runs/RECIPE-TIME."""
-    set: Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE")] = ()
+    """The run folder, new or empty. Default: runs/RECIPE-TIME."""
+    set: Changes = ()
     """Change keys of the recipe: key=value, as in --set model.width=256 'schedule.epochs=[5, 40, 5]'."""
     resume: Path | None = None
-    """Resume the run in this folder from its last checkpoint; without a recipe, --out and --set."""
+    """Resume the run in this folder from its last checkpoint. A recipe, --out and --set are not allowed."""
     device: Device = "auto"
     tensorboard: bool = False
     """Also write the curves for TensorBoard into RUN/tensorboard (needs the extra `tensorboard`)."""
@@ -46,12 +46,12 @@ class Train:
         """Train, then print the results and the run folder."""
         changes = tuple(change for changes in self.set for change in changes)
         if self.resume is not None and (changes or self.out is not None or self.recipe != "digits"):
-            raise ArgumentError("--resume continues a run unchanged: it takes no recipe, no --out and no --set")
+            raise ArgumentError("--resume continues a run unchanged: a recipe, --out and --set are not allowed with it")
         if launched() and self.resume is None and self.out is None:
             raise ArgumentError("--out is required under torchrun: a restart resumes the run in that folder")
         if self.tensorboard:
             require("tensorboard", "tensorboard")
-        device = choose_device(own_device(self.device) if launched() else self.device)
+        device = choose_device(self.device, shared=True)
         with joined(device) as group, only_first_prints(group):
             try:
                 path = self._train(changes, device, group)
@@ -64,13 +64,14 @@ class Train:
         return 0
 
     def _train(self, changes: tuple[str, ...], device: torch.device, group: Group) -> Path:
-        """Start or resume a run; under torchrun, a restart resumes it. Returns the run folder."""
+        """Start or resume a run, and return its folder. If torchrun restarts the processes, the run is resumed."""
         display = tensorboard_display if self.tensorboard else train_display
         if self.resume is not None:
             path, recipe = self.resume, None
         else:
             recipe = load_recipe(self.recipe, changes)
-            check_changes(load_recipe(self.recipe), recipe)
+            if changes:
+                check_changes(load_recipe(self.recipe), recipe)
             path = self.out or new_run_path(recipe.name)
             if not (launched() and group.from_first(lambda: _has_run(path, recipe))):
                 return start_run(recipe, path, device, group, display=display).path
@@ -91,7 +92,7 @@ class Train:
 
 
 def _has_run(path: Path, recipe: Recipe) -> bool:
-    """Whether a folder has a run of that recipe."""
+    """Return whether a folder has a run of that recipe."""
     return (path / "recipe.toml").is_file() and RunFolder.open(path).recipe == recipe
 
 
@@ -118,12 +119,12 @@ class Recipes:
 
 @contextlib.contextmanager
 def stop_if_terminal_closed() -> Generator[None]:
-    """Ask the run to stop if output cannot be written any more (a closed terminal, a broken pipe)."""
+    """Stop the run if output can no longer be written (a closed terminal, a broken pipe)."""
     try:
         yield
     except (OSError, SystemExit):  # rich raises SystemExit for a broken pipe
         console.quiet = True
-        signal.raise_signal(signal.SIGHUP)  # ignored under nohup: the run continues
+        signal.raise_signal(signal.SIGHUP)  # under nohup the signal is ignored, and the run continues
 
 
 class TrainDisplay:
@@ -148,7 +149,7 @@ class TrainDisplay:
         self.shown = 0.0
 
     def step(self, step: int, state: StepState, so_far: dict[str, float]) -> None:
-        """Redraw at most ten times a second."""
+        """Redraw the progress bar at most ten times per second."""
         if time.monotonic() - self.shown < 0.1:
             return
         self.shown = time.monotonic()
@@ -160,7 +161,7 @@ class TrainDisplay:
         self.progress.update(self.task, completed=step, epoch=epoch, numbers=numbers)
 
     def event(self, event: dict[str, Any]) -> None:
-        """Print a line for each test, and where a run resumes."""
+        """Print a line for each test, and the step at which a run resumes."""
         with stop_if_terminal_closed():
             match event["event"]:
                 case "epoch":
@@ -179,14 +180,14 @@ class TrainDisplay:
 
 
 def figures(clean: float, certified: dict[str, float]) -> str:
-    """Clean and certified accuracy in percent, in one line."""
+    """Format clean and certified accuracy in percent, in one line."""
     shares = {"clean": clean, **{f"certified@{eps}": share for eps, share in certified.items()}}
     return "  ".join(f"{name} {percent(share)}" for name, share in shares.items())
 
 
 @contextlib.contextmanager
 def train_display(trainer: Trainer) -> Generator[TrainDisplay]:
-    """Show a run on the terminal during the block; a `linfnet.train.Display`."""
+    """Show a run on the terminal during the `with` block; a `linfnet.train.Display`."""
     display = TrainDisplay(trainer)
     display.progress.start()
     try:
@@ -203,7 +204,7 @@ class TensorBoard:
         self.writer, self.inner = writer, inner
 
     def step(self, step: int, state: StepState, so_far: dict[str, float]) -> None:
-        """Only forwarded: steps are not written."""
+        """Forward the call; steps are not written."""
         self.inner.step(step, state, so_far)
 
     def event(self, event: dict[str, Any]) -> None:
@@ -219,7 +220,7 @@ class TensorBoard:
 
 @contextlib.contextmanager
 def tensorboard_display(trainer: Trainer) -> Generator[Watcher]:
-    """Like `train_display`, and also write to the folder `tensorboard` of the run; a `linfnet.train.Display`."""
+    """Like `train_display`, but also write to the folder `tensorboard` of the run; a `linfnet.train.Display`."""
     from torch.utils.tensorboard.writer import SummaryWriter
 
     with train_display(trainer) as display:
@@ -227,7 +228,7 @@ def tensorboard_display(trainer: Trainer) -> Generator[Watcher]:
             yield display
             return
         done = trainer.progress.step
-        # A resumed run repeats the steps after its checkpoint.
+        # A resumed run repeats the steps after its checkpoint, so the old values of these steps are removed.
         writer = SummaryWriter(str(trainer.folder.path / "tensorboard"), purge_step=done + 1 if done else None)
         try:
             yield TensorBoard(writer, display)

@@ -1,4 +1,4 @@
-"""Data sets as tensors of bytes: located in a cache, verified by content, sampled and augmented on any device."""
+"""Data sets as tensors of bytes. They are stored in a cache, verified by their content, and augmented on any device."""
 
 from linfnet.data.cache import cache_folder as cache_folder
 from linfnet.data.cache import load as load

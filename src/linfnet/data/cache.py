@@ -1,4 +1,4 @@
-"""The cache of data sets: find a set, decode a split, verify it by its content hash."""
+"""The cache of data sets: find a data set, decode a split, and verify its content hash."""
 
 import hashlib
 import os
@@ -16,7 +16,10 @@ _PACKAGE = Path(__file__).parent
 
 
 def cache_folder() -> Path:
-    """Return the folder with one folder per set: $LINFNET_DATA, else $XDG_CACHE_HOME/linfnet, else ~/.cache/linfnet."""
+    """Return the cache folder: $LINFNET_DATA, or else $XDG_CACHE_HOME/linfnet, or else ~/.cache/linfnet.
+
+    It has one folder for each data set.
+    """
     user_cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("LINFNET_DATA") or Path(user_cache, "linfnet")).expanduser()
 
@@ -28,7 +31,7 @@ def _read_digits(paths: list[Path]) -> Arrays:
 
 
 def find(name: str, folder: Path | None) -> tuple[Format, Path] | None:
-    """Return the first format of which all files are present, and their folder."""
+    """Return the first format whose files are all present, and the folder of these files."""
     set_info(name)  # raises an error if the name is unknown
     if name == "digits":
         return Format({"train": ("train",), "test": ("test",)}, _read_digits), _PACKAGE
@@ -41,13 +44,13 @@ def find(name: str, folder: Path | None) -> tuple[Format, Path] | None:
 
 
 def location(name: str, *, folder: Path | None = None) -> Path | None:
-    """Return the folder that has all files of a set, or None; their content is not verified."""
+    """Return the folder with all files of a data set, or None if files are missing; the content is not verified."""
     found = find(name, folder)
     return found[1] if found else None
 
 
 def present(name: str, *, folder: Path | None = None) -> bool:
-    """Whether all files of a set are present; their content is not verified.
+    """Return whether all files of a data set are present; the content is not verified.
 
     >>> present("digits")
     True
@@ -56,15 +59,15 @@ def present(name: str, *, folder: Path | None = None) -> bool:
 
 
 def read_verified(info: SetInfo, split: str, file_format: Format, folder: Path) -> Arrays:
-    """Decode one split of the set in `folder`, and verify its shape, size and content."""
+    """Decode one split of the data set in `folder`, and verify its shape, size and content."""
     images, labels = file_format.read_split(folder, split)
     title, expected = f"the {split} split of {info.name} in {folder}", (info.sizes[split], *info.image_shape)
     if images.shape != expected:
-        raise LinfnetError(f"{title} has images {list(images.shape)}; expected {list(expected)}")
+        raise LinfnetError(f"{title} has images of shape {list(images.shape)}; expected {list(expected)}")
     digest = hashlib.sha256(np.ascontiguousarray(images).data)
     digest.update(np.ascontiguousarray(labels).data)
     if digest.hexdigest() != info.digests[split]:
-        raise LinfnetError(f"{title} is not the published one")
+        raise LinfnetError(f"{title} differs from the published data")
     return images, labels
 
 
@@ -76,8 +79,8 @@ def load(
     Args:
         name: one of `known_sets()`.
         split: "train" or "test".
-        folder: the cache to use instead of `cache_folder()`, or the folder of the set itself.
-        device: where the tensors are created.
+        folder: the cache to use instead of `cache_folder()`, or the folder of the data set itself.
+        device: the device of the tensors.
 
     >>> len(load("digits", "test"))
     360
@@ -88,17 +91,19 @@ def load(
     found = find(name, folder)
     if found is None:
         where = cache_folder() / name if folder is None else folder
-        raise LinfnetError(f"{info.title} is not in {where}, or not complete; get it with: linfnet data fetch {name}")
+        raise LinfnetError(
+            f"{info.title} is missing or incomplete in {where}; fetch it with: linfnet data fetch {name}"
+        )
     try:
         images, labels = read_verified(info, split, *found)
     except LinfnetError as error:
-        raise LinfnetError(f"{error}; get it again with: linfnet data fetch {name}") from error
-    # A copy, because decoded bytes are read-only and tensors are not.
+        raise LinfnetError(f"{error}; fetch it again with: linfnet data fetch {name}") from error
+    # Copy the arrays: decoded bytes are read-only, but tensors must be writable.
     return ImageSet(torch.tensor(images), torch.tensor(labels, dtype=torch.int64), info, split).to(device)
 
 
 def verify(name: str, *, folder: Path | None = None) -> Path:
-    """Verify the content of a whole set and return its folder; raise a `LinfnetError` if anything is wrong."""
+    """Verify the content of all splits and return the folder; raise a `LinfnetError` if anything is wrong."""
     for split in set_info(name).sizes:
         load(name, split, folder=folder)
     found = location(name, folder=folder)

@@ -1,4 +1,4 @@
-"""The known data sets: shapes, classes, normalisation, content hashes, and the files in which they are stored."""
+"""The known data sets: their shapes, classes, normalisation and content hashes, and the files that store them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from linfnet.errors import LinfnetError, nearest
 
 @dataclass(frozen=True)
 class SetInfo:
-    """One known data set."""
+    """The description of a known data set."""
 
     name: str
     title: str
@@ -18,15 +18,15 @@ class SetInfo:
     """(C, H, W)"""
     classes: tuple[str, ...]
     mean: tuple[float, ...]
-    """Per channel, in [0, 1] pixel units."""
+    """One mean per channel, of pixels in [0, 1]."""
     std: float
-    """One number for all channels: normalisation then maps l_inf balls to l_inf balls."""
+    """One number for all channels, so that normalisation maps l_inf balls to l_inf balls."""
     sizes: dict[str, int] = field(hash=False)
     """The number of images per split."""
     white: int
-    """The integer that stands for the pixel value 1.0."""
+    """The integer that represents the pixel value 1.0."""
     digests: dict[str, str] = field(hash=False, repr=False)
-    """Per split, SHA-256 over the image bytes [N, C, H, W] followed by one byte per label."""
+    """For each split, the SHA-256 of the image bytes [N, C, H, W] followed by one byte per label."""
 
 
 _DIGIT_NAMES = tuple(str(digit) for digit in range(10))
@@ -84,7 +84,7 @@ def known_sets() -> tuple[str, ...]:
 
 
 def set_info(name: str) -> SetInfo:
-    """Return the description of the set `name`.
+    """Return the description of the data set `name`.
 
     >>> set_info("mnist").std
     0.3081
@@ -93,28 +93,28 @@ def set_info(name: str) -> SetInfo:
         if info.name == name:
             return info
     names = known_sets()
-    raise LinfnetError(f"no data set is called {name!r}; known are {', '.join(names)}{nearest(name.lower(), names)}")
+    raise LinfnetError(f"the data set is {name!r}; expected one of {', '.join(names)}{nearest(name.lower(), names)}")
 
 
 @dataclass(frozen=True)
 class Format:
-    """One way to store a data set in files."""
+    """A file format of a data set."""
 
     files: dict[str, tuple[str, ...]]
-    """The files of each split, relative to the folder."""
+    """The paths of the files of each split, relative to the folder."""
     read: Callable[[list[Path]], Arrays]
-    """Decodes the files of one split."""
+    """A function that decodes the files of one split."""
 
     def all_files(self) -> list[str]:
-        """Return the files of all splits."""
+        """Return the paths of the files of all splits."""
         return [file for files in self.files.values() for file in files]
 
     def read_split(self, folder: Path, split: str) -> Arrays:
-        """Decode one split of the set in `folder`."""
+        """Decode one split of the data set in `folder`."""
         paths = [folder / file for file in self.files[split]]
         images, labels = self.read(paths)
         if len(images) != len(labels):
-            raise LinfnetError(f"{paths[-1]} holds {len(labels)} labels for {len(images)} images")
+            raise LinfnetError(f"{paths[-1]} contains {len(labels)} labels for {len(images)} images")
         return images, labels
 
 
@@ -134,7 +134,7 @@ def _cifar_files(prefix: str, suffix: str) -> dict[str, tuple[str, ...]]:
 PLAIN_IDX, GZIPPED_IDX = _idx_format(""), _idx_format(".gz")
 BINARY_BATCHES = Format(_cifar_files("", ".bin"), read_binary)
 PNG_BATCHES = Format(
-    # "lables" is the spelling of the package's authors.
+    # The file names in the package are spelt "lables".
     {split: (*files, f"{split}_lables.json") for split, files in _cifar_files("", ".png").items()},
     read_png,
 )

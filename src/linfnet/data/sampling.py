@@ -10,14 +10,14 @@ from linfnet.errors import ArgumentError, at_least
 
 
 class EpochPlan(NamedTuple):
-    """Position k of the epoch holds image `order[k]`, cropped at `top[k]`, `left[k]`, flipped if `flip[k]`."""
+    """The k-th image of the epoch is image `order[k]`, cropped at `top[k]`, `left[k]`, and flipped if `flip[k]`."""
 
     order: Tensor
     """int64 [N], a permutation"""
     top: Tensor
-    """int64 [N], in 0..2·pad; the value `pad` does not move the image"""
+    """int64 [N], in 0..2·pad; with the value `pad`, the image is not shifted"""
     left: Tensor
-    """int64 [N], as `top`"""
+    """int64 [N], like `top`"""
     flip: Tensor
     """bool [N]"""
 
@@ -27,17 +27,17 @@ class EpochPlan(NamedTuple):
 
 
 def plan_epoch(size: int, seed: int, epoch: int, *, pad: int = 0, flip: bool = False) -> EpochPlan:
-    """Draw the plan of one epoch: a function of the arguments alone, so that a run can resume within an epoch.
+    """Draw the plan of one epoch. It depends only on the arguments, so that a run can resume within an epoch.
 
     The random numbers are NumPy's raw Philox stream, which is the same in all versions. They are drawn on the CPU, and
-    separately for the four parts: the order does not depend on `pad` or `flip`.
+    separately for the four fields, so the order does not depend on `pad` or `flip`.
 
     Args:
         size: the number of images N.
         seed: the seed of the run.
-        epoch: the number of the epoch, from 0.
-        pad: the padding before the crop, in pixels; 0 crops nothing.
-        flip: flip half of the images.
+        epoch: the number of the epoch, counted from 0.
+        pad: the width of the padding before the crop, in pixels; 0 means no crop.
+        flip: whether to flip each image with probability 1/2.
 
     >>> plan_epoch(4, seed=0, epoch=0).order
     tensor([0, 3, 1, 2])
@@ -46,7 +46,7 @@ def plan_epoch(size: int, seed: int, epoch: int, *, pad: int = 0, flip: bool = F
         at_least(name, value, 0)
     raw = np.random.Philox(np.random.SeedSequence((seed, epoch))).random_raw(4 * size).reshape(4, size)
     order = torch.from_numpy(np.argsort(raw[0], kind="stable").astype(np.int64))
-    # 64 random bits modulo the bound: probabilities differ by less than bound / 2^64.
+    # These are 64 random bits modulo the bound: probabilities differ by less than bound / 2^64.
     bounds = np.array([[2 * pad + 1], [2 * pad + 1], [2 if flip else 1]], np.uint64)
     top, left, flips = torch.from_numpy((raw[1:] % bounds).astype(np.int64))
     return EpochPlan(order, top, left, flips.bool())
@@ -55,14 +55,14 @@ def plan_epoch(size: int, seed: int, epoch: int, *, pad: int = 0, flip: bool = F
 def augment(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, pad: int) -> Tensor:
     """Pad each image by its edge pixels, crop it to its original size, and flip it left to right where `flip` is true.
 
-    This is one gather with clamped indices: it neither pads nor synchronises with the device. The offsets are therefore
-    not checked; for an offset outside 0..2·pad, more edge pixels are repeated.
+    This is one gather with clamped indices, which neither allocates padded images nor synchronises with the device. The
+    offsets are therefore not checked; for an offset outside 0..2·pad, more edge pixels are repeated.
 
     Args:
         images: [B, C, H, W], any dtype.
         top: int64 [B], the first row of the crop in 0..2·pad.
-        left: int64 [B], the first column of the crop.
-        flip: bool [B].
+        left: int64 [B], the first column of the crop in 0..2·pad.
+        flip: bool [B], which images to flip.
         pad: the width of the padding.
 
     >>> row = torch.tensor([[[[1, 2, 3]]]])

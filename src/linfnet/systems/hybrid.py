@@ -1,4 +1,4 @@
-"""The l_inf-distance net + MLP of 2021: distance layers give features, an MLP is trained on their interval bounds."""
+"""The l_inf-distance net + MLP of 2021: distance layers compute features, and an MLP classifies them."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ from linfnet.systems.system import OBJECTIVE, SYSTEMS, FeatureSystem
 
 
 class ScaledLinear(nn.Module):
-    """x W^T / sqrt(in) + b with W from N(0, 1): the same learning rate suits all widths."""
+    """Computes x W^T / sqrt(in) + b with W from N(0, 1), so that the same learning rate suits all widths."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class ScaledLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(out_features))
 
     def scaled(self) -> Tensor:
-        """The effective weight [out, in], W / sqrt(in)."""
+        """Return the effective weight W / sqrt(in), [out, in]."""
         return self.weight / math.sqrt(self.weight.shape[1])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class ScaledLinear(nn.Module):
 class HybridNet(Classifier):
     """Distance layers of widths `hidden` (mean shift, no bias), then Linear - Tanh - Linear of width `mlp_hidden`.
 
-    The other arguments are those of `Classifier` and `LpDistance`.
+    For the other arguments, see `Classifier` and `LpDistance`.
     """
 
     system: ClassVar[str] = "hybrid"
@@ -59,7 +59,7 @@ class HybridNet(Classifier):
     ) -> None:
         super().__init__(image_shape, classes, mean=mean, std=std)
         if not hidden or min(*hidden, mlp_hidden) < 1:
-            raise ArgumentError(f"hidden is {tuple(hidden)}, mlp_hidden {mlp_hidden}; wanted widths above 0")
+            raise ArgumentError(f"hidden is {tuple(hidden)}, mlp_hidden {mlp_hidden}; expected widths above 0")
         self.hidden, self.mlp_hidden = tuple(hidden), mlp_hidden
         sizes = [math.prod(image_shape), *hidden]
         pairs = itertools.pairwise(sizes)
@@ -68,19 +68,19 @@ class HybridNet(Classifier):
         self.last = ScaledLinear(mlp_hidden, classes)
 
     def features(self, images: Tensor) -> Tensor:
-        """images: [B, C, H, W] -> [B, width]; 1 / std-Lipschitz in l_inf at p = inf and in eval mode."""
+        """Map images [B, C, H, W] to features [B, width]; (1 / std)-Lipschitz in l_inf at p = inf in eval mode."""
         return self.layers(self.normalize(self.check_shape(images)).flatten(1))
 
     def head(self, features: Tensor) -> Tensor:
-        """[B, width] -> logits [B, classes]."""
+        """Map features [B, width] to logits [B, classes]."""
         return self.last(torch.tanh(self.first(features)))
 
     def forward(self, images: Tensor) -> Tensor:
-        """images: [B, C, H, W] in [0, 1] -> logits [B, classes]."""
+        """Map images [B, C, H, W] in [0, 1] to logits [B, classes]."""
         return self.head(self.features(images))
 
     def head_margins(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
-        """Lower bounds [B, classes] on the margins of the labels over a box of features."""
+        """Return lower bounds [B, classes] on the margins of the labels over a box of features."""
         low, high = linear_bounds(lower, upper, self.first.scaled(), self.first.bias)
         return worst_margins(torch.tanh(low), torch.tanh(high), self.last.scaled(), self.last.bias, labels)
 
@@ -104,9 +104,9 @@ class HybridNet(Classifier):
 @SYSTEMS.register("hybrid")
 @dataclass(frozen=True)
 class Hybrid(FeatureSystem):
-    """Cross-entropy of the worst-case margins over features within eps_train, mixed with that of the logits.
+    """The loss mixes the cross-entropy of worst-case margins over features within eps_train with that of the logits.
 
-    At p = inf a perturbation of eps changes the features by at most eps; training assumes this at finite p, too. The
+    At p = inf a perturbation of eps changes the features by at most eps; training assumes the same at finite p. The
     radius grows from 0 to eps_train during the first phase.
     """
 
@@ -115,19 +115,19 @@ class Hybrid(FeatureSystem):
 
     hidden: int = number(512, 1)  # width of the MLP
     eps_train: Fraction = Fraction(88, 2550)
-    worst_share: float = number(1.0, most=1)  # weight of the worst case; the rest is the weight of the logits
+    worst_share: float = number(1.0, most=1)  # weight of the worst case; the logits have weight 1 - worst_share
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least("system.eps_train", float(self.eps_train), 0, most=1)
 
     def build(self, recipe: Recipe, info: SetInfo) -> HybridNet:
-        """`model.depth` distance layers, each with `model.width` neurons."""
+        """Build `model.depth` distance layers with `model.width` neurons each, and the MLP."""
         widths, p = (recipe.model.width,) * recipe.model.depth, recipe.schedule.p_start
         return HybridNet(info.image_shape, len(info.classes), widths, self.hidden, mean=info.mean, std=info.std, p=p)
 
     def features(self, net: Classifier, pixels: Tensor) -> Tensor:
-        """The outputs [B, width] of the distance layers; both terms of the loss are computed from them."""
+        """Return the outputs [B, width] of the distance layers, from which both terms of the loss are computed."""
         assert isinstance(net, HybridNet)
         return net.features(pixels)
 

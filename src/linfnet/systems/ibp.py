@@ -1,4 +1,4 @@
-"""Interval bound propagation (IBP) on convolutional nets, a baseline of the paper's tables."""
+"""Interval bound propagation (IBP) on convolutional nets, a baseline in the paper's tables."""
 
 import math
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from linfnet.schedules import StepState
 from linfnet.systems.layers import Box, check_architecture, conv_layers, smallest_margin, through, worst_margins
 from linfnet.systems.system import OBJECTIVE, RELAXATION, SYSTEMS, System
 
-# The regularisers are 0 while bounds grow by less than a factor of 1 / TOLERANCE, and while active and inactive
-# neurons differ by less than that.
+# The regularisers are 0 if bounds grow by less than a factor of 1 / TOLERANCE, and if active and inactive neurons
+# differ by less than that factor.
 TOLERANCE = 0.5
 
 
@@ -28,7 +28,7 @@ class IbpNet(Classifier):
 
     Args:
         architecture: a key of `linfnet.systems.layers.ARCHITECTURES`.
-        batch_norm: whether there is batch norm before each ReLU; the other arguments are those of `Classifier`.
+        batch_norm: whether there is batch norm before each ReLU. For the other arguments, see `Classifier`.
     """
 
     system: ClassVar[str] = "ibp"
@@ -49,17 +49,17 @@ class IbpNet(Classifier):
         self.layers, features = conv_layers(architecture, image_shape, batch_norm)
         self.last = nn.Linear(features, classes)
         # N(0, 2 pi / fan_in^2) preserves the widths of interval bounds from layer to layer (Shi et al., 2021). With the
-        # usual standard deviations they grow with the number of inputs.
+        # usual initialisation, the widths grow with the number of inputs.
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 nn.init.normal_(layer.weight, std=math.sqrt(2 * math.pi) / layer.weight[0].numel())
 
     def forward(self, images: Tensor) -> Tensor:
-        """images: [B, C, H, W] in [0, 1] -> logits [B, classes]."""
+        """Map images [B, C, H, W] in [0, 1] to logits [B, classes]."""
         return self.last(self.layers(self.normalize(self.check_shape(images))))
 
     def boxes(self, box: Box) -> list[Box]:
-        """The normalised input box, and the box after each layer except the last."""
+        """Return the normalised input box and the box after each layer except the last."""
         plain = None if box.centre is None else self.normalize(box.centre)
         boxes = [Box(*self.normalize.bounds(box.lower, box.upper), plain)]
         for layer in self.layers:
@@ -82,15 +82,16 @@ class IbpNet(Classifier):
 
 
 def tightness(boxes: Sequence[Box]) -> Tensor:
-    """A penalty in [0, 1] on boxes before each ReLU that are wider than the first box by more than the tolerance."""
+    """Return a penalty in [0, 1] for boxes before each ReLU that are wider than the input box beyond the tolerance."""
     start, *widths = ((box.upper - box.lower).mean().clamp(min=1e-12) for box in boxes)
     return torch.stack([F.relu(TOLERANCE - start / width) / TOLERANCE for width in widths]).mean()
 
 
 def balance(boxes: Sequence[Box]) -> Tensor:
-    """The imbalance between certainly active and certainly inactive neurons in mean and variance, before each ReLU.
+    """Return the imbalance between certainly active and certainly inactive neurons before each ReLU.
 
-    Interval training tends to deactivate neurons permanently; they then have no gradients.
+    The means and the variances of both groups are compared. Interval training tends to deactivate neurons permanently,
+    after which they have no gradients.
     """
     terms: list[Tensor] = []
     for box in boxes:
@@ -101,14 +102,14 @@ def balance(boxes: Sequence[Box]) -> Tensor:
             ((middle * active).mean(), -(middle * inactive).mean()),
             ((spread * active).mean(), (spread * inactive).mean()),
         ):
-            # Without certainly active or inactive neurons there is nothing to balance.
+            # If no neuron is certainly active or inactive, there is nothing to balance.
             if bool(on > 0) or bool(off > 0):
                 terms.append(F.relu(TOLERANCE - torch.minimum(on, off) / torch.maximum(on, off)) / TOLERANCE)
     return torch.stack(terms).sum() / len(boxes) if terms else boxes[0].lower.new_zeros(())
 
 
 def smooth_ramp(progress: float, bend: float = 0.25) -> float:
-    """A ramp from 0 to 1: t^4 at first, then linear, so that perturbations are small early in training."""
+    """Return a ramp from 0 to 1: t^4 at first, then linear, so that perturbations are small early in training."""
     factor = 1 / (bend**4 + 4 * bend**3 * (1 - bend))
     return factor * (progress**4 if progress < bend else bend**4 + 4 * bend**3 * (progress - bend))
 
@@ -116,11 +117,11 @@ def smooth_ramp(progress: float, bend: float = 0.25) -> float:
 @SYSTEMS.register("ibp")
 @dataclass(frozen=True)
 class Ibp(System):
-    """kappa * cross-entropy + (1 - kappa) * cross-entropy of worst-case margins + the regularisers of fast IBP.
+    """The loss is kappa * cross-entropy + (1 - kappa) * worst-case cross-entropy + the regularisers of fast IBP.
 
-    The phases of `schedule.epochs` are: eps = 0; eps rises to eps_train and kappa changes to kappa_end; eps_train. The
-    weight of the regularisers falls as eps rises. With kappa = 0 and no batch norm, training reports the accuracy of
-    the worst-case logits.
+    In the first phase of `schedule.epochs`, eps is 0. In the second, eps rises to eps_train and kappa changes to
+    kappa_end. In the third, eps stays at eps_train. The weight of the regularisers falls as eps rises. With kappa = 0
+    and no batch norm, training reports the accuracy of the worst-case logits.
     """
 
     net_type: ClassVar[type[Classifier]] = IbpNet
@@ -139,14 +140,14 @@ class Ibp(System):
         at_least("system.eps_train", float(self.eps_train), 0, most=1)
 
     def build(self, recipe: Recipe, info: SetInfo) -> IbpNet:
-        """The net of `system.architecture`; [model] has no effect."""
+        """Build the net of `system.architecture`; [model] has no effect."""
         own = (self.architecture, self.batch_norm)
         return IbpNet(info.image_shape, len(info.classes), *own, mean=info.mean, std=info.std)
 
     def loss(
         self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, state: StepState
     ) -> tuple[Tensor, Tensor]:
-        """The loss and the logits; unperturbed values are computed only if kappa or batch norm needs them."""
+        """Return the loss and the logits; unperturbed values are computed only if kappa or batch norm needs them."""
         assert isinstance(net, IbpNet)
         ramp = smooth_ramp(state.relaxed)
         eps, kappa = float(self.eps_train) * ramp, self.kappa_start + (self.kappa_end - self.kappa_start) * ramp

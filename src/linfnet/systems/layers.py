@@ -1,7 +1,7 @@
-"""Building blocks of the other systems: small convolutional nets, and interval bounds through their layers.
+"""Building blocks of the baseline systems: small convolutional nets, and interval bounds through their layers.
 
-Bounds are in real arithmetic. They are propagated as centre and radius: a matrix product maps the centre by W and the
-radius by |W|.
+Bounds hold in real arithmetic. They are propagated as centre and radius: a matrix product multiplies the centre by W
+and the radius by |W|.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from linfnet.errors import ArgumentError
 
-# Convolutions (channels, kernel, stride), each with padding 1, then widths of hidden linear layers; a ReLU after each.
+# Convolutions (channels, kernel, stride) with padding 1, then the widths of hidden linear layers. A ReLU follows each.
 ARCHITECTURES = {
-    # ConvSmall of Wong and Kolter; DM-medium of Gowal et al.; the seven layers of Shi et al. (with batch norm there).
+    # In this order: ConvSmall of Wong and Kolter; DM-medium of Gowal et al.; CNN-7 of Shi et al. (with batch norm).
     "small": (((16, 4, 2), (32, 4, 2)), (100,)),
     "medium": (((32, 3, 1), (32, 4, 2), (64, 3, 1), (64, 4, 2)), (512, 512)),
     "cnn7": (((64, 3, 1), (64, 3, 1), (128, 3, 2), (128, 3, 1), (128, 3, 1)), (512,)),
@@ -23,13 +23,13 @@ ARCHITECTURES = {
 
 
 def check_architecture(name: str, key: str = "system.architecture") -> None:
-    """Raise an error that names the key unless it is the name of an architecture."""
+    """Raise an error that names the key unless `name` is the name of an architecture."""
     if name not in ARCHITECTURES:
-        raise ArgumentError(f"{key} is {name!r}; wanted one of {', '.join(ARCHITECTURES)}")
+        raise ArgumentError(f"{key} is {name!r}; expected one of {', '.join(ARCHITECTURES)}")
 
 
 def conv_layers(name: str, image_shape: Sequence[int], batch_norm: bool) -> tuple[nn.Sequential, int]:
-    """All layers except the last linear one, and the number of features they return.
+    """Return all layers except the last linear one, and the number of their output features.
 
     >>> conv_layers("small", (1, 28, 28), False)[1]
     100
@@ -54,7 +54,7 @@ def conv_layers(name: str, image_shape: Sequence[int], batch_norm: bool) -> tupl
 
 @dataclass(frozen=True)
 class Box:
-    """Interval bounds of a batch [B, ...] at some layer, and the unperturbed values if they are needed."""
+    """Interval bounds of a batch [B, ...] at some layer, and the unperturbed values if they are needed (`centre`)."""
 
     lower: Tensor
     upper: Tensor
@@ -83,7 +83,7 @@ def through(layer: nn.Module, box: Box) -> Box:
 
 
 def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, centre: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, scale and bias of each channel."""
+    """Return the mean, the scale and the bias of each channel."""
     mean, variance = layer.running_mean, layer.running_var
     if layer.training:
         if centre is None:
@@ -96,7 +96,7 @@ def _batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, centre: Tensor | None) -
 
 
 def linear_bounds(lower: Tensor, upper: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Bounds of x W^T + b over lower <= x <= upper: [..., in] -> [..., out]; both are attained.
+    """Return the exact minimum and maximum [..., out] of x W^T + b over lower <= x <= upper, each [..., in].
 
     >>> linear_bounds(torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([[1.0, -2.0]]), None)
     (tensor([-2.]), tensor([1.]))
@@ -107,23 +107,23 @@ def linear_bounds(lower: Tensor, upper: Tensor, weight: Tensor, bias: Tensor | N
 
 
 def worst_margins(lower: Tensor, upper: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
-    """For each class j, the minimum of (w_y - w_j) x + b_y - b_j over lower <= x <= upper: [B, K], 0 at j = y.
+    """Return for each class j the minimum of (w_y - w_j) x + b_y - b_j over lower <= x <= upper: [B, K], 0 at j = y.
 
-    The margin is bounded through the last layer directly: this is tighter than the difference of bounds on the logits.
+    The margin is bounded directly through the last layer, which is tighter than the difference of bounds on the logits.
 
     Args:
-        lower: [B, d], lower bounds of the inputs of the last layer; `upper` are the upper bounds.
-        weight: [K, d] of the last layer; `bias` is [K].
+        lower: [B, d], lower bounds on the inputs of the last layer; `upper` has the upper bounds.
+        weight: [K, d], the weight of the last layer; `bias` is [K].
         labels: [B].
     """
     centre, radius = (lower + upper) / 2, (upper - lower) / 2
     scores = F.linear(centre, weight, bias)
     gaps = scores.gather(1, labels.unsqueeze(1)) - scores
-    # |w_y - w_j| for all pairs of classes; each sample then selects the row of its label.
+    # This has |w_y - w_j| for all pairs of classes; each sample then selects the row of its label.
     spread = (weight.unsqueeze(1) - weight.unsqueeze(0)).abs()
     return gaps - torch.einsum("bd,bkd->bk", radius, spread[labels])
 
 
 def smallest_margin(margins: Tensor, labels: Tensor) -> Tensor:
-    """The smallest entry of each row except that of the label: [B, K] -> [B]."""
+    """Return the smallest entry of each row except the entry of the label: [B, K] -> [B]."""
     return margins.scatter(1, labels.unsqueeze(1), torch.inf).amin(1)

@@ -1,4 +1,4 @@
-"""Randomised smoothing: majority vote under Gaussian noise, certified in l2 by sampling, converted to l_inf."""
+"""Randomised smoothing: a majority vote under Gaussian noise, certified in l2 by sampling and converted to l_inf."""
 
 import math
 from collections.abc import Sequence
@@ -24,9 +24,10 @@ from linfnet.systems.system import OBJECTIVE, RELAXATION, SYSTEMS, System
 
 @cache
 def clopper_pearson(successes: int, trials: int, alpha: float) -> float:
-    """A lower bound, with confidence 1 - alpha, on the success probability of independent trials.
+    """Return a lower bound, with confidence 1 - alpha, on the success probability of independent trials.
 
-    The bound is the p at which that many successes or more have probability alpha; found by bisection, rounded down.
+    The bound is the p for which at least `successes` successes have probability alpha. It is found by bisection and
+    rounded down.
 
     >>> round(clopper_pearson(1000, 1000, 0.001), 6) == round(0.001 ** (1 / 1000), 6)
     True
@@ -47,15 +48,15 @@ def clopper_pearson(successes: int, trials: int, alpha: float) -> float:
 class SmoothedNet(Classifier):
     """The class that a convolutional net predicts most often for noisy copies of an image.
 
-    `forward` averages probabilities over a few copies with the same noise in each call, so that it can be
-    differentiated and attacked. `certified_radius` counts over many copies with separate noise.
+    `forward` averages probabilities over a few noisy copies. It uses the same noise in each call, so that it can be
+    differentiated and attacked. `certified_radius` counts predictions for many copies with other noise.
 
     Args:
         architecture: the base net, a key of `linfnet.systems.layers.ARCHITECTURES`; it has batch norm.
         sigma: standard deviation of the noise, in pixel units.
         samples: number of noisy copies of each image for a certificate.
         alpha: probability that a certificate is wrong.
-        votes: number of noisy copies that `forward` averages over; the other arguments are those of `Classifier`.
+        votes: number of noisy copies over which `forward` averages. For the other arguments, see `Classifier`.
     """
 
     system: ClassVar[str] = "smoothing"
@@ -85,11 +86,11 @@ class SmoothedNet(Classifier):
         return 1 - self.alpha
 
     def base_logits(self, noisy: Tensor) -> Tensor:
-        """Logits [B, K] of the base net on noisy images [B, C, H, W], whose pixels may be outside [0, 1]."""
+        """Return the base net's logits [B, K] for noisy images [B, C, H, W], whose pixels may be outside [0, 1]."""
         return self.base(self.normalize(noisy))
 
     def forward(self, images: Tensor) -> Tensor:
-        """images: [B, C, H, W] in [0, 1] -> log of the mean probabilities [B, K] over the votes."""
+        """Map images [B, C, H, W] in [0, 1] to the logarithms [B, K] of the mean probabilities over the votes."""
         source = torch.Generator(images.device).manual_seed(0)
         noise = torch.randn(self.votes, *self.check_shape(images).shape[1:], generator=source, device=images.device)
         probabilities = torch.stack([self.base_logits(images + self.sigma * one).softmax(1) for one in noise]).mean(0)
@@ -97,7 +98,7 @@ class SmoothedNet(Classifier):
 
     @torch.no_grad()
     def counts(self, images: Tensor, samples: int, seed: int) -> Tensor:
-        """The number of noisy copies of each image for which each class is predicted: [B, K]."""
+        """Return for each image the number of noisy copies for which each class is predicted: [B, K]."""
         source = torch.Generator(images.device).manual_seed(seed)
         won = torch.zeros(len(images), self.classes, dtype=torch.long, device=images.device)
         rows = torch.arange(len(images), device=images.device)
@@ -108,7 +109,7 @@ class SmoothedNet(Classifier):
 
     @torch.no_grad()
     def certified_radius(self, images: Tensor, labels: Tensor) -> Tensor:
-        """sigma * Phi^-1(p) / sqrt(d) for the Clopper-Pearson bound p.
+        """Return sigma * Phi^-1(p) / sqrt(d) for the Clopper-Pearson bound p: float64 [B].
 
         An l2 ball of radius r contains the l_inf ball of radius r / sqrt(d).
         """
@@ -127,10 +128,10 @@ class SmoothedNet(Classifier):
 
     @torch.no_grad()
     def keeps_class(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Which samples [N] keep their label: those for which the label is not significantly below half of the votes.
+        """Return for which samples [N] the label does not have significantly less than half of the votes.
 
-        A certified label has more than half of the votes, so this is what an attack must refute. The noise is not that
-        of the certificate.
+        A certified label has more than half of the votes, so an attack must show that it has less. The noise differs
+        from the noise of the certificate.
         """
         with self.at_infinity():
             won = self.counts(images, self.samples, seed=2)
@@ -145,14 +146,17 @@ class SmoothedNet(Classifier):
         return (
             f"A convolutional net ({self.architecture}) smoothed by Gaussian noise of sigma {self.sigma:g}. "
             f"Certificates count over {self.samples} noisy copies and hold with probability {self.confidence:g} each, "
-            "in real arithmetic; those in ℓ∞ follow from ℓ2 by the factor 1/√d."
+            "in real arithmetic; the ℓ∞ radius is the ℓ2 radius times 1/√d."
         )
 
 
 @SYSTEMS.register("smoothing")
 @dataclass(frozen=True)
 class Smoothing(System):
-    """Cross-entropy of the base net on noisy images; [model] and the phases of the schedule have no effect."""
+    """The loss is the cross-entropy of the base net on noisy images.
+
+    [model] and the phases of the schedule have no effect.
+    """
 
     net_type: ClassVar[type[Classifier]] = SmoothedNet
     unused: ClassVar[tuple[str, ...]] = (*RELAXATION, *OBJECTIVE)
@@ -168,14 +172,14 @@ class Smoothing(System):
         check_architecture(self.architecture)
 
     def build(self, recipe: Recipe, info: SetInfo) -> SmoothedNet:
-        """The net of `system.architecture`, with batch norm."""
+        """Build the net of `system.architecture`, with batch norm."""
         return SmoothedNet(info.image_shape, len(info.classes), **asdict(self), mean=info.mean, std=info.std)
 
     def loss(
         self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, state: StepState
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(net, SmoothedNet)
-        # Seeded by the step, so that a resumed run draws the same noise as an uninterrupted one.
+        # The step determines the seed, so that a resumed run draws the same noise as an uninterrupted one.
         source = torch.Generator(pixels.device).manual_seed(recipe.run.seed + round(state.epoch * 2**20))
         noise = torch.randn(pixels.shape, generator=source, device=pixels.device)
         logits = net.base_logits(pixels + self.sigma * noise)

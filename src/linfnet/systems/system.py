@@ -1,6 +1,6 @@
-"""The interface of a system, the table of all systems, and how recipes and saved models select one.
+"""The interface of a system, the table of all systems, and functions that select the system of a recipe or model.
 
-A system defines how a recipe builds its net and the loss of a training step. The net defines how it is certified.
+A system builds the net of a recipe and defines the loss of a training step. The net defines how it is certified.
 """
 
 from abc import ABC, abstractmethod
@@ -20,35 +20,38 @@ from linfnet.recipes import Recipe, options_from_mapping
 from linfnet.registry import Registry
 from linfnet.schedules import StepState
 
-# For `System.unused`: keys without effect in a net without distance layers, and in a system with its own loss.
+# For `System.unused`: keys that have no effect without distance layers, or in a system that defines its own loss.
 RELAXATION = ("model", "schedule.p_start", "schedule.p_end", "schedule.snap_p")
 OBJECTIVE = ("loss", "optimizer.scale_lr_factor")
 
 
 @dataclass(frozen=True)
 class System(ABC):
-    """A frozen dataclass, registered as `@SYSTEMS.register(name)`; its fields are the keys of a recipe's [system]."""
+    """Base class of systems: frozen dataclasses, registered by `@SYSTEMS.register(name)`.
+
+    Their fields are the keys of a recipe's [system].
+    """
 
     net_type: ClassVar[type[Classifier]]
     unused: ClassVar[tuple[str, ...]] = ()
-    """Keys or sections of a recipe without effect in this system. Changing them is an error; reports omit them."""
+    """Keys or sections of a recipe that have no effect in this system. Changing them is an error; reports omit them."""
 
     def __post_init__(self) -> None:
         check_numbers(self, "system")
 
     @abstractmethod
     def build(self, recipe: Recipe, info: SetInfo) -> Classifier:
-        """Build the net with random weights, for the images of a set."""
+        """Build the net with random weights for the images of a data set."""
 
     @abstractmethod
     def loss(
         self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, state: StepState
     ) -> tuple[Tensor, Tensor]:
-        """The loss of a batch, and the net's logits [B, K].
+        """Return the loss of a batch, and the net's logits [B, K].
 
         Args:
             recipe: the recipe of the run.
-            net: what `build` returned, in training mode and at `state.p`.
+            net: the net that `build` returned, in training mode and at `state.p`.
             pixels: [B, C, H, W] in [0, 1].
             labels: [B].
             state: the schedule at this step.
@@ -56,21 +59,21 @@ class System(ABC):
 
 
 class FeatureSystem(System):
-    """A system whose loss depends on the images only through one tensor, the features; by default the logits.
+    """A system whose loss depends on the images only through one tensor, the features; these are the logits by default.
 
-    The features must be a function of the images, of p and of tensors of the net: on a GPU, training replays their
+    The features must depend only on the images, on p and on tensors of the net: on a GPU, training replays their
     computation from CUDA graphs.
     """
 
     def features(self, net: Classifier, pixels: Tensor) -> Tensor:
-        """Features [B, ...] of images [B, C, H, W]."""
+        """Return the features [B, ...] of images [B, C, H, W]."""
         return net(pixels)
 
     @abstractmethod
     def loss_from_features(
         self, recipe: Recipe, net: Classifier, features: Tensor, labels: Tensor, state: StepState
     ) -> tuple[Tensor, Tensor]:
-        """The loss of a batch and the net's logits [B, K], as `loss`."""
+        """Return the loss of a batch and the net's logits [B, K], as `loss` does."""
 
     def loss(
         self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, state: StepState
@@ -93,19 +96,19 @@ SYSTEMS: Registry[type[System]] = Registry("system.name")
 
 
 def system_of(recipe: Recipe) -> System:
-    """The system of a recipe with the keys of its [system], types and ranges checked."""
+    """Return the system of a recipe; the types and ranges of the keys in its [system] are checked."""
     own = {key: value for key, value in recipe.system.items() if key != "name"}
     return options_from_mapping(SYSTEMS[recipe.system_name], own, "system")
 
 
 def has_effect(recipe: Recipe, key: str) -> bool:
-    """Whether a recipe's system uses a key or section."""
+    """Return whether a recipe's system uses a key or section."""
     unused = SYSTEMS[recipe.system_name].unused
     return key not in unused and key.split(".")[0] not in unused
 
 
 def check_changes(before: Recipe, after: Recipe) -> None:
-    """Raise an error if a key has changed that the recipe's system does not use."""
+    """Raise an error if a changed key has no effect in the recipe's system."""
     system = after.system_name
     for unused in SYSTEMS[system].unused:
         section, _, name = unused.partition(".")
@@ -124,5 +127,5 @@ def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> Cla
     """
     path = find_model(folder)
     config = read_table(path / "config.json")
-    # Only registered names are accepted: nothing that a config.json names is imported.
+    # Only registered names are accepted: a config.json cannot cause an import.
     return SYSTEMS[system_name(config)].net_type.load_with_config(path, config, device=device)

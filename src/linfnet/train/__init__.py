@@ -1,4 +1,4 @@
-"""Training: the loop, run folders, checkpoints."""
+"""Training: the training loop, run folders and checkpoints."""
 
 from linfnet.train.checkpoint import StoppedError as StoppedError
 from linfnet.train.loop import Display as Display

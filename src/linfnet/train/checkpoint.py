@@ -1,6 +1,6 @@
-"""Checkpoints: model, optimizer, random state and progress as safetensors, written atomically.
+"""Checkpoints: the model, the optimizer, the random state and the progress, written atomically as safetensors.
 
-Signals that ask a run to stop are handled here, too: the run writes a checkpoint first.
+This module also handles the signals that stop a run: the run writes a checkpoint first.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ FORMAT = "linfnet-checkpoint-1"
 
 
 class StoppedError(LinfnetError):
-    """The run was stopped by a signal, after writing a checkpoint."""
+    """A signal stopped the run, which has written a checkpoint."""
 
 
 @dataclass
 class Progress:
-    """Steps done and seconds of training, over all sessions of a run."""
+    """The number of finished steps and the training time in seconds, summed over all sessions of a run."""
 
     step: int = 0
     seconds: float = 0.0
@@ -45,9 +45,9 @@ def save_checkpoint(
     recipe_digest: str,
     keep: int,
 ) -> None:
-    """Write `step-N.safetensors` and delete all but the newest `keep`.
+    """Write `step-N.safetensors`, and delete all but the newest `keep` checkpoints.
 
-    Checkpoints of later steps are deleted, too: they were damaged, since the run resumed from an earlier one.
+    Checkpoints of later steps are also deleted. They are damaged: the run would otherwise have resumed from them.
     """
     tensors = {f"model.{name}": tensor for name, tensor in net.state_dict().items()}
     for name, parameter in net.named_parameters():
@@ -64,14 +64,14 @@ def save_checkpoint(
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, newest first."""
+    """Return the paths of the checkpoints in a folder, newest first."""
     return sorted(folder.glob("step-*.safetensors"), reverse=True)
 
 
 def load_checkpoint(
     path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, record: Tensor, recipe_digest: str
 ) -> Progress:
-    """Load a checkpoint into the net, the optimizer and the record; nothing is changed if it does not fit."""
+    """Load a checkpoint into the net, the optimizer and the record. If it does not fit, nothing is changed."""
     tensors, metadata = read_tensors(path)
     if metadata.get("linfnet") != FORMAT:
         raise LinfnetError(f"{path} is not a checkpoint of this library")
@@ -92,7 +92,7 @@ def load_checkpoint(
                 raise LinfnetError(f"{path}: {prefix}{key} has shape {tuple(tensor.shape)}: it belongs to another net")
             state[key] = tensor.to(parameter.device)
         if not state and parameter.requires_grad:
-            raise LinfnetError(f"{path} is incomplete: it has no optimizer state of {name}")
+            raise LinfnetError(f"{path} is incomplete: it has no optimizer state for {name}")
         moments[parameter] = state
     if metadata.get("recipe") != recipe_digest:
         raise LinfnetError(f"{path} was written by a run with a different recipe")
@@ -107,10 +107,10 @@ def load_checkpoint(
 def load_newest(
     folder: Path, net: nn.Module, optimizer: torch.optim.Adam, record: Tensor, recipe_digest: str, group: Group
 ) -> tuple[Progress, list[str]]:
-    """Load the newest valid checkpoint; the list has an error message for each newer one.
+    """Load the newest valid checkpoint; return its progress, and an error message for each newer, invalid one.
 
     Without any checkpoint, the run starts again from its seed. The first process reads the file and broadcasts the
-    state: the others need no access to the folder.
+    state, so the other processes need no access to the folder.
     """
 
     def load() -> tuple[Progress, list[str]]:
@@ -137,9 +137,9 @@ def load_newest(
 
 @contextlib.contextmanager
 def stop_on_signals() -> Generator[threading.Event]:
-    """Context with an event that SIGINT, SIGTERM and SIGHUP set; a second SIGINT interrupts at once.
+    """Yield an event that SIGINT, SIGTERM and SIGHUP set; a second SIGINT interrupts immediately.
 
-    A closed terminal sends SIGHUP; if it is ignored (`nohup`), it stays ignored.
+    A terminal sends SIGHUP when it is closed. If the signal was already ignored (`nohup`), it stays ignored.
     """
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -1,7 +1,7 @@
-"""CUDA graphs of the forward and backward pass of a module, used while p is constant. GPUs only.
+"""CUDA graphs of the forward and backward pass of a module, used on GPUs while p is constant.
 
 For large p a training step consists of many short kernels, and launching them from Python takes as long as running
-them. A graph launches all of them at once, on the same numbers in the same order: the results are the same bits.
+them. A graph launches all of them at once, in the same order and with the same inputs: the results are bitwise equal.
 """
 
 import contextlib
@@ -17,23 +17,23 @@ from torch.func import functional_call
 
 from linfnet.errors import LinfnetError
 
-# A capture takes as much host time as an eager step: it pays off if p is constant for this many further steps.
+# A capture takes as much CPU time as an eager step. It pays off if p stays constant for this many further steps.
 STEPS_TO_PAY_OFF = 3
 
 
 class GraphedModule:
-    """Calls a module in training, replaying CUDA graphs where they pay off; gradients are the same bits as without.
+    """Calls a module during training and replays CUDA graphs where they pay off; gradients are bitwise the same.
 
-    Batches of `batch` images are captured at the second step with the same p: during the first, kernels are compiled
-    and loaded, which a capture does not allow. The memory of a graph is reused by the graph of the next p.
+    Batches of `batch` images are captured at the second step with the same p: during the first step, kernels are
+    compiled and loaded, which a capture does not allow. The graph for the next p reuses the memory of the last graph.
 
     `zero_grad` must set the gradients of the module to None before each backward pass: a replay assigns them.
 
     Args:
-        module: [B, C, H, W] -> [B, ...], a function of its tensors and of p.
-        batch: the number of images in the batches to capture; smaller ones run eagerly.
-        p: returns the p of the module.
-        p_stays: returns whether p will be the same for the next STEPS_TO_PAY_OFF steps.
+        module: maps [B, C, H, W] to [B, ...]; its output depends only on its input, its tensors and p.
+        batch: the number of images in the batches to capture; smaller batches run eagerly.
+        p: returns the current p of the module.
+        p_stays: returns whether p stays the same for the next STEPS_TO_PAY_OFF steps.
     """
 
     def __init__(self, module: nn.Module, batch: int, p: Callable[[], float], p_stays: Callable[[], bool]) -> None:
@@ -42,7 +42,7 @@ class GraphedModule:
         self._graphs: CapturedGraphs | None = None
         self._last: torch.cuda.CUDAGraph | None = None  # keeps the memory pool alive between two captures
         self._failed = False
-        # The output of an autograd function has a gradient only if some input has one; the pixels have none.
+        # The output of an autograd function requires a gradient only if some input does; the pixels do not.
         self._requires_grad = torch.empty(0, device=next(module.parameters()).device, requires_grad=True)
 
     def __call__(self, pixels: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class GraphedModule:
         return self._module(pixels) if graphs is None else _Replay.apply(self._requires_grad, pixels, graphs)
 
     def _choose(self, pixels: Tensor) -> "CapturedGraphs | None":
-        """The graphs for this step, captured if necessary; None for an eager step."""
+        """Return the graphs for this step, captured if necessary, or None for an eager step."""
         if self._failed or len(pixels) != self._batch:
             return None
         p = self._current_p()
@@ -63,15 +63,17 @@ class GraphedModule:
             except (RuntimeError, LinfnetError) as error:
                 self._failed, self._last = True, None
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                warnings.warn(f"training continues without CUDA graphs, the capture failed: {reason}", stacklevel=3)
+                warnings.warn(
+                    f"training continues without CUDA graphs because the capture failed: {reason}", stacklevel=3
+                )
         return self._graphs
 
 
 class CapturedGraphs:
-    """Both passes of a module as CUDA graphs, for one p and one shape of batches; capturing changes no values.
+    """The forward and backward pass of a module as CUDA graphs, for one p and one shape of batches.
 
-    The output and the gradients have fixed addresses and are never copied. `previous` is a graph that is no longer
-    replayed and whose memory this one may reuse.
+    Capturing changes no values. The output and the gradients have fixed addresses and are never copied. `previous` is
+    a graph that is no longer replayed, so its memory can be reused.
     """
 
     def __init__(self, module: nn.Module, pixels: Tensor, previous: torch.cuda.CUDAGraph | None) -> None:
@@ -86,17 +88,17 @@ class CapturedGraphs:
         self._output, self._gradient = output.detach(), torch.empty_like(output)
         with _capture(self.backward_graph, pool, stream):
             gradients = torch.autograd.grad(output, list(leaves.values()), self._gradient, allow_unused=True)
-        # None for a parameter that only the objective uses, such as the temperature.
+        # The gradient is None for a parameter that only the objective uses, such as the temperature.
         self._gradients: list[tuple[nn.Parameter, Tensor | None]] = [*zip(parameters.values(), gradients, strict=True)]
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """The output for a batch; the next call overwrites it."""
+        """Return the output for a batch; the next call overwrites it."""
         self._pixels.copy_(pixels)
         self.forward_graph.replay()
         return self._output.detach()
 
     def backward(self, gradient: Tensor) -> None:
-        """Compute the gradients of the parameters from that of the output, and assign them to `.grad`."""
+        """Compute the gradients of the parameters from the gradient of the output, and assign them to `.grad`."""
         self._gradient.copy_(gradient)
         self.backward_graph.replay()
         for parameter, grad in self._gradients:
@@ -124,13 +126,13 @@ class _Replay(torch.autograd.Function):
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which all captures of a device run: a graph can reuse memory only of the same stream."""
+    """Return the stream for all captures on a device: a graph can reuse only memory of the same stream."""
     return torch.cuda.Stream(device)
 
 
 @contextlib.contextmanager
 def _capture(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Generator[None]:
-    """Capture the kernels of the block in a graph, with memory of a pool.
+    """Capture the kernels of the `with` block in a graph that allocates its memory from a pool.
 
     `torch.cuda.graph` would also synchronise the device and release all cached memory, which takes longer than a step.
     """
@@ -138,7 +140,7 @@ def _capture(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) 
     with torch.cuda.stream(stream):
         try:
             gc.disable()  # freeing device memory would invalidate the capture
-            # Other threads may compile kernels meanwhile.
+            # Other threads may compile kernels at the same time.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             yield
             graph.capture_end()

@@ -1,4 +1,4 @@
-"""The training loop, and how it starts or resumes a run in a folder."""
+"""The training loop, and functions that start or resume a run in a folder."""
 
 import contextlib
 import hashlib
@@ -37,17 +37,17 @@ class Watcher(Protocol):
     """An observer of a run."""
 
     def step(self, step: int, state: StepState, so_far: dict[str, float]) -> None:
-        """Called after each step; `so_far` summarises this epoch on a CPU, the last epoch on a GPU."""
+        """Called after each step. `so_far`: metrics of the current epoch on a CPU, of the previous epoch on a GPU."""
 
     def event(self, event: dict[str, Any]) -> None:
-        """Called after each epoch and each test with the event as logged."""
+        """Called after each epoch and each test with the logged event."""
 
 
 class Trainer:
     """A training run: the net, its optimizer and its progress.
 
     The first process writes checkpoints, events, the model and its results into the folder, if there is one. The
-    processes of a group share each batch; they train the net that a single process would, up to rounding.
+    processes of a group share each batch. Up to rounding, they train the same net as a single process.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Trainer:
             raise LinfnetError(f"the net cannot be built: {str(error).splitlines()[0]}") from None
         self.recipe_digest = hashlib.sha256(recipe_to_toml(recipe).encode()).hexdigest()
         self.optimizer = build_optimizer(recipe, self.net)
-        # Nets without a Lipschitz constant have no theta: their margins are counted above and below 0.
+        # Nets without a Lipschitz constant have no theta: for them, only the sign of each margin is counted.
         self.threshold = recipe.loss.threshold(self.net.lipschitz or 0.0)
         self.record = torch.zeros(self.steps_per_epoch, RECORD_COLUMNS, device=device)
         sizes = [min(self.batch, len(self.images) - start) for start in range(0, len(self.images), self.batch)]
@@ -99,7 +99,7 @@ class Trainer:
         self.saved_at = time.monotonic()
 
     def resume(self) -> list[str]:
-        """Continue from the newest valid checkpoint of the folder; returns an error message for each newer one."""
+        """Load the newest valid checkpoint of the folder; return an error message for each newer, invalid one."""
         assert self.folder is not None
         state = (self.net, self.optimizer, self.record)
         self.progress, errors = load_newest(self.folder.checkpoints, *state, self.recipe_digest, self.group)
@@ -150,16 +150,16 @@ class Trainer:
                 if stopping:
                     self._stop()
                 self._save()
-                start += time.perf_counter() - begin  # do not count the time of writing as training
+                start += time.perf_counter() - begin  # do not count the time for writing as training time
         self.last_epoch = summarise(self.record, self.sizes, first_step, self.state_at)
         self.progress.seconds = time.perf_counter() - start
         final = self.state_at(self.progress.step - 1)
-        p = final.p if math.isfinite(final.p) else "inf"  # JSON has no infinity; float("inf") parses this text
+        p = final.p if math.isfinite(final.p) else "inf"  # JSON has no infinity; float(p) accepts both forms
         values = {"p": p, "lambda": final.mixing, "lr": final.lr, "scale": self.net.scale.item()}
         self._log(watcher, "epoch", {**values, **self.last_epoch})
 
     def _batches(self, epoch: int, done: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """This process's share of the epoch's batches after the first `done`: pixels [B, C, H, W] and labels [B]."""
+        """Yield this process's part of each batch after the first `done` ones: pixels [B, C, H, W] and labels [B]."""
         data, info = self.recipe.data, self.images.info
         plan = plan_epoch(len(self.images), self.recipe.run.seed, epoch, pad=data.pad, flip=data.flip).to(self.device)
         for start in range(done * self.batch, len(self.images), self.batch):
@@ -170,14 +170,14 @@ class Trainer:
             yield to_pixels(crops, info.white), self.images.labels[index]
 
     def _step(self, row: int, pixels: Tensor, labels: Tensor) -> StepState:
-        """One step of training: `row` is its index in the epoch."""
+        """Perform one training step; `row` is its index in the epoch."""
         state = self.state_at(self.progress.step)
         self.net.p = state.p
         self.optimizer.param_groups[0]["lr"] = state.lr
         self.optimizer.param_groups[1]["lr"] = state.lr * self.recipe.optimizer.scale_lr_factor
         loss, logits = self._loss(pixels, labels, state)
         if self.group.size > 1:
-            loss = loss * (len(labels) / self.sizes[row].item())  # the sum over all processes is the mean of the batch
+            loss = loss * (len(labels) / self.sizes[row].item())  # the sum over all processes is the batch mean
         self.optimizer.zero_grad()
         loss.backward()
         self.gradients.wait()
@@ -196,7 +196,7 @@ class Trainer:
         return self.state_at(min(self.progress.step + STEPS_TO_PAY_OFF, self.total_steps - 1)).p == self.net.p
 
     def _test(self) -> dict[str, Any]:
-        """Test accuracy at the current p, and clean and certified test accuracy at p = inf."""
+        """Return the test accuracy at the current p, and the clean and certified test accuracy at p = inf."""
         self.net.eval()
         at_p = accuracies(self.net, self.test, (), self.group).clean
         self.net.train()
@@ -249,19 +249,19 @@ class Trainer:
         if self._output:
             self.net.save(self._output.path, class_names=self.images.info.classes, results=Results(result))
             self._output.log("finish", step=self.progress.step, seconds=round(self.progress.seconds, 3))
-            write_training(self._output.path, result)  # written last: a run has finished if this file exists
+            write_training(self._output.path, result)  # written last: this file marks the run as finished
         self.group.any(False)  # all processes wait until the model is written
         return result
 
 
 Display = Callable[[Trainer], contextlib.AbstractContextManager[Watcher]]
-"""Opens an observer for a run."""
+"""A function that returns a context manager with an observer of a run."""
 
 
 def start_run(
     recipe: Recipe, out: Path, device: torch.device, group: Group = ALONE, *, display: Display | None = None
 ) -> RunFolder:
-    """Train by a recipe in an empty or new folder, which is written only after the net is built."""
+    """Train a net by a recipe in a new or empty folder; nothing is written before the net has been built."""
     folder = RunFolder.new(out, recipe) if group.first else RunFolder(out, recipe)
     try:
         _train(folder, device, group, display, resume=False)
@@ -273,13 +273,13 @@ def start_run(
 def resume_run(
     folder: RunFolder, device: torch.device, group: Group = ALONE, *, display: Display | None = None
 ) -> bool:
-    """Continue a run from its newest valid checkpoint; False if it has finished and its model is valid.
+    """Resume a run from its newest valid checkpoint; return False if it has already finished with a valid model.
 
-    The observer first gets an event `resume` with the step and the errors of invalid checkpoints.
+    The observer first receives a `resume` event with the step and the errors of invalid checkpoints.
     """
     try:
         if group.first:
-            folder.lock()  # before the check: no other process can finish the run in between
+            folder.lock()  # lock before the check, so that no other process finishes the run in between
         if group.from_first(lambda: folder.finished and not cut_short(folder.path / "model.safetensors")):
             return False
         _train(folder, device, group, display, resume=True)

@@ -1,4 +1,4 @@
-"""The metrics of training: those of each step, and clean and certified accuracy (in real arithmetic) on a set."""
+"""Training metrics: the metrics of each step, and clean and certified accuracy (in real arithmetic) on a set."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,14 +21,14 @@ TEST_BATCH = 1000
 
 
 def pixel_batches(images: ImageSet, size: int = TEST_BATCH) -> Iterator[Tensor]:
-    """The images of a set, in order, as pixels [size, C, H, W]; the last batch may be smaller."""
+    """Yield the images of a set, in order, as pixels [size, C, H, W]; the last batch may be smaller."""
     for start in range(0, len(images), size):
         yield images.pixels(slice(start, start + size))
 
 
 @torch.no_grad()
 def predict(net: Classifier, images: ImageSet, group: Group = ALONE) -> Tensor:
-    """Logits [N, K] of a whole set at the net's p and mode; several processes share the work."""
+    """Return the logits [N, K] of a set at the net's current p and mode; the processes of the group share the work."""
     part = group.share(len(images))
     mine = replace(images, images=images.images[part], labels=images.labels[part])
     logits = [net(batch) for batch in pixel_batches(mine)] or [net(images.pixels(slice(0, 0)))]
@@ -36,7 +36,7 @@ def predict(net: Classifier, images: ImageSet, group: Group = ALONE) -> Tensor:
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Share of samples whose true class has the strictly largest logit."""
+    """Return the fraction of samples whose true class has the strictly largest logit."""
     return label_on_top(logits, labels).double().mean().item()
 
 
@@ -48,9 +48,10 @@ def accuracies(
     *,
     threshold: float | None = None,
 ) -> Accuracies:
-    """Clean and certified accuracy of a net in eval mode; certificates need p = inf, and expensive ones are skipped.
+    """Return the clean and certified accuracy of a net in eval mode.
 
-    With a threshold, also the shares of margins above it, between 0 and it, and below 0.
+    Certificates need p = inf; expensive ones are skipped. With a threshold, the result also has the fractions of
+    margins above the threshold, between 0 and the threshold, and below 0.
     """
     logits, labels = predict(net, images, group), images.labels
 
@@ -65,8 +66,10 @@ def accuracies(
     return Accuracies(accuracy(logits, labels), shares, *margins)
 
 
-# Columns of the record: loss; numbers of samples that are correct, with a margin above theta, in [0, theta], below 0.
-RECORD_COLUMNS = 5
+# Columns of the record: the loss, and the numbers of samples that are classified correctly, or have a margin above
+# theta, in [0, theta], or below 0. The log has the mean of each column under these keys.
+MEANS = ("loss", "accuracy", "above", "between", "below")
+RECORD_COLUMNS = len(MEANS)
 
 
 def record_step(record: Tensor, row: int, loss: Tensor, logits: Tensor, labels: Tensor, threshold: float) -> None:
@@ -77,7 +80,7 @@ def record_step(record: Tensor, row: int, loss: Tensor, logits: Tensor, labels: 
 
 
 def summarise(record: Tensor, sizes: Tensor, first_step: int, state_at: Callable[[int], StepState]) -> dict[str, float]:
-    """Means over the samples of an epoch, or of its steps so far: loss, accuracy and the three margin shares.
+    """Return the means over the samples of the recorded steps of an epoch: loss, accuracy and the three margin shares.
 
     Raises an error that names the step if a loss is NaN or infinite.
     """
@@ -91,4 +94,4 @@ def summarise(record: Tensor, sizes: Tensor, first_step: int, state_at: Callable
         )
     samples = sizes.sum().item()
     means = [(record[:, 0] * sizes).sum().item() / samples, *(record[:, 1:].sum(0) / samples).tolist()]
-    return dict(zip(("loss", "accuracy", "above", "between", "below"), means, strict=True))
+    return dict(zip(MEANS, means, strict=True))

@@ -1,4 +1,4 @@
-"""The schedule of a recipe at a step, its optimizer and its weight decay."""
+"""The schedule of a recipe at a given step, and its optimizer and weight decay."""
 
 import math
 
@@ -13,7 +13,7 @@ from linfnet.systems import has_effect
 
 
 def step_state(recipe: Recipe, step: int, steps_per_epoch: int) -> StepState:
-    """The schedule of a recipe at a step, counted from 0."""
+    """Return the state of a recipe's schedule at a step; steps are counted from 0."""
     schedule, epoch = recipe.schedule, step / steps_per_epoch
     phases = schedule.phases()
     relaxed = phases.relaxation_progress(epoch)
@@ -30,7 +30,7 @@ def step_state(recipe: Recipe, step: int, steps_per_epoch: int) -> StepState:
 
 
 def build_optimizer(recipe: Recipe, net: Classifier) -> torch.optim.Adam:
-    """Adam with two groups: the weights, and the temperature s at a fraction of their learning rate."""
+    """Return Adam with two groups: the weights, and the temperature s at a fraction of their learning rate."""
     settings = recipe.optimizer
     scale = [net.scale] if isinstance(net.scale, nn.Parameter) else []  # in other systems s is a constant buffer
     net.scale.requires_grad_(bool(scale) and recipe.loss.learns_scale)
@@ -44,11 +44,11 @@ def build_optimizer(recipe: Recipe, net: Classifier) -> torch.optim.Adam:
 
 @torch.no_grad()
 def decay_rows(weight: Tensor, p: float, amount: float) -> None:
-    """w_i <- w_i - amount * (|w_i| / ||w||_p)^(p - 2) * w_i for each row w of a weight [out, ...], in place.
+    """Decay each row w of a weight [out, ...] in place: w_i <- w_i - amount * (|w_i| / ||w||_p)^(p - 2) * w_i.
 
-    This is the weight decay of the 2021 paper. At p = 2 it is the usual one. For larger p it concentrates on the
-    largest entry of each row; at p = inf only that entry decays (the first of several equal ones), as in the authors'
-    code. A bias [out] has rows of one entry, which decay as usual.
+    This is the weight decay of the 2021 paper. At p = 2 it is ordinary weight decay. For larger p it concentrates on
+    the largest entry of each row. At p = inf only that entry decays (the first of several equal ones), as in the
+    authors' code. The rows of a bias [out] have one entry, for which this is ordinary weight decay at every p.
     """
     rows = weight.view(len(weight), -1)
     sizes = rows.abs()
@@ -56,7 +56,7 @@ def decay_rows(weight: Tensor, p: float, amount: float) -> None:
         largest = sizes.argmax(1, keepdim=True)
         rows.scatter_add_(1, largest, -amount * rows.gather(1, largest))
         return
-    # Relative to the largest entry, so that no power overflows; rows of zeros do not change. |w|^(p - 1) sign(w) is
+    # Divide by the largest entry, so that no power overflows; rows of zeros do not change. |w|^(p - 1) sign(w) is
     # correct at w = 0 for every p.
     largest = sizes.amax(1, keepdim=True).clamp(min=torch.finfo(sizes.dtype).tiny)
     shares = sizes.div_(largest)
@@ -65,9 +65,9 @@ def decay_rows(weight: Tensor, p: float, amount: float) -> None:
 
 
 def decay_weights(net: Classifier, amount: float) -> None:
-    """Decay the weights and biases of all layers: distance layers at their p, others at p = 2."""
+    """Decay the weights and biases of all layers: distance layers with their p, other layers with p = 2."""
     if amount == 0:
         return
-    for module in list(net.modules())[1:]:  # without the net itself, whose own parameter s does not decay
+    for module in list(net.modules())[1:]:  # skip the net itself: its parameter s does not decay
         for parameter in module.parameters(recurse=False):
             decay_rows(parameter, module.p if isinstance(module, DistanceModule) else 2.0, amount)

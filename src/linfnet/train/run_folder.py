@@ -1,8 +1,8 @@
 """The run folder: everything needed to repeat, resume and check a run.
 
-recipe.toml   all keys of the recipe    events.jsonl   the event log, one JSON object per line
-env.json      versions, device, commit  checkpoints/   safetensors, the newest few
-model.safetensors, config.json, results.json           once the run has finished
+recipe.toml   all keys of the recipe         events.jsonl   the event log, one JSON object per line
+env.json      versions, hardware and commit  checkpoints/   the newest checkpoints, as safetensors
+model.safetensors, config.json, results.json: written when the run has finished
 """
 
 import contextlib
@@ -24,13 +24,14 @@ from filelock import FileLock, Timeout
 from linfnet.errors import LinfnetError
 from linfnet.files import read_table, write_json, write_text
 from linfnet.nn.model_path import packaged_hint
-from linfnet.recipes import Recipe, load_recipe, recipe_to_toml
+from linfnet.recipes import Recipe, load_recipe, missing_sections, recipe_to_toml
 from linfnet.results.storage import RESULTS_FILE
+from linfnet.train.metrics import MEANS
 from linfnet.version import __version__
 
 # The numeric fields of each kind of event.
 _NUMBERS = {
-    "epoch": ("epoch", "seconds", "lambda", "lr", "scale", "loss", "accuracy", "above", "between", "below"),
+    "epoch": ("epoch", "seconds", "lambda", "lr", "scale", *MEANS),
     "test": ("epoch", "seconds", "accuracy_at_p", "clean"),
 }
 
@@ -40,7 +41,7 @@ class UnwritableError(LinfnetError):
 
 
 class RunFolder:
-    """One run on disk: started by `new` and `create`, opened by `open`; only one process can train it at a time."""
+    """A run on disk. `new` and `create` start it, `open` opens it. Only one process at a time can train it."""
 
     def __init__(self, path: Path, recipe: Recipe) -> None:
         self.path, self.recipe = path, recipe
@@ -48,12 +49,12 @@ class RunFolder:
 
     @classmethod
     def new(cls, path: Path, recipe: Recipe) -> "RunFolder":
-        """A new run in an empty or missing folder; nothing is written before `create`."""
+        """Return a new run in an empty or missing folder; nothing is written before `create`."""
         try:
             if path.exists() and not _is_unused(path):
                 advice = f", or --resume {shlex.quote(str(path))}" if (path / "recipe.toml").exists() else ""
                 content = "a run" if advice else "files"
-                raise LinfnetError(f"output folder {path} already holds {content}; choose another --out{advice}")
+                raise LinfnetError(f"output folder {path} already contains {content}; choose another --out{advice}")
         except OSError as error:
             raise LinfnetError(f"output folder {path} cannot be used: {error.strerror}") from None
         return cls(path, recipe)
@@ -73,28 +74,28 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
-        """The run in a folder."""
+        """Return the run in an existing folder."""
         file = path / "recipe.toml"
         if not file.is_file():
             raise LinfnetError(f"{path} is not a run folder: it has no recipe.toml{packaged_hint(path)}")
         recipe = load_recipe(file)
-        # This section is written last. Without it the file is truncated, and defaults would replace what is missing.
-        if "\n[reported]\n" not in file.read_text(encoding="utf-8"):
-            raise LinfnetError(f"{file} is truncated: it has no [reported]")
+        # A run writes all sections. In a truncated file, defaults would silently replace the missing ones.
+        if missing := missing_sections(file.read_text(encoding="utf-8")):
+            raise LinfnetError(f"{file} is truncated: it has no section [{missing[0]}]")
         return cls(path, recipe)
 
     def lock(self) -> None:
-        """Lock the folder until `release` or the end of this process; an error if another process has locked it."""
+        """Lock the folder until `release` or the end of this process; raise if another process has locked it."""
         try:
-            # `locked` in another process takes the lock for a moment.
+            # Wait, because `locked` in another process may hold the lock for a moment.
             self._lock.acquire(timeout=0.2, poll_interval=0.01)
         except Timeout:
             raise LinfnetError(f"{self.path} is in use by another process") from None
-        except OSError as error:  # a file system without locks
+        except OSError as error:  # the file system has no locks
             raise UnwritableError(f"{self.path} cannot be locked: {error.strerror}") from None
 
     def _sweep(self) -> None:
-        """Remove temporary files. Called only when training begins: later, an evaluation may be writing such files."""
+        """Remove temporary files. Call this only before training: later, an evaluation may be writing such files."""
         for temporary in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):
             temporary.unlink(missing_ok=True)
 
@@ -108,14 +109,14 @@ class RunFolder:
         if not (self.path / ".lock").exists():
             return False
         try:
-            # Long enough for the same test in another process to end.
+            # Wait long enough for another process to finish the same check.
             with self._new_lock().acquire(timeout=0.05, poll_interval=0.01):
                 return False
-        except OSError as error:  # other errors: a file system without locks
-            return isinstance(error, Timeout)
+        except OSError as error:
+            return isinstance(error, Timeout)  # any other error means that the file system has no locks
 
     def _new_lock(self) -> FileLock:
-        # Readable and writable for all users: `linfnet watch` of another user tests the lock.
+        # All users need access, because `linfnet watch` may be run by another user and tries to acquire the lock.
         return FileLock(self.path / ".lock", mode=0o666)
 
     @property
@@ -129,41 +130,40 @@ class RunFolder:
 
     @contextlib.contextmanager
     def guarded(self) -> Generator[None]:
-        """Convert a failure to write (a full disk, a removed folder) to an error that names the last checkpoint."""
+        """Convert write failures (a full disk, a removed folder) to an error that names the last checkpoint."""
         try:
             yield
         except OSError as error:
             steps = sorted(path.stem for path in self.checkpoints.glob("step-*.safetensors"))
             saved = f"its last checkpoint is {steps[-1]}" if steps else "it has no checkpoint yet"
             where = f"{error.filename}: " if error.filename else ""
-            raise UnwritableError(
-                f"the run stopped: {where}{error.strerror or error}; {saved}; after a fix, {resume_hint(self.path)}"
-            ) from None
+            advice = f"fix the cause, then {resume_hint(self.path)}"
+            raise UnwritableError(f"the run stopped: {where}{error.strerror or error}; {saved}; {advice}") from None
 
     def log(self, event: str, **values: Any) -> None:
-        """Append one event."""
+        """Append one event to the log."""
         with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"event": event, **values}, allow_nan=False) + "\n")
 
     def events(self) -> list[dict[str, Any]]:
-        """All events so far; lines that are truncated or not events are left out."""
+        """Return all events so far, without lines that are truncated or not events."""
         file = self.path / "events.jsonl"
         return parse_events(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else []
 
     def rewind(self, step: int) -> None:
-        """Remove temporary files and the events after a step, from which training resumes.
+        """Remove temporary files and all events after the step from which training resumes.
 
-        The log then gets a `resume` event with what has changed since the run began: commit, versions, hardware.
+        Then log a `resume` event with the values of env.json that have changed: commit, versions or hardware.
         """
-        self.checkpoints.mkdir(exist_ok=True)  # it may be missing in a copy of the folder
+        self.checkpoints.mkdir(exist_ok=True)  # the folder may be missing in a copy of the run
         self._sweep()
-        # Remove an earlier `resume` at the same step: no step was made after it.
+        # Also remove an earlier `resume` event of this step, after which no step was completed.
         last = {"resume": step - 1, "finish": -1}
         events = (event for event in self.events() if event.get("step", 0) <= last.get(event["event"], step))
         lines = [json.dumps(event, allow_nan=False) + "\n" for event in events]
         write_text(self.path / "events.jsonl", "".join(lines))
         before: dict[str, Any] = {}
-        with contextlib.suppress(LinfnetError):  # without env.json, everything counts as changed
+        with contextlib.suppress(LinfnetError):  # without a readable env.json, all values count as changed
             before = read_table(self.path / "env.json")
         now = environment().items()
         changes = {key: value for key, value in now if key != "command" and value != before.get(key)}
@@ -171,7 +171,7 @@ class RunFolder:
 
 
 def parse_events(text: str) -> list[dict[str, Any]]:
-    """The events of a log; lines that are truncated, or in which a value is missing or not a number, are left out."""
+    """Return the events of a log, without lines that are truncated or have missing or non-numeric values."""
     events: list[dict[str, Any]] = []
     for line in text.splitlines():
         try:
@@ -196,23 +196,23 @@ def _is_event(event: dict[str, Any]) -> bool:
 
 
 def resume_hint(path: Path) -> str:
-    """The command that resumes a run, for messages."""
+    """Return the part of a message that tells the user how to resume a run."""
     return f"resume it with: linfnet train --resume {shlex.quote(str(path))}"
 
 
 def new_run_path(name: str) -> Path:
-    """A path under `runs/` from a name and the time."""
+    """Return a path under `runs/` that consists of a name and the current time."""
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _is_unused(path: Path) -> bool:
-    """Whether a folder is empty, or a run was killed there before it wrote its recipe."""
+    """Return whether a folder is empty or has only the traces of a run that was killed before it wrote its recipe."""
     entries = [entry for entry in path.iterdir() if entry.name != ".lock" and not entry.match(".*.tmp")]
     return all(entry.name == "checkpoints" and entry.is_dir() and not any(entry.iterdir()) for entry in entries)
 
 
 def environment() -> dict[str, Any]:
-    """Versions, hardware, commit and command, for env.json."""
+    """Return the versions, the hardware, the commit and the command for env.json."""
     packages = ("torch", "numpy", "safetensors")
     return {
         "linfnet": __version__,
@@ -228,7 +228,7 @@ def environment() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The name of the processor."""
+    """Return the name of the processor."""
     file = Path("/proc/cpuinfo")
     for line in file.read_text().splitlines() if file.exists() else ():
         if line.startswith("model name"):
@@ -237,7 +237,7 @@ def cpu_name() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree of this package, marked if there are changes; None outside a repository."""
+    """Return the commit of this package's source tree, with `-dirty` if it has changes; None outside a repository."""
     here = Path(__file__)
 
     def git(*arguments: str) -> str:
@@ -245,7 +245,9 @@ def _commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", here.name)  # fails if the package is installed inside another repository
+        git(
+            "ls-files", "--error-unmatch", here.name
+        )  # this fails if the package is installed inside another repository
         return git("describe", "--always", "--dirty", "--abbrev=12")
     except (OSError, subprocess.SubprocessError):
         return None
