@@ -181,13 +181,13 @@ def main() -> None:
     parser.add_argument("--record", type=Path, metavar="FILE", help="append each measurement as a line of JSON")
     options = parser.parse_args()
     if options.repeats < 1:
-        parser.error(f"--repeats is {options.repeats}; wanted a number of at least 1")
+        parser.error(f"--repeats is {options.repeats}; expected a number of at least 1")
     if not torch.cuda.is_available():
         parser.error("torch finds no CUDA device")
     for name in ("peer", "states"):
         folder = getattr(options, name)
         if folder and not folder.is_dir():
-            parser.error(f"--{name} is {folder}; wanted a folder")
+            parser.error(f"--{name} is {folder}; expected a folder")
 
     candidates: dict[str, Distance] = {GRAPHS: ours, f"{GRAPHS}, eager": ours}
     if options.peer:

@@ -49,5 +49,5 @@ def test_no_perturbation_is_the_image_itself():
 
 @pytest.mark.parametrize("value", [-1e-7, 1.0000001, float("nan")])
 def test_pixels_outside_are_refused(value: float):
-    with pytest.raises(ArgumentError, match=r"wanted \[0, 1\]"):
+    with pytest.raises(ArgumentError, match=r"expected \[0, 1\]"):
         check_images(torch.tensor([0.5, value]))

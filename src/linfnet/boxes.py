@@ -14,7 +14,7 @@ def check_images(images: Tensor, name: str = "images") -> Tensor:
     if images.numel():
         low, high = (end.item() for end in images.aminmax())
         if not (low >= 0 and high <= 1):
-            raise ArgumentError(f"{name} have pixels from {low:.9g} to {high:.9g}; wanted [0, 1] (and no NaN)")
+            raise ArgumentError(f"{name} have pixels from {low:.9g} to {high:.9g}; expected [0, 1] (and no NaN)")
     return images
 
 
@@ -48,7 +48,7 @@ def _per_image(epsilon: Tensor, images: Tensor) -> Tensor:
 
 def _ends(images: Tensor, epsilon: Fraction | Tensor, outward: bool) -> tuple[Tensor, Tensor]:
     if not bool((epsilon >= 0).all() if isinstance(epsilon, Tensor) else epsilon >= 0):
-        raise ArgumentError(f"epsilon is {epsilon}; wanted a number of at least 0")
+        raise ArgumentError(f"epsilon is {epsilon}; expected a number of at least 0")
     if isinstance(epsilon, Tensor):
         size = _per_image(epsilon.double(), images)
     else:

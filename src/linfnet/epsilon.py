@@ -22,7 +22,7 @@ def parse_rational(text: str | float | Fraction, name: str) -> Fraction:
         top, _, bottom = plain.partition("/")
         return Fraction(top) / Fraction(bottom or 1)
     except (ValueError, ZeroDivisionError):
-        raise ArgumentError(f"{name} is {str(text)[:50]!r}; wanted a number like 8/255 or 0.1") from None
+        raise ArgumentError(f"{name} is {str(text)[:50]!r}; expected a number like 8/255 or 0.1") from None
 
 
 def parse_epsilon(text: str | float | Fraction, name: str = "eps") -> Fraction:
@@ -33,7 +33,7 @@ def parse_epsilon(text: str | float | Fraction, name: str = "eps") -> Fraction:
     """
     value = parse_rational(text, name)
     if not 0 <= value <= 1:
-        raise ArgumentError(f"{name} is {text}; wanted a number from 0 to 1 (pixel units)")
+        raise ArgumentError(f"{name} is {text}; expected a number from 0 to 1 (pixel units)")
     return value
 
 

@@ -43,7 +43,7 @@ class Phases:
     def __post_init__(self) -> None:
         if min(self.start, self.rise, self.infinite) < 0 or self.total == 0:
             phases = (self.start, self.rise, self.infinite)
-            raise ArgumentError(f"schedule.epochs is {phases}; wanted three numbers >= 0, not all 0")
+            raise ArgumentError(f"schedule.epochs is {phases}; expected three numbers >= 0, not all 0")
 
     @property
     def total(self) -> int:

@@ -128,7 +128,7 @@ def test_a_rival_is_aimed_at_even_where_another_class_is_nearer():
             found = best_pgd(net, images, labels, TENTH, steps=20, p=16.0, rival=rival)
             reached[rival] += int((net(found).argmax(1) == third).sum())
     assert reached[2] > 2 * reached[1]
-    with pytest.raises(ArgumentError, match="rival is 3; wanted a number from 0 to 2"):
+    with pytest.raises(ArgumentError, match="rival is 3; expected a number from 0 to 2"):
         best_pgd(net, images, labels, TENTH, rival=3)
 
 
@@ -151,7 +151,7 @@ def test_objectives_rise_as_the_margin_falls():
         assert near > far
     two = dlr(torch.tensor([[3.0, 1.0]]), torch.tensor([0]), 1.0)
     assert two.item() == -2.0
-    with pytest.raises(ArgumentError, match="objective is 'cw'; wanted one of ce, margin, dlr"):
+    with pytest.raises(ArgumentError, match="objective is 'cw'; expected one of ce, margin, dlr"):
         best_pgd(random_net(0), torch.rand(1, 2, 4, 3), labels[:1], TENTH, objective="cw")
 
 

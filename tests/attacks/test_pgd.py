@@ -58,7 +58,7 @@ def test_no_weight_gets_a_gradient():
 
 
 def test_images_outside_the_pixel_range_are_refused():
-    with pytest.raises(ArgumentError, match=r"wanted \[0, 1\]"):
+    with pytest.raises(ArgumentError, match=r"expected \[0, 1\]"):
         pgd(random_net(0), torch.full((1, 1, 3, 3), 1.5), torch.zeros(1, dtype=torch.int64), Fraction(1, 10))
 
 

@@ -114,5 +114,5 @@ def test_certificates_stand_at_infinity_whatever_p_is():
 
 def test_images_outside_the_pixel_range_are_refused():
     net, images, labels = random_net(0)
-    with pytest.raises(ArgumentError, match=r"wanted \[0, 1\]"):
+    with pytest.raises(ArgumentError, match=r"expected \[0, 1\]"):
         certified_by_interval(net, images + 0.5, labels, Fraction(1, 100))

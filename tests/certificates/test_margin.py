@@ -202,7 +202,7 @@ def test_certificates_leave_p_and_hooks_as_they_were():
     assert net.p == 8.0
     assert net.training
     assert not any(module._forward_hooks for module in net.modules())
-    with pytest.raises(ArgumentError, match="wanted p = inf"):
+    with pytest.raises(ArgumentError, match="expected p = inf"):
         forward_with_magnitudes(net, images)
     with net.at_infinity():
         assert torch.equal(certify_by_margin(net, images).radii, radii)

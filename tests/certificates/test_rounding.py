@@ -77,7 +77,7 @@ def test_grey_levels_can_lie_outside_their_fraction():
 def test_a_box_takes_no_negative_epsilon():
     """The ends would be exchanged, and an empty box would certify everything."""
     for epsilon in (Fraction(-1, 10), torch.tensor([-0.1]).double(), torch.tensor([math.nan]).double()):
-        with pytest.raises(ArgumentError, match="wanted a number of at least 0"):
+        with pytest.raises(ArgumentError, match="expected a number of at least 0"):
             outer_box(torch.tensor([[0.5]]), epsilon)
 
 
@@ -119,7 +119,7 @@ def test_images_of_another_precision_are_refused(dtype: torch.dtype):
     net, images = awkward_net(0, 1), torch.rand(2, 1, 1, 3).to(dtype)
     with pytest.raises(ArgumentError, match=f"images have dtype {dtype}, the net computes in torch.float32"):
         certify_by_margin(net, images)
-    with pytest.raises(ArgumentError, match="wanted the same"):
+    with pytest.raises(ArgumentError, match="expected the same"):
         certified_by_interval(net, images, torch.tensor([0, 0]), HUNDREDTH)
 
 
@@ -145,15 +145,15 @@ def test_a_negative_std_is_refused():
     net, images = awkward_net(0, 1), torch.rand(2, 1, 1, 3)
     for std in (-1.0, 0.0, math.nan):
         net.normalize.std.fill_(std)
-        with pytest.raises(ArgumentError, match="wanted a std above 0"):
+        with pytest.raises(ArgumentError, match="expected a std above 0"):
             certified_by_interval(net, images, torch.tensor([0, 0]), HUNDREDTH)
-        with pytest.raises(ArgumentError, match="wanted a std above 0"):
+        with pytest.raises(ArgumentError, match="expected a std above 0"):
             certify_by_margin(net, images)
 
 
 def test_half_precision_nets_are_refused():
     net = awkward_net(0, 1).half()
-    with pytest.raises(ArgumentError, match="wanted float32 or float64"):
+    with pytest.raises(ArgumentError, match="expected float32 or float64"):
         certify_by_margin(net, torch.rand(2, 1, 1, 3).half())
 
 
@@ -276,5 +276,5 @@ def test_a_standard_deviation_that_float32_does_not_hold_is_refused():
     for std in (1e-60, 1e60, -1.0, math.nan):
         with pytest.raises(ArgumentError, match="std"):
             LinfNet((1, 1, 1), 2, std=std)
-    with pytest.raises(ArgumentError, match="wanted finite numbers"):
+    with pytest.raises(ArgumentError, match="expected finite numbers"):
         LinfNet((1, 1, 1), 2, mean=math.nan)

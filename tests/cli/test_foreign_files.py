@@ -154,9 +154,9 @@ def test_results_that_were_edited(command: list[str], place: Path, refused: Call
     file = place / "run" / "results.json"
     results = json.loads(file.read_text())
     file.write_text(json.dumps({**results, "training": {**results["training"], "seconds": "long"}}))
-    assert "run/results.json: 'seconds' of training is 'long'; wanted a number" in refused(*command)
+    assert "run/results.json: 'seconds' of training is 'long'; expected a number" in refused(*command)
     file.write_text(json.dumps({**results, "evaluations": [{"data": "digits", "split": "test", "count": "many"}]}))
-    assert "'count' of evaluation 1 is 'many'; wanted a whole number of at least 0" in refused(*command)
+    assert "'count' of evaluation 1 is 'many'; expected a whole number of at least 0" in refused(*command)
 
 
 def test_records_that_were_edited(place: Path, refused: Callable[..., str]):

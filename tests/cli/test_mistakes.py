@@ -13,7 +13,7 @@ from linfnet.train import RunFolder
     [
         (["train", "digitz"], "unknown recipe 'digitz'; did you mean 'digits'?"),
         (["train", "digits", "--set", "widht=3"], "unknown key 'widht'; did you mean 'model.width'?"),
-        (["train", "digits", "--set", "p_start=0.5"], "schedule.p_start is 0.5; wanted a number >= 1"),
+        (["train", "digits", "--set", "p_start=0.5"], "schedule.p_start is 0.5; expected a number >= 1"),
         (["train", "digits", "--set", "data.name=mnits"], "did you mean 'mnist'?"),
         (["train", "digits", "--out", "run"], "output folder run already contains a run"),
         (["train", "digits", "--out", "run/config.json/x"], "output folder run/config.json/x cannot be"),
@@ -79,7 +79,7 @@ from linfnet.train import RunFolder
         (["reproduce", "table2"], "the study is 'table2'; expected one of table1"),
         (["reproduce", "table1", "--row", "cifar"], "--row is 'cifar'; table1 has mnist-0.1, "),
         (["reproduce", "table1", "--row"], "--row is empty; table1 has mnist-0.1, "),
-        (["reproduce", "table1", "--scale", "0"], "--scale is 0; wanted a number above 0, at most 1"),
+        (["reproduce", "table1", "--scale", "0"], "--scale is 0; expected a number above 0, at most 1"),
         (["reproduce", "table1", "--seeds", "0"], "--seeds is 0"),
         (["reproduce", "table1", "--set", "widht=3"], "unknown key 'widht'"),
         (["reproduce", "table1", "--row", "mnist-0.1"], "linfnet data fetch mnist"),

@@ -122,7 +122,7 @@ def test_convolution_identity_init_and_wrong_arguments():
         LpDistanceConv2d(4, 6, 3, groups=3)
     with pytest.raises(ArgumentError, match="groups=0 must be at least 1"):
         LpDistanceConv2d(4, 6, 3, groups=0)
-    with pytest.raises(ArgumentError, match="wanted \\[B, 2, H, W\\]"):
+    with pytest.raises(ArgumentError, match="expected \\[B, 2, H, W\\]"):
         layer(torch.rand(1, 3, 5, 5))
 
 

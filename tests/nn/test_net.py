@@ -153,7 +153,7 @@ class TestFolder:
     def test_what_load_would_refuse_is_not_saved(self, tmp_path: Path, dtype: torch.dtype):
         net = small_net().to(dtype)
         with pytest.raises(
-            ArgumentError, match=f"of the net has dtype {dtype}; wanted torch.float32: save net.float()"
+            ArgumentError, match=f"of the net has dtype {dtype}; expected torch.float32: save net.float()"
         ):
             net.save(tmp_path / "model")
         assert not (tmp_path / "model").exists()

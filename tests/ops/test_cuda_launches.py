@@ -206,7 +206,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_an_old_gpu_is_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    with pytest.warns(UserWarning, match="instead: NVIDIA T4 has architecture sm_75; wanted sm_80 or later$"):
+    with pytest.warns(UserWarning, match="instead: NVIDIA T4 has architecture sm_75; expected sm_80 or later$"):
         assert implementations.choose("cuda", torch.float32) == "reference"
 
 

@@ -286,13 +286,13 @@ def test_gradients_of_the_bounds():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((torch.zeros(2, 3), torch.zeros(4, 5)), r"x has shape \(2, 3\); wanted \[\.\.\., 5\]"),
-        ((torch.zeros(2, 3), torch.zeros(3)), r"w has shape \(3,\); wanted \[out, in\]"),
+        ((torch.zeros(2, 3), torch.zeros(4, 5)), r"x has shape \(2, 3\); expected \[\.\.\., 5\]"),
+        ((torch.zeros(2, 3), torch.zeros(3)), r"w has shape \(3,\); expected \[out, in\]"),
         ((torch.zeros(2, 3), torch.zeros(4, 3).double()), "x has dtype torch.float32 and w torch.float64"),
-        ((torch.zeros(2, 3).half(), torch.zeros(4, 3).half()), "wanted float32 or float64"),
-        ((torch.zeros(2, 3), torch.zeros(4, 3), 0.5), "p is 0.5; wanted a number >= 1"),
+        ((torch.zeros(2, 3).half(), torch.zeros(4, 3).half()), "expected float32 or float64"),
+        ((torch.zeros(2, 3), torch.zeros(4, 3), 0.5), "p is 0.5; expected a number >= 1"),
         ((torch.zeros(2, 3), torch.zeros(4, 3), math.nan), "p is nan"),
-        ((torch.zeros(2, 3), torch.zeros(4, 3), "8"), "p is '8'; wanted a number"),
+        ((torch.zeros(2, 3), torch.zeros(4, 3), "8"), "p is '8'; expected a number"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: tuple, message: str):

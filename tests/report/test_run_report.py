@@ -267,7 +267,7 @@ def test_mistakes(tmp_path: Path, evaluated: Path, capsys: pytest.CaptureFixture
         ([], "run folder"),
         ([str(tmp_path / "absent")], "is not a folder"),
         ([str(tmp_path)], "is not a run or model folder"),
-        ([str(evaluated), "--out", str(tmp_path)], "wanted a file"),
+        ([str(evaluated), "--out", str(tmp_path)], "expected a file"),
     ):
         assert main(["report", *arguments]) == 2
         assert word in capsys.readouterr().err

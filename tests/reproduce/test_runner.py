@@ -171,7 +171,7 @@ def test_a_folder_is_not_taken_for_that_of_another_recipe(capsys: pytest.Capture
     [
         ("width=6", "--set overrides keys of [model] that define row narrow of tiny"),
         ("model.width=6", "--set overrides keys of [model] that define row narrow of tiny"),
-        ("system.name=hybrid", "--set system.name is 'hybrid'; wanted 'linf'"),
+        ("system.name=hybrid", "--set system.name is 'hybrid'; expected 'linf'"),
         ("system.hidden=3", "unknown key 'system.hidden'"),
     ],
 )

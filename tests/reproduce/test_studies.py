@@ -34,7 +34,7 @@ def test_a_phase_that_is_not_there_stays_away():
 
 
 def test_mistakes_are_named():
-    with pytest.raises(ArgumentError, match="--scale is 2; wanted a number above 0, at most 1"):
+    with pytest.raises(ArgumentError, match="--scale is 2; expected a number above 0, at most 1"):
         scaled(load_recipe("digits"), 2)
     with pytest.raises(ArgumentError, match=r"--row is 'cifar'; table1 has mnist-0\.1, "):
         STUDIES["table1"].rows(("cifar",))

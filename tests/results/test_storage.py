@@ -140,7 +140,7 @@ def test_each_value_must_be_of_its_type(version: int, tmp_path: Path):
                 table = table[key]
             table[path[-1]] = wrong
             write_json(tmp_path / "results.json", changed)
-            with pytest.raises(LinfnetError, match=r"results\.json: .* is .{1,50}; wanted ") as caught:
+            with pytest.raises(LinfnetError, match=r"results\.json: .* is .{1,50}; expected ") as caught:
                 read_results(tmp_path)
             if version == 2 and isinstance(path[-1], str):
                 assert path[-1] in str(caught.value)
@@ -152,7 +152,7 @@ def test_error_messages_name_the_value(tmp_path: Path):
     write_json(tmp_path / "results.json", document)
     with pytest.raises(LinfnetError) as caught:
         read_results(tmp_path)
-    complaint = "'margin' of 'certified' of evaluation 1 is 93.2; wanted a number from 0 to 1"
+    complaint = "'margin' of 'certified' of evaluation 1 is 93.2; expected a number from 0 to 1"
     assert str(caught.value) == f"{tmp_path / 'results.json'}: {complaint}"
     write_json(tmp_path / "results.json", {"version": 3})
     with pytest.raises(LinfnetError, match=r"version is 3; this linfnet reads 1 and 2: update linfnet"):

@@ -111,9 +111,9 @@ def test_real_digits_saved_and_loaded(tmp_path: Path):
 
 
 def test_every_class_needs_an_image():
-    with pytest.raises(ArgumentError, match=r"labels have the classes \[0, 1\]; wanted every class from 0 to 2"):
+    with pytest.raises(ArgumentError, match=r"labels have the classes \[0, 1\]; expected every class from 0 to 2"):
         nearest_neighbour_net(torch.rand(2, 1, 2, 2), torch.tensor([0, 1]), 3)
-    with pytest.raises(ArgumentError, match=r"wanted \[0, 1\]"):
+    with pytest.raises(ArgumentError, match=r"expected \[0, 1\]"):
         nearest_neighbour_net(torch.rand(2, 1, 2, 2) + 1, torch.tensor([0, 1]), 2)
 
 
@@ -121,10 +121,10 @@ def test_every_class_needs_an_image():
     ("n", "labels", "layers", "message"),
     [
         (0, [], 2, r"labels have the classes \[\]"),
-        (2, [0, 1], 1, "layers is 1; wanted 2 to 3"),
-        (2, [0, 1], 4, "layers is 4; wanted 2 to 3"),
+        (2, [0, 1], 1, "layers is 1; expected 2 to 3"),
+        (2, [0, 1], 4, "layers is 4; expected 2 to 3"),
         (2, [0, 1, 1], 2, "labels \\(3,\\)"),
-        (3, [0, 1, 5], 2, r"labels have the classes \[0, 1, 5\]; wanted every class from 0 to 1"),
+        (3, [0, 1, 5], 2, r"labels have the classes \[0, 1, 5\]; expected every class from 0 to 1"),
     ],
 )
 def test_mistakes(n: int, labels: list[int], layers: int, message: str):

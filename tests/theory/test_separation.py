@@ -105,8 +105,8 @@ def test_equal_images_of_two_classes_have_no_separation():
         (torch.zeros(0, 2), torch.zeros(0), "points are empty"),
         (torch.zeros(1, 2), torch.tensor([3]), "there is one sample of class 3"),
         (torch.zeros(4, 2), torch.tensor([1, 1, 1, 1]), "all 4 samples are of class 1"),
-        (torch.zeros(4, 2), torch.tensor([1, 1, 1]), "wanted .n, .... and .n."),
-        (torch.zeros(4, 2).long(), torch.tensor([0, 1, 1, 1]), "wanted bytes or floats"),
+        (torch.zeros(4, 2), torch.tensor([1, 1, 1]), "expected .n, .... and .n."),
+        (torch.zeros(4, 2).long(), torch.tensor([0, 1, 1, 1]), "expected bytes or floats"),
         (torch.full((2, 2), torch.nan), torch.tensor([0, 1]), "non-finite"),
     ],
 )
@@ -119,5 +119,5 @@ def test_other_mistakes():
     x, labels = torch.rand(2, 3), torch.tensor([0, 1])
     with pytest.raises(ArgumentError, match="count is 0"):
         point_separation(x, labels, count=0)
-    with pytest.raises(ArgumentError, match="wanted the same dtype and shape"):
+    with pytest.raises(ArgumentError, match="expected the same dtype and shape"):
         point_separation(x, labels, (torch.rand(2, 4), labels))

@@ -165,10 +165,10 @@ def best_pgd(
             at each step.
     """
     if objective not in OBJECTIVES:
-        raise ArgumentError(f"objective is {objective!r}; wanted one of {', '.join(OBJECTIVES)}")
+        raise ArgumentError(f"objective is {objective!r}; expected one of {', '.join(OBJECTIVES)}")
     check_p(p)
     if not 0 <= rival < net.classes:
-        raise ArgumentError(f"rival is {rival}; wanted a number from 0 to {net.classes - 1}, the net's other classes")
+        raise ArgumentError(f"rival is {rival}; expected a number from 0 to {net.classes - 1}, the net's other classes")
     lower, upper = inner_box(check_images(images), epsilon)
     sizes = epsilon if isinstance(epsilon, Tensor) else torch.full(labels.shape, float(epsilon), device=images.device)
     sizes = sizes.to(images).view(-1, 1, 1, 1)

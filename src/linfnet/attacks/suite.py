@@ -256,4 +256,4 @@ def parse_exponents(text: str) -> tuple[float, ...]:
     try:
         return tuple(check_p(float(part), "--p") for part in text.split(","))
     except ValueError:
-        raise ArgumentError(f"--p is {text!r}; wanted numbers of at least 1, such as 16,64 or inf") from None
+        raise ArgumentError(f"--p is {text!r}; expected numbers of at least 1, such as 16,64 or inf") from None

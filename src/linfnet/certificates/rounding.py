@@ -66,7 +66,7 @@ def check_plain(net: Classifier) -> None:
     if not isinstance(net, Classifier):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArgumentError(
             f"net is a {type(net).__name__}, not a linfnet Classifier; "
-            "wanted a LinfNet or a net of another system (to certify your own module, subclass linfnet.nn.Classifier)"
+            "expected a LinfNet or a net of another system (to certify your own module, subclass linfnet.nn.Classifier)"
         )
 
 
@@ -89,10 +89,10 @@ def check_program(net: Classifier, images: Tensor) -> LinfNet:
     for name, part in itertools.chain(net.named_parameters(), net.named_buffers()):
         if part.dtype != images.dtype:
             raise ArgumentError(
-                f"images have dtype {images.dtype}, the net computes in {part.dtype} ({name}); wanted the same"
+                f"images have dtype {images.dtype}, the net computes in {part.dtype} ({name}); expected the same"
             )
     if not net.normalize.std.item() > 0:
-        raise ArgumentError(f"the net divides by {net.normalize.std.item():g}; wanted a std above 0")
+        raise ArgumentError(f"the net divides by {net.normalize.std.item():g}; expected a std above 0")
     check_images(images)
     check_subnormals(images.dtype, images.device)
     return cast(LinfNet, net)
@@ -151,7 +151,7 @@ def _measure(layer: DistanceModule, sizes: list[Tensor]) -> RemovableHandle:
 def forward_with_magnitudes(net: LinfNet, images: Tensor, pixels: tuple[float, float] = (0.0, 1.0)) -> Pass:
     """Run a net, which must be at p = inf in eval mode, on images [N, C, H, W] with pixels in the given range."""
     if net.training or net.p != math.inf:
-        raise ArgumentError(f"the net is at p = {net.p:g}, training is {net.training}; wanted p = inf in eval mode")
+        raise ArgumentError(f"the net is at p = {net.p:g}, training is {net.training}; expected p = inf in eval mode")
     sizes: list[Tensor] = []
     assert len(net.layers) == len(net.distance_layers()), "rounding bounds exist for distance layers only"
     handles = [_measure(layer, sizes) for layer in net.distance_layers()]

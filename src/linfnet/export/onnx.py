@@ -170,7 +170,7 @@ def vnnlib_property(image: Tensor, label: int, classes: int, epsilon: Fraction) 
         epsilon: exact, in pixel units.
     """
     if not 0 <= label < classes:
-        raise ArgumentError(f"label is {label}; wanted one of {classes} classes")
+        raise ArgumentError(f"label is {label}; expected one of {classes} classes")
     pixels = check_images(image).double().flatten().tolist()
     lines = [f"; class {label} within eps = {format_epsilon(epsilon)} of an image of shape {tuple(image.shape)}"]
     lines += [f"(declare-const X_{i} Real)" for i in range(len(pixels))]

@@ -58,14 +58,14 @@ class Classifier(nn.Module):
     ) -> None:
         super().__init__()
         if len(image_shape) != 3 or min(image_shape) < 1:
-            raise ArgumentError(f"image_shape is {tuple(image_shape)}; wanted three positive sizes (C, H, W)")
+            raise ArgumentError(f"image_shape is {tuple(image_shape)}; expected three positive sizes (C, H, W)")
         if classes < 2:
-            raise ArgumentError(f"classes is {classes}; wanted 2 classes or more")
+            raise ArgumentError(f"classes is {classes}; expected 2 classes or more")
         self.image_shape: tuple[int, int, int] = (image_shape[0], image_shape[1], image_shape[2])
         self.classes, self.std = classes, float(std)
         self.mean = (float(mean),) * image_shape[0] if isinstance(mean, int | float) else tuple(map(float, mean))
         if len(self.mean) not in (1, image_shape[0]):
-            raise ArgumentError(f"mean has {len(self.mean)} numbers; wanted one or {image_shape[0]}")
+            raise ArgumentError(f"mean has {len(self.mean)} numbers; expected one or {image_shape[0]}")
         self.normalize = Normalize(self.mean, std)
         # The temperature s of the cross-entropy; it does not change predictions.
         if learn_scale:
@@ -179,9 +179,9 @@ class Classifier(nn.Module):
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Build a net with new weights from a dictionary that `config` returned."""
         if config.get("format") != FORMAT:
-            raise LinfnetError(f"the config's format is {config.get('format')!r}; wanted {FORMAT!r}")
+            raise LinfnetError(f"the config's format is {config.get('format')!r}; expected {FORMAT!r}")
         if (system := system_name(config)) != cls.system:
-            raise LinfnetError(f"the config describes a net of system {system!r}; wanted {cls.system!r}")
+            raise LinfnetError(f"the config describes a net of system {system!r}; expected {cls.system!r}")
         arguments = {key: value for key, value in config.items() if key not in ("format", "system", "class_names")}
         try:
             net = cls(**arguments)
@@ -208,7 +208,7 @@ class Classifier(nn.Module):
         for name, tensor in self.state_dict().items():
             if tensor.is_floating_point() and tensor.dtype != torch.float32:
                 dtype = tensor.dtype
-                raise ArgumentError(f"{name!r} of the net has dtype {dtype}; wanted torch.float32: save net.float()")
+                raise ArgumentError(f"{name!r} of the net has dtype {dtype}; expected torch.float32: save net.float()")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         config = {**self.config(), "class_names": list(class_names)}

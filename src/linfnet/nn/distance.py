@@ -130,7 +130,7 @@ class LpDistanceConv2d(DistanceModule):
         if min(kernel_size, stride, groups) < 1 or padding < 0:
             raise ArgumentError(f"{kernel_size=}, {stride=}, {groups=} must be at least 1 and {padding=} at least 0")
         if in_channels % groups or out_channels % groups:
-            raise ArgumentError(f"groups is {groups}; wanted a divisor of {in_channels} and {out_channels} channels")
+            raise ArgumentError(f"groups is {groups}; expected a divisor of {in_channels} and {out_channels} channels")
         fan_in = in_channels // groups * kernel_size**2
         super().__init__(fan_in, out_channels, 1, p, bias, mean_shift)
         self.in_channels, self.out_channels = in_channels, out_channels
@@ -154,7 +154,7 @@ class LpDistanceConv2d(DistanceModule):
     def _patches(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the patches [B, positions, fan_in] of each group, from x [B, in_channels, H, W]."""
         if x.dim() != 4 or x.shape[1] != self.in_channels:
-            raise ArgumentError(f"x has shape {tuple(x.shape)}; wanted [B, {self.in_channels}, H, W]")
+            raise ArgumentError(f"x has shape {tuple(x.shape)}; expected [B, {self.in_channels}, H, W]")
         columns = F.unfold(x, self.kernel_size, padding=self.padding, stride=self.stride)
         return columns.transpose(1, 2).unflatten(2, (self.groups, -1)).unbind(2)
 

@@ -56,7 +56,7 @@ class LinfNet(Classifier):
         p: float = math.inf,
     ) -> None:
         if any(width < 1 for width in hidden):
-            raise ArgumentError(f"hidden is {tuple(hidden)}; wanted widths above 0")
+            raise ArgumentError(f"hidden is {tuple(hidden)}; expected widths above 0")
         super().__init__(image_shape, classes, mean=mean, std=std, learn_scale=True)
         self.hidden, self.negate_logits = tuple(hidden), negate_logits
         self.mean_shift, self.hidden_bias = mean_shift, hidden_bias
@@ -93,7 +93,7 @@ class LinfNet(Classifier):
         """Build a net with new weights from a dictionary that `config` returned."""
         for key in SWITCHES:
             if not isinstance(config.get(key, True), bool):
-                raise LinfnetError(f"the config's {key} is {config[key]!r}; wanted true or false")
+                raise LinfnetError(f"the config's {key} is {config[key]!r}; expected true or false")
         return super().from_config(config)
 
     def describe(self) -> str:

@@ -33,7 +33,7 @@ class Normalize(nn.Module):
         super().__init__()
         values = torch.tensor([float(std), *mean], dtype=torch.float32, device="cpu")
         if not (bool(values.isfinite().all()) and values[0].item() > 0):
-            raise ArgumentError(f"std is {std}, mean {tuple(mean)}; wanted finite numbers, std above 0 in float32")
+            raise ArgumentError(f"std is {std}, mean {tuple(mean)}; expected finite numbers, std above 0 in float32")
         self.register_buffer("mean", torch.tensor(list(mean), dtype=torch.float32), persistent=False)
         self.register_buffer("std", torch.tensor(float(std), dtype=torch.float32), persistent=False)
 

@@ -135,21 +135,23 @@ torch.library.register_autograd(
 
 def _check_pair(name: str, x: Tensor, w: Tensor) -> None:
     if w.dim() != 2:
-        raise ArgumentError(f"w has shape {tuple(w.shape)}; wanted [out, in]")
+        raise ArgumentError(f"w has shape {tuple(w.shape)}; expected [out, in]")
     if x.dim() == 0 or x.shape[-1] != w.shape[1]:
-        raise ArgumentError(f"{name} has shape {tuple(x.shape)}; wanted [..., {w.shape[1]}] as w has {tuple(w.shape)}")
+        raise ArgumentError(
+            f"{name} has shape {tuple(x.shape)}; expected [..., {w.shape[1]}] as w has {tuple(w.shape)}"
+        )
     if x.dtype != w.dtype:
-        raise ArgumentError(f"{name} has dtype {x.dtype} and w {w.dtype}; wanted the same")
+        raise ArgumentError(f"{name} has dtype {x.dtype} and w {w.dtype}; expected the same")
     if x.device != w.device:
-        raise ArgumentError(f"{name} is on {x.device} and w on {w.device}; wanted the same")
+        raise ArgumentError(f"{name} is on {x.device} and w on {w.device}; expected the same")
 
 
 def check_p(p: float, name: str = "p") -> float:
     """Return p as a float; raise an error if it is not a number from 1 to infinity."""
     if not isinstance(p, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentError(f"{name} is {p!r}; wanted a number")
+        raise ArgumentError(f"{name} is {p!r}; expected a number")
     if not p >= 1:
-        raise ArgumentError(f"{name} is {p}; wanted a number >= 1 or math.inf")
+        raise ArgumentError(f"{name} is {p}; expected a number >= 1 or math.inf")
     return float(p)
 
 
@@ -206,7 +208,7 @@ def linf_distance_bounds(lower: Tensor, upper: Tensor, w: Tensor, *, impl: str |
     _check_pair("lower", lower, w)
     _check_pair("upper", upper, w)
     if lower.shape != upper.shape:
-        raise ArgumentError(f"lower has shape {tuple(lower.shape)} and upper {tuple(upper.shape)}; wanted the same")
+        raise ArgumentError(f"lower has shape {tuple(lower.shape)} and upper {tuple(upper.shape)}; expected the same")
     name = choose(lower.device.type, lower.dtype, impl)
     shape = (math.prod(lower.shape[:-1]), lower.shape[-1])
     box = lower.reshape(shape).contiguous(), upper.reshape(shape).contiguous()

@@ -91,7 +91,7 @@ def choose(device_type: str, dtype: torch.dtype, name: str | None = None) -> str
     for candidate in names():
         if get(candidate).supports(device_type, dtype):
             return candidate
-    raise ArgumentError(f"x has dtype {dtype} on {device_type}; wanted float32 or float64")
+    raise ArgumentError(f"x has dtype {dtype} on {device_type}; expected float32 or float64")
 
 
 @contextlib.contextmanager

@@ -54,10 +54,10 @@ def _build(study: Study, cell: Cell, options: Options) -> Recipe:
     for section in differing_sections(recipe, expected):
         if section != "run":
             raise ArgumentError(
-                f"--set overrides keys of [{section}] that define row {cell.label} of {study.name}; wanted other keys"
+                f"--set overrides keys of [{section}] that define row {cell.label} of {study.name}; expected other keys"
             )
     if recipe.system_name != "linf":
-        raise ArgumentError(f"--set system.name is {recipe.system_name!r}; wanted 'linf', the system of all studies")
+        raise ArgumentError(f"--set system.name is {recipe.system_name!r}; expected 'linf', the system of all studies")
     system_of(recipe)  # raises an error for unknown keys of [system]
     return recipe
 

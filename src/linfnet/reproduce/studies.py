@@ -64,7 +64,7 @@ def scaled(recipe: Recipe, scale: float) -> Recipe:
     (10, 115, 5)
     """
     if not 0 < scale <= 1:
-        raise ArgumentError(f"--scale is {scale:g}; wanted a number above 0, at most 1")
+        raise ArgumentError(f"--scale is {scale:g}; expected a number above 0, at most 1")
     start, rise, infinite = (max(1, round(scale * epochs)) if epochs else 0 for epochs in recipe.schedule.epochs)
     return replace(recipe, schedule=replace(recipe.schedule, epochs=(start, rise, infinite)))
 

@@ -60,7 +60,7 @@ class Result:
 
     def __post_init__(self) -> None:
         if not self.certified:
-            raise ArgumentError("certified is empty; wanted the accuracy of at least one certificate")
+            raise ArgumentError("certified is empty; expected the accuracy of at least one certificate")
 
     @property
     def images(self) -> str:

@@ -120,7 +120,7 @@ def _parse(kind: Any, value: Any, name: str) -> Any:
     if valid and isinstance(value, int | float):
         valid = 0 <= value <= (1 if kind == Share else 2**63)
     if not valid:
-        raise LinfnetError(f"{name} is {reprlib.repr(value)}; wanted {wanted}")
+        raise LinfnetError(f"{name} is {reprlib.repr(value)}; expected {wanted}")
     return value
 
 

@@ -106,21 +106,21 @@ def check_separation(separation: Separation, epsilon: Fraction, layers: int) -> 
         raise LinfnetError(
             f"eps is {float(epsilon):.9g}, but the distance {float(closest.distance):.9g} between images "
             f"{closest.first} and {closest.second} gives r = {float(separation.radius):.9g}, and float32 rounding with "
-            f"{layers} layers lowers it by up to {float(rounding(layers)):.3g}; wanted eps <= {float(proven):.9g}"
+            f"{layers} layers lowers it by up to {float(rounding(layers)):.3g}; expected eps <= {float(proven):.9g}"
         )
 
 
 def _check(images: Tensor, labels: Tensor, classes: int, layers: int) -> None:
     if images.dim() != 4 or labels.shape != images.shape[:1]:
         raise ArgumentError(
-            f"images have shape {tuple(images.shape)}, labels {tuple(labels.shape)}; wanted [n, C, H, W] and [n]"
+            f"images have shape {tuple(images.shape)}, labels {tuple(labels.shape)}; expected [n, C, H, W] and [n]"
         )
     check_images(images)
     found = set(labels.tolist())
     if found != set(range(classes)):
-        raise ArgumentError(f"labels have the classes {sorted(found)}; wanted every class from 0 to {classes - 1}")
+        raise ArgumentError(f"labels have the classes {sorted(found)}; expected every class from 0 to {classes - 1}")
     if not 2 <= layers <= len(images) + 1:
-        raise ArgumentError(f"layers is {layers}; wanted 2 to {len(images) + 1} (the number of images plus 1)")
+        raise ArgumentError(f"layers is {layers}; expected 2 to {len(images) + 1} (the number of images plus 1)")
 
 
 def _more_layers(points: Tensor, own: Tensor, layers: int) -> list[tuple[Tensor, Tensor]]:

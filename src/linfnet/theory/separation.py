@@ -80,7 +80,7 @@ def point_separation(
     if points.shape[1:] != other.shape[1:] or points.dtype != other.dtype:
         raise ArgumentError(
             f"points are {points.dtype} {tuple(points.shape)} and against {other.dtype} {tuple(other.shape)}; "
-            "wanted the same dtype and shape"
+            "expected the same dtype and shape"
         )
     search = _Search(points.flatten(1), labels, other.flatten(1), other_labels, count)
     for rows, columns in _blocks(search.labels, search.other_labels, against is None):
@@ -122,12 +122,12 @@ def pairs_to_compare(labels: Tensor, against: Tensor | None = None) -> int:
 def _check(points: Tensor, labels: Tensor, name: str) -> None:
     if points.dim() < 2 or labels.shape != points.shape[:1]:
         raise ArgumentError(
-            f"{name} have shape {tuple(points.shape)}, their labels {tuple(labels.shape)}; wanted [n, ...] and [n]"
+            f"{name} have shape {tuple(points.shape)}, their labels {tuple(labels.shape)}; expected [n, ...] and [n]"
         )
     if points.dtype != torch.uint8 and not points.is_floating_point():
-        raise ArgumentError(f"{name} have dtype {points.dtype}; wanted bytes or floats")
+        raise ArgumentError(f"{name} have dtype {points.dtype}; expected bytes or floats")
     if points.is_floating_point() and not bool(points.isfinite().all()):
-        raise ArgumentError(f"{name} contain non-finite values; wanted finite numbers")
+        raise ArgumentError(f"{name} contain non-finite values; expected finite numbers")
     if len(points) == 0:
         raise ArgumentError(f"{name} are empty; a separation needs two samples of different classes")
 

@@ -61,7 +61,7 @@ def _obstacle() -> str | None:
         device = torch.device("cuda", torch.cuda.current_device())
         major, minor = torch.cuda.get_device_capability(device)
         if major < 8:  # has no asynchronous copies
-            return f"{torch.cuda.get_device_name(device)} has architecture sm_{major}{minor}; wanted sm_80 or later"
+            return f"{torch.cuda.get_device_name(device)} has architecture sm_{major}{minor}; expected sm_80 or later"
         probe = torch.ones((1, 1), device=device)
         Dense(Launcher(), probe, probe, 1.0).largest(probe)
     except (LinfnetError, OSError) as error:  # no compiler for this GPU, or a driver that rejects its output
