@@ -259,7 +259,7 @@ def test_it_is_opened_on_demand(evaluated: Path, tmp_path: Path, monkeypatch: py
     assert main(["report", str(evaluated), "--out", str(file), "--open"]) == 0
     assert asked == [file.as_uri()]
     assert file.is_file()
-    assert "open the file by hand" in capsys.readouterr().out
+    assert "open the file yourself" in capsys.readouterr().out
 
 
 def test_mistakes(tmp_path: Path, evaluated: Path, capsys: pytest.CaptureFixture[str]):
