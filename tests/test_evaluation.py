@@ -10,7 +10,7 @@ import torch
 from linfnet import evaluation as evaluation_module
 from linfnet.certificates import Certificate, certificates_of
 from linfnet.data import load
-from linfnet.errors import LinfnetError
+from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.evaluation import EXAMPLES, evaluate, save_evaluation
 from linfnet.files import read_tensors
 from linfnet.nn import Classifier
@@ -112,3 +112,8 @@ def test_a_net_runs_once_on_attacked_images(net_and_images, monkeypatch: pytest.
     # Logits and the margin certificate on all images, three steps of the attack, and one pass on its result.
     assert sum(size == 60 for size in calls) == 2
     assert sum(0 < size < 60 for size in calls) == 4
+
+
+def test_an_attack_without_steps_is_refused(net_and_images):
+    with pytest.raises(ArgumentError, match="steps is 0; expected a number of at least 1"):
+        evaluate(*net_and_images, [0.1], steps=0)

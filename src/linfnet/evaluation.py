@@ -17,6 +17,7 @@ from linfnet.data import ImageSet
 from linfnet.distributed.group import ALONE, Group
 from linfnet.distributed.sharding import LONGEST, SUMMED, gather, join, own_part
 from linfnet.epsilon import parse_epsilon
+from linfnet.errors import at_least
 from linfnet.files import write_tensors
 from linfnet.nn import Classifier
 from linfnet.nn.label_margin import label_on_top, margin
@@ -132,6 +133,7 @@ def evaluate(
         advance: called with the number of samples that this process has finished, once per batch and epsilon.
         group: the processes that share the work; each process returns the evaluation of all images.
     """
+    at_least("steps", steps, 1)
     sizes = tuple(parse_epsilon(epsilon) for epsilon in epsilons)
     own = own_images(images, group)
     found = gather(_evaluate_part(net, images, own, sizes, steps, seed, advance), group)
@@ -220,8 +222,9 @@ def _most_likely_other(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.scatter(1, labels.unsqueeze(1), -torch.inf).argmax(1)
 
 
-def save_evaluation(evaluation: Evaluation, folder: Path) -> None:
+def save_evaluation(evaluation: Evaluation, folder: Path | str) -> None:
     """Add the results to results.json in a folder, and write files with all samples and with the broken images."""
+    folder = Path(folder)
     add_evaluations(folder, evaluation.results)
     if evaluation.results:
         path = storage.samples_path(folder, evaluation.results)

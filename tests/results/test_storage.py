@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from linfnet.errors import LinfnetError
-from linfnet.files import write_json
+from linfnet.files import read_json, write_json
 from linfnet.results import (
     Accuracies,
     AttackSettings,
@@ -106,9 +106,10 @@ def test_results_survive_the_file(tmp_path: Path):
 
 def test_version_1_is_read_and_rewritten_as_version_2(tmp_path: Path):
     write_json(tmp_path / "results.json", VERSION_1)
-    assert read_results(tmp_path) == Results(TRAINING, (RESULT,))
+    notes = {"notes": ["anything"]}
+    assert read_results(tmp_path) == Results(TRAINING, (RESULT,), notes)
     add_evaluations(tmp_path, (replace(RESULT, net=""),))
-    assert read_results(tmp_path) == Results(TRAINING, (RESULT, replace(RESULT, net="")))
+    assert read_results(tmp_path) == Results(TRAINING, (RESULT, replace(RESULT, net="")), notes)
     assert json.loads((tmp_path / "results.json").read_text())["version"] == 2
 
 
@@ -202,3 +203,26 @@ def test_columns_survive_the_file(tmp_path: Path):
     assert read_columns(tmp_path / "x.csv") == {"a": ("1", "2"), "b": ("x,y", "")}
     write_columns(tmp_path / "x.csv", {"a": [], "b": []})
     assert read_columns(tmp_path / "x.csv") == {"a": (), "b": ()}
+
+
+def test_entries_that_cannot_be_interpreted_are_written_back(tmp_path: Path):
+    old = json.loads((RECORDS / "demo.json").read_text())["results"]
+    incomplete = {key: value for key, value in old["digits-test eps=0.1"].items() if key != "clean"}
+    write_json(tmp_path / "results.json", {**old, "digits-test eps=0.1": incomplete, "my notes": {"a": 1}})
+    (first, *_) = results_from_json(old).evaluations
+    add_evaluations(tmp_path, (first,))
+    assert read_results(str(tmp_path)).unread == {"digits-test eps=0.1": incomplete, "my notes": {"a": 1}}
+    write_json(tmp_path / "results.json", {**read_json(tmp_path / "results.json"), "later": 3})
+    add_evaluations(tmp_path, (first,))
+    assert read_results(tmp_path).unread["later"] == 3
+
+
+def test_a_file_without_its_version_is_an_error(tmp_path: Path):
+    write_json(tmp_path / "results.json", {"evaluations": []})
+    with pytest.raises(LinfnetError, match="the key 'version' is missing"):
+        read_results(tmp_path)
+
+
+def test_certificates_stay_in_the_order_of_the_file():
+    old = json.loads((RECORDS / "demo.json").read_text())["results"]
+    assert list(results_from_json(old).evaluations[0].certified) == ["margin", "interval"]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Annotated
+from typing import Annotated, Any
 
 from linfnet.errors import ArgumentError
 
@@ -123,6 +123,8 @@ class Results:
 
     training: TrainingResult | None = None
     evaluations: tuple[Result, ...] = ()
+    unread: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Entries of the file that this version of linfnet cannot interpret; they are written back unchanged."""
 
     def find(
         self, data: str, eps: Fraction, *, limit: int | None = None, attack: AttackSettings = PGD_100

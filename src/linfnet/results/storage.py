@@ -35,9 +35,9 @@ INDEX, IMAGES, PREDICTIONS = "index", "images", "predictions"
 _LONGEST = 100
 
 
-def read_results(folder: Path) -> Results:
+def read_results(folder: Path | str) -> Results:
     """Return all results in a run or model folder; an error message names the file and the invalid value."""
-    file = folder / RESULTS_FILE
+    file = Path(folder) / RESULTS_FILE
     if not file.exists():
         return Results()
     document = read_table(file)
@@ -50,7 +50,8 @@ def read_results(folder: Path) -> Results:
 def write_training(folder: Path, training: TrainingResult) -> None:
     """Write the result of training; evaluations that are already in the file do not change."""
     with _lock(folder):
-        write_json(folder / RESULTS_FILE, results_to_json(Results(training, read_results(folder).evaluations)))
+        results = dataclasses.replace(read_results(folder), training=training)
+        write_json(folder / RESULTS_FILE, results_to_json(results))
 
 
 def add_evaluations(folder: Path, evaluations: tuple[Result, ...]) -> None:
@@ -59,7 +60,8 @@ def add_evaluations(folder: Path, evaluations: tuple[Result, ...]) -> None:
     with _lock(folder):
         results = read_results(folder)
         others = tuple(result for result in results.evaluations if result.subject not in subjects)
-        write_json(folder / RESULTS_FILE, results_to_json(Results(results.training, others + evaluations)))
+        results = dataclasses.replace(results, evaluations=others + evaluations)
+        write_json(folder / RESULTS_FILE, results_to_json(results))
 
 
 def _lock(folder: Path) -> FileLock:
@@ -69,14 +71,15 @@ def _lock(folder: Path) -> FileLock:
 
 def results_to_json(results: Results) -> dict[str, Any]:
     """Convert results to the JSON values of results.json."""
-    return {"version": VERSION, **_to_json(results)}
+    unread = {"unread": dict(results.unread)} if results.unread else {}
+    return {"version": VERSION, **_to_json(results), **unread}
 
 
 def _to_json(value: Any) -> Any:
     """Convert dataclasses to tables of their fields, without empty fields, and epsilons to text."""
     if dataclasses.is_dataclass(value):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {name: _to_json(item) for name, item in fields.items() if item not in (None, "")}
+        return {name: _to_json(item) for name, item in fields.items() if item not in (None, "") and name != "unread"}
     if isinstance(value, Mapping):
         return {_to_json(key): _to_json(item) for key, item in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, tuple):
@@ -87,12 +90,16 @@ def _to_json(value: Any) -> Any:
 def results_from_json(document: Mapping[str, Any]) -> Results:
     """Parse a document of either version, or raise an error that names the invalid value."""
     if "version" not in document:
+        if "evaluations" in document:
+            raise LinfnetError(f"the key 'version' is missing; expected {VERSION}")
         document = _upgrade(document)
     if document["version"] != VERSION:
         raise LinfnetError(f"version is {document['version']!r}; this linfnet reads 1 and {VERSION}: update linfnet")
     training = _parse(TrainingResult, document["training"], "training") if "training" in document else None
     entries = _parse(list, document.get("evaluations"), "evaluations")
-    return Results(training, tuple(_parse(Result, entry, f"evaluation {k}") for k, entry in enumerate(entries, 1)))
+    evaluations = tuple(_parse(Result, entry, f"evaluation {k}") for k, entry in enumerate(entries, 1))
+    unknown = {key: document[key] for key in document if key not in ("version", "training", "evaluations", "unread")}
+    return Results(training, evaluations, {**_parse(dict, document.get("unread", {}), "unread"), **unknown})
 
 
 _PLAIN: dict[Any, tuple[Any, str]] = {
@@ -146,17 +153,18 @@ _KEY_1 = re.compile(
 
 
 def _upgrade(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a document of version 1 to version 2; entries with missing values or unknown keys are omitted."""
-    new: dict[str, Any] = {"version": VERSION, "evaluations": []}
+    """Convert a document of version 1 to version 2; entries with missing values or unknown keys become `unread`."""
+    new: dict[str, Any] = {"version": VERSION, "evaluations": [], "unread": dict(old)}
     if "train" in old:
         train = _parse(dict, old["train"], "train")
         if {"clean", "epochs", "seconds", "seed", "parameters"} <= train.keys():
             on_training_images = {"train": train["training_images"]} if "training_images" in train else {}
             new["training"] = {**train, "test": train, **on_training_images}
+            del new["unread"]["train"]
     for key, value in old.items():
         match = _KEY_1.fullmatch(key)
         entry = _parse(dict, value, repr(key)) if match else {}
-        certified = {name.removeprefix("certified_"): entry[name] for name in sorted(entry) if "certified_" in name}
+        certified = {name.removeprefix("certified_"): entry[name] for name in entry if "certified_" in name}
         certified.pop("and_broken", None)  # always 0 in version 1
         if match and certified and {"samples", "clean", "pgd", "pgd_steps"} <= entry.keys():
             subject: dict[str, Any] = {name: text for name, text in match.groupdict().items() if text}
@@ -170,6 +178,7 @@ def _upgrade(old: Mapping[str, Any]) -> dict[str, Any]:
                 "certify_seconds": entry.get("certify_seconds_per_image", {}),
             }
             new["evaluations"].append({**entry, **subject, **figures})
+            del new["unread"][key]
     return new
 
 
