@@ -55,7 +55,7 @@ class Phases:
         return min(epoch / self.start, 1.0) if self.start else 1.0
 
     def relaxation_progress(self, epoch: float) -> float:
-        """Return the completed fraction of the rise of p at an epoch: 0 before the second phase, 1 after it."""
+        """Return how much of the rise of p is complete at an epoch, from 0 to 1."""
         if self.rise == 0:
             return float(epoch >= self.start)
         return min(max((epoch - self.start) / self.rise, 0.0), 1.0)

@@ -72,7 +72,7 @@ from linfnet.train import RunFolder
         (["evaluate", "absent"], "absent is not a folder"),
         (["attack", "run", "--seed", "9" * 30], "--seed is too large"),
         (["lipschitz", "run", "--seed", "-1"], "--seed is -1; expected a number of at least 0"),
-        (["export", "mnist-small", "--card"], "--card needs a folder of yours; mnist-small is not a folder"),
+        (["export", "mnist-small", "--card"], "--card writes into the model's folder; mnist-small is a packaged"),
         (["evaluate", "cache"], "has no recipe.toml: give --data and --eps"),
         (["evaluate", "stopped"], "has not finished"),
         (["evaluate", "run", "--data", "cifar10"], "linfnet data fetch cifar10"),

@@ -49,7 +49,7 @@ def test_no_server(tmp_path: Path, served: Served) -> None:
 def test_a_file_without_end(tmp_path: Path, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("linfnet.data.sources._MAX_BYTES", 1000)
     served.files["/x"] = b"abc" * 1000
-    with pytest.raises(LinfnetError, match="/x is longer than 1000 bytes"):
+    with pytest.raises(LinfnetError, match="/x is larger than 1000 bytes"):
         download(served.address + "x", tmp_path / "x", no_progress)
 
 

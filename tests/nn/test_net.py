@@ -254,7 +254,7 @@ class TestFolder:
             ({"hidden": [11]}, "another net"),
             ({"format": "other"}, "format is 'other'"),
             ({"colour": 1}, "does not describe a net"),
-            ({"p": 8.0}, "it has 'p', which is not saved with a net"),
+            ({"p": 8.0}, "the config contains 'p', which is not part of"),
             ({"image_shape": [1, 3, 3], "mean": [0.5]}, "has shape"),
         ]:
             config.write_text(json.dumps({**settings, **change}))

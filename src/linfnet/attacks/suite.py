@@ -53,7 +53,7 @@ def _smoothed(
     restarts: int = 2,
     exponents: Sequence[float] = EXPONENTS,
 ) -> Tensor:
-    """Run `best_pgd` with the gradients of each exponent, for the objectives margin and dlr and for each runner-up."""
+    """Run `best_pgd` for each exponent p of the gradients: with the margin, with dlr, and with each runner-up class."""
     moved, left = images.clone(), torch.ones_like(labels, dtype=torch.bool)
     rivals = range(1, min(RIVALS, net.classes - 1) + 1)
     tries = [("margin", p, 0) for p in exponents] + [("dlr", p, 0) for p in exponents]

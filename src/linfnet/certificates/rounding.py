@@ -49,7 +49,7 @@ def float_above(value: Fraction) -> float:
 
 
 def unit_and_tiny(dtype: torch.dtype) -> tuple[Fraction, Fraction]:
-    """Return (unit, tiny) of a dtype: a result r has a rounding error of at most unit * |r|, a quotient `tiny` more."""
+    """Return (unit, tiny): the rounding error of a result r is at most unit * |r|, of a quotient unit * |r| + tiny."""
     info = torch.finfo(dtype)
     unit = Fraction(info.eps) / 2
     return unit, Fraction(info.tiny) * unit

@@ -48,7 +48,9 @@ class Export:
             raise ArgumentError("there is nothing to export: give --onnx, --vnnlib, --card or --hub")
         model = find_model(self.model)
         if self.card and model != self.model:  # a packaged model, or one in the cache of the hub
-            raise ArgumentError(f"--card needs a folder of yours; {self.model} is not a folder")
+            raise ArgumentError(
+                f"--card writes into the model's folder; {self.model} is a packaged or downloaded model"
+            )
         finished_run(model)
         net = load_model(model)
         if self.onnx is not None:
@@ -86,7 +88,7 @@ class Export:
         make_folder(path.parent)
         files = write_onnx(net, path)
         verify_onnx(net, path, torch.rand(CHECKED, *net.image_shape, generator=torch.Generator().manual_seed(0)))
-        console.print(f"bitwise equal to the net on {CHECKED} random images: {', '.join(map(str, files))}")
+        console.print(f"wrote {', '.join(map(str, files))}: bitwise equal to the net on {CHECKED} random images")
 
 
 @dataclass(frozen=True)

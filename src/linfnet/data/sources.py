@@ -62,7 +62,7 @@ def _receive(address: str, progress: ProgressCallback) -> Generator[bytes]:
             while chunk := response.read(_CHUNK):
                 received += len(chunk)
                 if received > _MAX_BYTES:
-                    raise LinfnetError(f"{address} is longer than {_MAX_BYTES} bytes: it is not a data set")
+                    raise LinfnetError(f"the file at {address} is larger than {_MAX_BYTES} bytes: it is not a data set")
                 yield chunk
                 progress(name, received, total)
     except urllib.error.HTTPError as error:

@@ -192,7 +192,7 @@ class Classifier(nn.Module):
         for name in sorted(saved - config.keys()):
             raise LinfnetError(f"the config does not describe a net: it lacks {name!r}")
         for name in sorted(arguments.keys() - saved):
-            raise LinfnetError(f"the config does not describe a net: it has {name!r}, which is not saved with a net")
+            raise LinfnetError(f"the config contains {name!r}, which is not part of the config of a saved net")
         return net
 
     def describe(self) -> str:
@@ -239,7 +239,7 @@ def count_parameters(net: nn.Module) -> int:
 
 
 def load_weights(net: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
-    """Copy named tensors into a net; the error for a missing, unknown or unsuitable tensor names the tensor."""
+    """Copy named tensors into a net; raise an error that names any missing, unknown or mismatched tensor."""
     wanted = net.state_dict()
     for name in sorted(wanted.keys() - tensors.keys()):
         raise LinfnetError(f"{source} lacks {name!r}: it belongs to another net")

@@ -28,7 +28,7 @@ class LinfNet(Classifier):
         hidden_bias: whether hidden layers have a bias (the last layer always has one).
         negate_logits: whether the class with the *nearest* prototype is predicted. The paper's text and its theorems
             use the distances themselves as logits; its trained nets use the negated distances.
-        identity_init: whether each layer that is at least as wide as its input is initially a copy of it.
+        identity_init: whether each layer that is at least as wide as its input initially copies its inputs.
         p: initial exponent of all layers.
 
     >>> import torch

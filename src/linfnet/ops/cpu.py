@@ -120,7 +120,7 @@ class Cpu:
         if n * out * features == 0:
             return grad_x.zero_(), grad_w.zero_()
         grad, x, w, y, saved = (t.contiguous() for t in (grad, x, w, y, saved))
-        # An empty tensor has the address 0; the kernel does not compute a gradient with this address.
+        # `data_ptr()` of an empty tensor is 0, which tells the kernel to skip that gradient.
         addresses = [t.data_ptr() for t in (grad, x, w, y, saved, grad_x, grad_w)]
         _kernels.backward(*addresses, p, n, out, features, _threads(n, out, features))
         return grad_x, grad_w

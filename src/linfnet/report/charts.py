@@ -1,4 +1,4 @@
-"""The charts of a report as plain data, which the script of the page and the terminal draw."""
+"""The charts of a report as plain data, drawn by the script of the page and in the terminal."""
 
 import base64
 import itertools

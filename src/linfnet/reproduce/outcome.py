@@ -71,7 +71,7 @@ TRAINING_FIGURES = ("clean", "certified_margin", "certified_train", "above_theta
 
 
 class Spread(NamedTuple):
-    """The median and the range of a figure over the seeds."""
+    """The median and the range of a metric over the seeds."""
 
     median: float
     lowest: float

@@ -72,7 +72,7 @@ def _fit_digit(grey: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
         raise HTTPException(400, "the picture is empty: it contains no ink")
     part = Image.fromarray(ink).crop(bounds)
     height, width = shape[1:]
-    # MNIST has a border of four pixels; the 8 x 8 digits fill their height.
+    # MNIST has a border of four pixels; the 8 x 8 digits fill the full height of the image.
     box = 20 if (height, width) == (28, 28) else min(height, width)
     scale = box / max(part.size)
     size = (max(1, round(part.width * scale)), max(1, round(part.height * scale)))

@@ -140,7 +140,7 @@ class Ibp(System):
         at_least("system.eps_train", float(self.eps_train), 0, most=1)
 
     def build(self, recipe: Recipe, info: SetInfo) -> IbpNet:
-        """Build the net of `system.architecture`; [model] has no effect."""
+        """Build the net of `system.architecture`; the section [model] of the recipe is ignored."""
         own = (self.architecture, self.batch_norm)
         return IbpNet(info.image_shape, len(info.classes), *own, mean=info.mean, std=info.std)
 

@@ -87,8 +87,8 @@ struct Root {
   LINFNET_INLINE F operator()(F a) const { return times(set1(1.0f), a); }
 };
 
-// Compute a[i] = a[i]^exponent * 2^offset for N vectors in lockstep: the steps for one vector depend on each other and
-// would leave the core idle.
+// Compute a[i] = a[i]^exponent * 2^offset for N vectors in lockstep: the steps for a single vector depend on
+// each other, so that their latency would leave the core idle.
 template <int N> LINFNET_INLINE void powers(F* a, F exponent, F offset) {
   constexpr float LOG[] = LINFNET_LOG2_POLYNOMIAL, EXP[] = LINFNET_EXP2_POLYNOMIAL;
   F f[N], q[N];

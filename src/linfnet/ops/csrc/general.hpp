@@ -78,7 +78,7 @@ inline float dense_sum(const float* x, const float* w, long count, const Recipro
   return sum.value() + (k < count ? sum_of_powers(x + k, w + k, count - k, term) : 0.0f);
 }
 
-// Compute y from the maximum and the sum. If the maximum is 0, infinite or NaN, it is the distance.
+// Compute y from the maximum and the sum. If the maximum is 0, infinite or NaN, it is itself the distance.
 LINFNET_INLINE F finish(F largest, F sum, const Root& root) {
   const Mask usual = within(largest, set1(0x1p-149f), set1(0x1.fffffep127f));
   return select(usual, root.times(largest, select(usual, sum, set1(1.0f))), largest);

@@ -82,7 +82,7 @@ struct PlainForm {
   }
 };
 
-// Compute the slopes of several vectors of one pair.
+// Compute the slopes (derivatives) for N SIMD vectors of features of one (row, output) pair.
 template <class Form, int N> LINFNET_INLINE void slopes_of(const Form& form, const F* d, F* slopes) {
   for (int i = 0; i < N; ++i) slopes[i] = form(d[i]);
 }
@@ -100,7 +100,7 @@ template <int P> LINFNET_INLINE F signed_chain(F d) {
     return with_sign(chain<P - 1>(d), d);
 }
 
-// Integer p: the power of the ratio, for any y whose reciprocal is a normal number.
+// The slope for integer p as a power of d / y. Used for any y whose reciprocal is a normal number.
 template <int P> struct RatioForm {
   F weight, inverse;
 
@@ -116,7 +116,8 @@ template <int P> struct RatioForm {
   }
 };
 
-// Integer p: the power of the difference, if y^(p - 1) and grad / y^(p - 1) are well within the float range.
+// The slope for integer p as sign(d) |d|^(p - 1), with 1 / y^(p - 1) folded into the weight. Used only if y^(p - 1) and
+// grad / y^(p - 1) are well within the float range.
 template <int P> struct FoldedForm {
   F weight;
 

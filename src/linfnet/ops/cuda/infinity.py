@@ -28,13 +28,13 @@ _MOST_SHARED = 160 * 1024
 
 @cache
 def maximum_kernel(find_run: bool) -> Kernel:
-    """Return the kernel for the largest |x - w| of each pair, optionally with the run that contains it."""
+    """Return the kernel for the largest |x - w| of each pair, optionally with the run of features that contains it."""
     return Kernel("maximum.cu", "dense_maximum", (*TILE_DEFINITIONS, ("FIND_RUN", int(find_run))))
 
 
 @cache
 def bounds_kernel(find_run: bool) -> Kernel:
-    """Return the kernel for bounds over boxes, optionally with the runs that attain them."""
+    """Return the kernel for bounds over boxes, optionally with the run of features that attains each."""
     return Kernel("bounds.cu", "bounds", (*TILE_DEFINITIONS, ("FIND_RUN", int(find_run))))
 
 

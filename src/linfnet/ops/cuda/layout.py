@@ -12,7 +12,8 @@ from torch import Tensor
 
 from linfnet.ops.cuda.nvrtc import Grid, Launcher
 
-# Rows of x and of w per block of the dense forward kernels, features per run, and features that a block loads at once.
+# Rows of x and of w per block of the dense forward kernels, features per run (a run consists of consecutive features),
+# and features that a block loads at once.
 TILE, RUN, DEPTH = 64, 32, 16
 TILE_DEFINITIONS = (("TILE", TILE), ("RUN", RUN), ("DEPTH", DEPTH))
 # Largest number of runs (of 32 features) per block: kernels store a run's index in 16 bits.
