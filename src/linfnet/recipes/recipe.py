@@ -45,9 +45,7 @@ class Schedule:
     p_start: float = 8.0
     p_end: float = 1000.0
     snap_p: bool = False  # round p to even numbers, so that GPU kernels compute powers by multiplications only
-    hold_lr: bool = (
-        False  # constant learning rate in the first phase, as in the 2021 paper; else cosine
-    )
+    hold_lr: bool = False  # constant learning rate in the first phase, as in the 2021 paper; else a cosine
 
     def __post_init__(self) -> None:
         self.phases()
