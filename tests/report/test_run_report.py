@@ -379,7 +379,7 @@ def test_a_caption_without_epsilon_is_a_sentence(evaluated: Path):
     caption = re.search("<figcaption>(Half the margin.*?)</figcaption>", page, re.DOTALL)[1]
     assert re.findall(r"\s+\.|\.\s*\.", caption) == []
     assert "certified, up to rounding" not in caption
-    assert "Images beyond ε = 0.1 are certified, up to rounding." in render([read_run(evaluated)])
+    assert "Images to the right of ε = 0.1 are certified, up to rounding." in render([read_run(evaluated)])
 
 
 def test_the_page_says_what_certified_means(evaluated: Path, trained: Path):
