@@ -71,15 +71,17 @@ def _lock(folder: Path) -> FileLock:
 
 def results_to_json(results: Results) -> dict[str, Any]:
     """Convert results to the JSON values of results.json."""
-    unread = {"unread": dict(results.unread)} if results.unread else {}
-    return {"version": VERSION, **_to_json(results), **unread}
+    document = {"version": VERSION, **_to_json(results)}
+    if not results.unread:
+        del document["unread"]
+    return document
 
 
 def _to_json(value: Any) -> Any:
     """Convert dataclasses to tables of their fields, without empty fields, and epsilons to text."""
     if dataclasses.is_dataclass(value):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {name: _to_json(item) for name, item in fields.items() if item not in (None, "") and name != "unread"}
+        return {name: _to_json(item) for name, item in fields.items() if item not in (None, "")}
     if isinstance(value, Mapping):
         return {_to_json(key): _to_json(item) for key, item in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, tuple):
