@@ -76,12 +76,12 @@ def read_image_files(
     size = _checked_size(resize)
     if mode not in (None, "grey", "rgb"):
         raise ArgumentError(f"mode is {mode!r}; expected 'grey', 'rgb' or None")
-    buffer, indices, bad, first = ImageBuffer(len(files)), list[int](), list[BadFile](), "the net"
+    buffer, indices, bad, first = ImageBuffer(len(files)), list[int](), list[BadFile](), ""
     for index, path in enumerate(files):
         try:
             image = _read(path, size, mode)
             if shape is None:
-                shape, first = (image.shape[0], image.shape[1], image.shape[2]), readable(path)
+                shape, first = (image.shape[0], image.shape[1], image.shape[2]), f" like {readable(path)}"
             if tuple(image.shape) != shape:
                 raise _UnusableError(_difference(tuple(image.shape), shape, first))
         except _UnusableError as error:
@@ -92,8 +92,9 @@ def read_image_files(
         advance(1)
     if bad and (on_bad is None or not indices):
         raise BadFilesError(bad, len(files))
-    for file in bad if on_bad else ():
-        on_bad(file)
+    for file in bad:
+        if on_bad is not None:
+            on_bad(file)
     return buffer.images(), indices
 
 
@@ -114,26 +115,24 @@ def _checked_size(resize: Size) -> tuple[int, int] | None:
 
 
 def _difference(got: tuple[int, ...], expected: tuple[int, int, int], first: str) -> str:
-    """How an image differs in shape from `first`, and which option makes them equal."""
+    """How an image differs from the expected shape, and which option converts it."""
     if got[1:] != expected[1:]:
-        sizes = f"{got[2]} x {got[1]} pixels; {first} has {expected[2]} x {expected[1]}"
+        sizes = f"has {got[2]} x {got[1]} pixels; expected {expected[2]} x {expected[1]}{first}"
         return f"{sizes}: convert all with resize=({expected[1]}, {expected[2]})"
-    modes = {1: "grey", 3: "RGB"}
-    return (
-        f"{modes.get(got[0], got[0])}; {first} is {modes.get(expected[0], expected[0])}: convert all with "
-        'mode="grey" or mode="rgb"'
-    )
+    kinds = {1: "grey", 3: "RGB"}
+    kind = kinds.get(expected[0], f"{expected[0]} channels")
+    return f'is {kinds[got[0]]}; expected {kind}{first}: convert all with mode="grey" or mode="rgb"'
 
 
 def _read(path: Path, size: tuple[int, int] | None, mode: Mode) -> Tensor:
     """One file as uint8 [C, H, W]."""
-    if not path.is_file():
-        raise _UnusableError("does not exist" if not path.exists() else "is not a regular file")
     if path.suffix.lower() in UNSUPPORTED_SUFFIXES:
         raise _UnusableError(f"{path.suffix.lower()} files are not supported; convert the file to PNG")
     from PIL import Image, ImageOps
 
     try:
+        if not path.is_file():
+            raise _UnusableError("is not a regular file" if path.exists() else "does not exist")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of bombs, which are checked here, and of odd metadata
             with Image.open(path, formats=_FORMATS) as picture:
@@ -141,10 +140,11 @@ def _read(path: Path, size: tuple[int, int] | None, mode: Mode) -> Tensor:
                     raise _UnusableError(
                         f"has {picture.width} x {picture.height} pixels; the limit is {_MOST_PIXELS:,}"
                     )
-                if (frames := getattr(picture, "n_frames", 1)) != 1:
+                # The further images in a camera's JPEG file (MPO) are versions of the first one.
+                if (frames := getattr(picture, "n_frames", 1)) != 1 and picture.format != "MPO":
                     raise _UnusableError(f"has {frames} frames; expected one image")
                 array = _as_bytes(ImageOps.exif_transpose(picture), size, mode)
-    except (_UnusableError, KeyboardInterrupt):
+    except _UnusableError:
         raise
     except Image.DecompressionBombError:
         raise _UnusableError(f"has too many pixels; the limit is {_MOST_PIXELS:,}") from None
@@ -172,7 +172,7 @@ def _as_bytes(picture: Any, size: tuple[int, int] | None, mode: Mode) -> "np.nda
         picture = Image.fromarray(((wide * 255 + 32767) // 65535).astype(np.uint8))
     if picture.mode in ("I", "F"):
         raise _UnusableError("has pixels of 32 bits, whose white is unknown; save it with 8 bits per channel")
-    if mode is not None and picture.has_transparency_data:
+    if mode is not None and ("A" in picture.getbands() or "transparency" in picture.info):
         layer = picture.convert("RGBA")
         picture = Image.new("RGBA", layer.size, (0, 0, 0, 255))
         picture.alpha_composite(layer)
