@@ -182,10 +182,10 @@ def _bytes_or_floats(images: Tensor) -> Tensor:
     if not (low >= 0 and high <= 1):
         if low != low:
             remedy = "NaN"
-        elif low >= 0 and 1 < high <= 255:
-            remedy = f"values from {low:.6g} to {high:.6g}; divide by 255 if white is 255"
+        elif low >= 0 and 2 < high <= 255:
+            remedy = f"values from {low:.13g} to {high:.13g}; divide by 255 if white is 255"
         else:
-            remedy = f"values from {low:.6g} to {high:.6g}; pass pixels before any normalisation, which the net does"
+            remedy = f"values from {low:.13g} to {high:.13g}; pass pixels before any normalisation, which the net does"
         raise ArgumentError(f"images holds {remedy} (expected floats in [0, 1], or uint8)")
     return images.float()
 

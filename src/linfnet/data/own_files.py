@@ -114,17 +114,19 @@ class _Arrays(Mapping[str, npt.NDArray[Any]]):
 
 def _load(file: Path, take: Callable[[Any], Any]) -> Any:
     """An `.npy` file as an array, or what `take` takes from an `.npz` file."""
-    single = file.suffix == ".npy"
     try:
-        # A memory map: only the images of the split are copied.
-        loaded = np.load(file, allow_pickle=False, mmap_mode="r" if single else None)
-        if isinstance(loaded, np.ndarray) != single:
-            expected = "one array (numpy.save)" if single else "an archive of arrays (numpy.savez)"
-            raise LinfnetError(f"{readable(file)} is something else; expected {expected}")
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded:
-            return take(loaded)
+        if file.suffix == ".npy":
+            # A memory map: only the images of the split are copied.
+            loaded = np.load(file, allow_pickle=False, mmap_mode="r")
+            if isinstance(loaded, np.ndarray):
+                return loaded
+            loaded.close()
+            raise LinfnetError(f"{readable(file)} is an archive; expected one array (numpy.save)")
+        with file.open("rb") as stream:
+            archive = np.load(stream, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise LinfnetError(f"{readable(file)} is one array; expected an archive of arrays (numpy.savez)")
+            return take(archive)
     # Broken headers make NumPy raise errors of its own, of the tokenizer, and of the allocator.
     except (
         ValueError, OSError, EOFError, MemoryError, OverflowError, TypeError, SyntaxError, TokenError, KeyError,
