@@ -25,7 +25,7 @@ class SetInfo:
     """The number of images per split."""
     white: int
     """The integer that represents the pixel value 1.0."""
-    digests: dict[str, str] = field(hash=False, repr=False)
+    digests: dict[str, str] = field(default_factory=dict[str, str], hash=False, repr=False)
     """For each split, the SHA-256 of the image bytes [N, C, H, W] followed by one byte per label."""
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from linfnet.data.catalog import SetInfo
 from linfnet.errors import ArgumentError, at_least
@@ -25,12 +26,12 @@ def to_pixels(images: Tensor, white: int) -> Tensor:
     return images.float().div_(torch.full((), float(white), device=images.device))
 
 
-@dataclass(frozen=True, eq=False)
-class ImageSet:
-    """One split of a data set, on one device."""
+@dataclass(frozen=True, eq=False, repr=False)
+class ImageSet(Dataset[tuple[Tensor, int]]):
+    """One split of a data set, on one device; also a PyTorch `Dataset` of pairs (pixels, label)."""
 
     images: Tensor
-    """uint8 [N, C, H, W]"""
+    """[N, C, H, W]: uint8, or float32 in [0, 1]"""
     labels: Tensor
     """int64 [N]"""
     info: SetInfo
@@ -38,6 +39,22 @@ class ImageSet:
 
     def __len__(self) -> int:
         return self.images.shape[0]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Return the pixels, float32 [C, H, W] in [0, 1], and the label of one image."""
+        return self.as_pixels(self.images[index]), int(self.labels[index])
+
+    def __repr__(self) -> str:
+        kind = str(self.images.dtype).removeprefix("torch.")
+        return (
+            f"ImageSet({self.info.name!r}, {self.split!r}, {kind} {list(self.images.shape)}, "
+            f"{len(self.class_names)} classes, {self.images.device})"
+        )
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The name of each class; label k belongs to name k."""
+        return self.info.classes
 
     def to(self, device: torch.device | str) -> "ImageSet":
         """Return the same split on another device."""
@@ -51,4 +68,8 @@ class ImageSet:
 
     def pixels(self, index: Tensor | slice | None = None) -> Tensor:
         """Return the images that `index` selects (default: all images) as float32 [n, C, H, W] in [0, 1]."""
-        return to_pixels(self.images if index is None else self.images[index], self.info.white)
+        return self.as_pixels(self.images if index is None else self.images[index])
+
+    def as_pixels(self, images: Tensor) -> Tensor:
+        """Convert images of this set, for example after augmentation, to float32 pixels in [0, 1]."""
+        return images if images.is_floating_point() else to_pixels(images, self.info.white)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from linfnet.data import ImageSet, augment, load, plan_epoch, to_pixels
+from linfnet.data import ImageSet, augment, load, plan_epoch
 from linfnet.distributed.group import ALONE, GradientSum, Group
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError
@@ -160,14 +160,14 @@ class Trainer:
 
     def _batches(self, epoch: int, done: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this process's part of each batch after the first `done` ones: pixels [B, C, H, W] and labels [B]."""
-        data, info = self.recipe.data, self.images.info
+        data = self.recipe.data
         plan = plan_epoch(len(self.images), self.recipe.run.seed, epoch, pad=data.pad, flip=data.flip).to(self.device)
         for start in range(done * self.batch, len(self.images), self.batch):
             mine = self.group.share(min(self.batch, len(self.images) - start))
             part = slice(start + mine.start, start + mine.stop)
             index = plan.order[part]
             crops = augment(self.images.images[index], plan.top[part], plan.left[part], plan.flip[part], data.pad)
-            yield to_pixels(crops, info.white), self.images.labels[index]
+            yield self.images.as_pixels(crops), self.images.labels[index]
 
     def _step(self, row: int, pixels: Tensor, labels: Tensor) -> StepState:
         """Perform one training step; `row` is its index in the epoch."""
