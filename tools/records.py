@@ -50,11 +50,16 @@ class RunRecord:
     @property
     def result(self) -> Result:
         """The evaluation at the first epsilon of the recipe, PGD-100 on all test images."""
-        eps = self.recipe.evaluation.eps[0]
-        found = self.results.find(self.recipe.data.name, eps)
+        found = self.main_result
         if found is None:
-            raise LookupError(f"{self.name} has no evaluation of all test images at {format_epsilon(eps)} by PGD-100")
+            eps = format_epsilon(self.recipe.evaluation.eps[0])
+            raise LookupError(f"{self.name} has no evaluation of all test images at {eps} by PGD-100")
         return found
+
+    @property
+    def main_result(self) -> Result | None:
+        """The same as `result`, or None if it was not measured."""
+        return self.results.find(self.recipe.data.name, self.recipe.evaluation.eps[0])
 
     @property
     def training(self) -> str:

@@ -18,13 +18,16 @@ def test_a_changed_block_is_detected_and_repaired(tmp_path: Path, monkeypatch: p
     (tmp_path / "README.md").write_text("no block\n")
     page = tmp_path / "docs" / "howto" / "page.md"
     page.write_text("before\n<!-- generated: packaged-net -->\n97 %\n<!-- end -->\nafter\n")
+    picture = tmp_path / "docs" / "images" / "ball.svg"
+    picture.parent.mkdir()
     monkeypatch.setattr("tools.generate_docs.ROOT", tmp_path)
-    assert list(outdated()) == [page]
+    assert list(outdated()) == [page, picture]
     main()
     text = page.read_text()
     assert text.startswith("before\n<!-- generated: packaged-net -->\n| ε |")
     assert "](../../records/attacks.json)" in text
     assert text.endswith("<!-- end -->\nafter\n")
+    assert picture.read_text().startswith("<svg ")
     assert outdated() == {}
 
 
