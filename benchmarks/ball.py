@@ -52,7 +52,7 @@ def surviving(net: LinfNet, test: ImageSet, radii: Tensor, epsilon: Fraction) ->
 
 
 def ball(net: LinfNet, test: ImageSet, radius: float) -> dict[str, object]:
-    """Return the digit, four images at distance `radius` (the worst that an attack finds first), and the closest break."""
+    """Return the digit, four images in its ball (first the worst that an attack finds), and the closest break."""
     image, label = test.pixels(slice(DIGIT, DIGIT + 1)), test.labels[DIGIT : DIGIT + 1]
     generator = torch.Generator().manual_seed(0)
     inside = radius * (1 - 1e-6)  # float32 images may not be further away than the radius

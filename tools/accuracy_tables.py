@@ -113,8 +113,8 @@ def paper_rows() -> str:
         theirs = [f"{share:.2f}" for share in (paper.clean, paper.pgd, paper.certified)]
         cost = f"[{epochs}](records/{run.name}.json)"
         rows.append([subject(result), *ours, cost, *theirs, paper.cost.removesuffix(" epochs")])
-    head = ["data, ε", "clean", "PGD-100", "**certified**", "epochs"]
-    return table([*head, "paper: clean", "PGD-100", "**certified**", "epochs"], rows)
+    head = ["data, ε", "clean", "PGD", "certified", "epochs"]
+    return table([*head, "paper: clean", "PGD", "certified", "epochs"], rows)
 
 
 def packaged_net() -> str:

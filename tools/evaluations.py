@@ -49,9 +49,8 @@ def evaluations() -> str:
     for path in sorted(records.RECORDS.glob("*.json")):
         for row in accuracies(json.loads(path.read_text(encoding="utf-8"))):
             rows[row.data].append([*row.cells(), f"[record](records/{path.name})"])
-    parts = [
-        f"### {title[0].upper()}{title[1:]}\n\n{table(HEAD, rows[data])}" for data, title in DATA.items() if rows[data]
-    ]
+    titles = {data: title[0].upper() + title[1:] for data, title in DATA.items()}
+    parts = [f"### {title}\n\n{table(HEAD, rows[data])}" for data, title in titles.items() if rows[data]]
     return "\n" + "\n".join(parts) + "\n"
 
 

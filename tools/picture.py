@@ -1,10 +1,11 @@
-"""Draw the picture of the README from records/ball.json: a digit in its certified ball, and the accuracies over epsilon.
+"""Draw the picture of the README from records/ball.json: a digit in its certified ball, and accuracies over epsilon.
 
 `make docs` writes it through generate_docs.py. The picture is an SVG file with light and dark colours. Its small images
 are PNG files without compression, because the bytes of compressed ones depend on the version of zlib.
 """
 
 import base64
+import math
 import struct
 import zlib
 from fractions import Fraction
@@ -45,8 +46,8 @@ def picture() -> str:
     digit = record["digit"]
     name, closest = digit["label"], digit["closest"]
     described = (
-        f"Left: a handwritten {name} in the centre of a box, the certified ball of radius {_down(digit['radius'])}, with "
-        f"changed images at its corners, all classified as {name}. Right: certified accuracy of the net over epsilon, and "
+        f"Left: a handwritten {name} in the centre of a box, its certified ball of radius {_down(digit['radius'])}; "
+        f"the changed images at the corners are all classified as {name}. Right: certified accuracy over epsilon, and "
         "above it the accuracy under attack."
     )
     parts = [
@@ -150,9 +151,8 @@ def _png(rows: list[str]) -> bytes:
     header = struct.pack(">IIBBBBB", len(pixels[0]), len(pixels), 8, 0, 0, 0, 0)
     raw = b"".join(b"\0" + row for row in pixels)
     # One stored block of deflate: the last block, its length and the complement of its length.
-    body = (
-        b"\x78\x01\x01" + struct.pack("<HH", len(raw), len(raw) ^ 0xFFFF) + raw + struct.pack(">I", zlib.adler32(raw))
-    )
+    size = struct.pack("<HH", len(raw), len(raw) ^ 0xFFFF)
+    body = b"\x78\x01\x01" + size + raw + struct.pack(">I", zlib.adler32(raw))
     chunks = ((b"IHDR", header), (b"IDAT", body), (b"IEND", b""))
     packed = (struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in chunks)
     return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
@@ -160,9 +160,9 @@ def _png(rows: list[str]) -> bytes:
 
 def _down(radius: float) -> str:
     """Return a radius with three decimals, rounded down because it is certified."""
-    return f"{int(radius * 1000) / 1000:.3f}"
+    return f"{math.floor(radius * 1000) / 1000:.3f}"
 
 
 def _up(distance: float) -> str:
     """Return a distance with three decimals, rounded up."""
-    return f"{-int(-distance * 1000 // 1) / 1000:.3f}"
+    return f"{math.ceil(distance * 1000) / 1000:.3f}"

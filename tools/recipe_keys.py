@@ -25,7 +25,7 @@ def recipe_keys() -> str:
     importlib.import_module("linfnet.systems")  # registers the systems
     parts: list[str] = []
     for (section, of), group in groupby(describe_keys(), key=lambda key: (_section(key), key.of)):
-        title = SECTIONS[section] + (f', `{section}.name = "{of}"`' if of else "")
+        title = f"{'Loss' if section == 'loss' else 'System'} `{of}`" if of else SECTIONS[section]
         rows = [[f"`{key.name}`", key.type, f"`{key.default}`" if key.default else "–", _cell(key)] for key in group]
         parts.append(f"{'###' if of else '##'} {title}\n\n" + table(["key", "type", "default", "meaning"], rows))
     return "\n" + "\n".join(parts) + "\n"

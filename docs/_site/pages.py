@@ -4,11 +4,13 @@ import contextlib
 import io
 import os
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 RECORDS = ROOT / "records"
+WIDTH = 76  # characters that fit into the column of the page
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -55,13 +57,22 @@ def command_line() -> str:
 
 def help_of(command: list[str]) -> str:
     """Return the output of `linfnet COMMAND --help`, wrapped to the width of the page."""
-    os.environ["COLUMNS"] = "76"
+    os.environ["COLUMNS"] = str(WIDTH)
     from linfnet.cli.main import main
 
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         main([*command, "--help"])
-    return "\n".join(line.rstrip() for line in printed.getvalue().splitlines()).rstrip()
+    return "\n".join(wrapped(line.rstrip()) for line in printed.getvalue().splitlines()).rstrip()
+
+
+def wrapped(line: str) -> str:
+    """Return a line, in several lines if it is too long for the page; the parser does not wrap all lines."""
+    if len(line) <= WIDTH:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()))
+    words = re.sub(r",(?=\S)", ", ", line.strip())
+    return "\n".join(textwrap.wrap(words, WIDTH, initial_indent=indent, subsequent_indent=indent + "  "))
 
 
 def fence(text: str) -> str:
