@@ -58,16 +58,7 @@ def _accuracies(result: Result) -> list[str]:
 
 def results() -> str:
     """Return the table of training runs."""
-    head = [
-        "net",
-        "training",
-        "clean",
-        "PGD-100",
-        "certified by margin",
-        "by interval",
-        "paper: clean / PGD / certified",
-        "record",
-    ]
+    head = ["net", "epochs", "seconds, on", "clean", "PGD", "certified: margin", "interval", "paper", "record"]
     rows: list[list[str]] = []
     demo = read_record("demo")
     seconds = demo["command_seconds"]
@@ -76,20 +67,25 @@ def results() -> str:
         for result in results_from_json(demo["results"]).evaluations
         if format_epsilon(result.eps) == "0.1" and not result.net
     )
-    cost = (
-        f"`make demo`, {seconds['cpu kernels']:.0f} s on 2 CPU cores ({seconds['reference']:.0f} s without the kernels)"
-    )
-    rows.append([subject(digits), cost, *_accuracies(digits), "–", link("demo.json")])
+    epochs = "/".join(map(str, load_recipe("digits").schedule.epochs))
+    cost = f"{seconds['cpu kernels']:.0f}, 2 CPU cores (`make demo`; {seconds['reference']:.0f} without the kernels)"
+    rows.append([subject(digits), epochs, cost, *_accuracies(digits), "–", _link("demo")])
     small = read_record("mnist-small")
     accuracies = [percent(small["trained"][key]) for key in ("clean", "pgd", "certified_margin", "certified_interval")]
-    cost = f"{small['train']['epochs']} epochs, {small['train']['seconds']:.0f} s on 2 CPU cores"
-    rows.append(["MNIST at 0.1, width 256", cost, *accuracies, "–", link("mnist-small.json")])
+    cost = f"{small['train']['seconds']:.0f}, 2 CPU cores"
+    epochs = str(small["train"]["epochs"])
+    rows.append(["MNIST at 0.1, width 256", epochs, cost, *accuracies, "–", _link("mnist-small")])
     for name in TABLE_RUNS:
         run = RunRecord.read(name)
-        net = run.record["what"].replace(", p snapped", "")
-        paper = published(run.recipe, run.result)
-        rows.append([net, run.training, *_accuracies(run.result), paper, link(f"{name}.json")])
+        what = f"{run.record['what'].replace(', p snapped', '')}{run.variant}"
+        epochs = "/".join(map(str, run.record["epochs"]))
+        cost = f"{run.record['seconds']:.0f}, {run.record['hardware'].removeprefix('NVIDIA ')}"
+        rows.append([what, epochs, cost, *_accuracies(run.result), published(run.recipe, run.result), _link(name)])
     return table(head, rows)
+
+
+def _link(name: str) -> str:
+    return f"[record](records/{name}.json)"
 
 
 def paper_rows() -> str:

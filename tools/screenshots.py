@@ -61,7 +61,7 @@ def main() -> None:
         run = Path(folder) / "first"
         for words in (("train", "digits", "--out", str(run)), ("evaluate", str(run)), ("report", str(run))):
             subprocess.run(linfnet(*words), check=True, stdout=subprocess.DEVNULL)
-        page.set_viewport_size({"width": WIDTH, "height": 1250})
+        page.set_viewport_size({"width": WIDTH, "height": 1360})
         page.goto((run / "report.html").as_uri())
         page.wait_for_timeout(500)
         save(page, "report.png")
