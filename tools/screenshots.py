@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ COLOURS = 96
 
 
 @contextlib.contextmanager
-def browser_page(playwright: Any) -> Iterator[Any]:
+def browser_page(playwright: Any) -> Generator[Any]:
     """Context with an empty page in headless Chromium."""
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
