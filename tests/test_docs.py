@@ -173,7 +173,7 @@ def test_every_block_runs(page: str, reader: Reader):
 def test_every_command_named_in_the_docs_has_help(capsys: pytest.CaptureFixture[str]):
     text = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
     names = {line.split()[0] for line in re.findall(r"`linfnet ([a-z][^`]*)`", text)}
-    assert {"train", "evaluate", "predict", "recipes", "data", "serve"} <= names
+    assert {"train", "evaluate", "recipes", "data", "serve"} <= names
     for name in sorted(names):
         with contextlib.suppress(SystemExit):
             main([name, "--help"])

@@ -68,7 +68,7 @@ def results() -> str:
         if format_epsilon(result.eps) == "0.1" and not result.net
     )
     epochs = "/".join(map(str, load_recipe("digits").schedule.epochs))
-    cost = f"{seconds['cpu kernels']:.0f}, 2 CPU cores (`make demo`; {seconds['reference']:.0f} without the kernels)"
+    cost = f"{seconds['cpu kernels']:.0f} ({seconds['reference']:.0f} without kernels), 2 CPU cores"
     rows.append([subject(digits), epochs, cost, *_accuracies(digits), "–", _link("demo")])
     small = read_record("mnist-small")
     accuracies = [percent(small["trained"][key]) for key in ("clean", "pgd", "certified_margin", "certified_interval")]
