@@ -13,9 +13,11 @@ PAPER_ROWS = ("mnist-0.1", "mnist-0.3", "cifar10-2", "cifar10-8", "cifar10-16")
 # The records in the table of all training runs, in order.
 TABLE_RUNS = (
     "mnist-0.1",
+    "mnist-0.1-snapped-seed-2",
     "mnist-0.3",
     "mnist-0.3-snapped",
     "mnist-0.3-snapped-seed-2",
+    "mnist-0.3-snapped-seed-3",
     "cifar10-2-200-epochs",
     "cifar10-8-125-epochs",
     "cifar10-8-800-epochs",

@@ -43,7 +43,8 @@ def formula(tex: str) -> str:
 def command_line() -> str:
     """Return the page with the output of `--help` of each command."""
     overview = help_of([])
-    commands = re.findall(r"^ +(?:• )?([a-z]+)  +\S", overview, re.MULTILINE)
+    (named,) = re.findall(r"^usage: linfnet \[-h\] \{(.*?)\}", overview, re.DOTALL)
+    commands = [name.strip() for name in named.split(",")]
     parts = [
         "# Command line",
         "Generated from `linfnet COMMAND --help`. User errors print one line and exit with status 2.",
