@@ -157,10 +157,20 @@ class Classifier(nn.Module):
                 module.training = True
 
     def check_shape(self, images: Tensor) -> Tensor:
-        """Return the images, or raise an error if the net expects another shape."""
+        """Return the images, or raise an error if the net expects a tensor of another shape or dtype."""
+        if not isinstance(images, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(f"images is of type {type(images).__name__}; expected a tensor")
+        dtype = self.normalize.std.dtype
         if tuple(images.shape[1:]) != self.image_shape:
             shape = " x ".join(map(str, self.image_shape))
-            raise ArgumentError(f"images have shape {tuple(images.shape)}; the net expects [B, {shape}]")
+            remedy = ": pass image.unsqueeze(0)" if tuple(images.shape) == self.image_shape else ""
+            raise ArgumentError(f"images have shape {tuple(images.shape)}; the net expects [B, {shape}]{remedy}")
+        if images.dtype != dtype:
+            converted = "images.float()" if dtype == torch.float32 else f"images.to({dtype})"
+            remedy = converted if images.is_floating_point() else f"{converted} / 255"
+            raise ArgumentError(
+                f"images have dtype {images.dtype}, the net computes in {dtype}; expected the same: pass {remedy}"
+            )
         return images
 
     def config(self) -> dict[str, Any]:
