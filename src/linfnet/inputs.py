@@ -1,7 +1,7 @@
 """Checks of the arguments that a user passes to any public function: net, images, labels, epsilon, counts.
 
-Each function returns the argument in the form in which the library computes with it, or raises an `ArgumentError` of one
-line that says what is wrong and what to do.
+Each function returns the argument in the form in which the library computes with it, or raises an `ArgumentError` whose
+single line says what is wrong and what to do.
 """
 
 import operator
@@ -35,7 +35,7 @@ def check_net(net: object) -> Classifier:
     if isinstance(net, nn.Module) and isinstance(getattr(net, "module", None), Classifier):
         remedy = "pass net.module"
     elif isinstance(net, nn.Module):
-        remedy = "wrap it with linfnet.Classifier.wrap"
+        remedy = "wrap your own module with linfnet.Classifier.wrap(module, image_shape=…, classes=…)"
     else:
         remedy = "expected a net, for example linfnet.load_model('mnist-small')"
     raise ArgumentError(f"net is a {type(net).__name__}, not a linfnet Classifier; {remedy}")

@@ -23,8 +23,8 @@ class Certified:
     """The certified radii of N images; the tensors are on the device of the images."""
 
     radius: Tensor
-    """float64 [N], rounded down, in pixel units: no change of the pixels by at most this much changes the class from the
-    label. It is -inf if the logit of the label is not strictly the largest, and holds for `arithmetic`."""
+    """float64 [N], rounded down, in pixel units: if no pixel changes by more than this, the net predicts the label.
+    -inf if the logit of the label is not strictly the largest for the image itself."""
     prediction: Tensor
     """int64 [N]: the class with the largest logit."""
     labels: Tensor

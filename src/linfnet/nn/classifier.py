@@ -21,6 +21,8 @@ from linfnet.nn.normalization import Normalize
 from linfnet.results import Results
 
 FORMAT = "linfnet-model-1"
+# Keys of config.json that are not arguments of the constructor; `data` and `eps` describe packaged models.
+ABOUT = ("format", "system", "class_names", "data", "eps")
 
 
 class Classifier(nn.Module):
@@ -192,7 +194,7 @@ class Classifier(nn.Module):
             raise LinfnetError(f"the config's format is {config.get('format')!r}; expected {FORMAT!r}")
         if (system := system_name(config)) != cls.system:
             raise LinfnetError(f"the config describes a net of system {system!r}; expected {cls.system!r}")
-        arguments = {key: value for key, value in config.items() if key not in ("format", "system", "class_names")}
+        arguments = {key: value for key, value in config.items() if key not in ABOUT}
         try:
             net = cls(**arguments)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
