@@ -1,9 +1,5 @@
 """Attacks search for misclassified images within epsilon; the accuracy under attack is an upper bound on robustness."""
 
-from linfnet.attacks.attack import NamedAttack as NamedAttack
-from linfnet.attacks.attack import UserAttack as UserAttack
-from linfnet.attacks.attack import attack as attack
-from linfnet.attacks.attack import named_attack as named_attack
 from linfnet.attacks.minimal import Closest as Closest
 from linfnet.attacks.minimal import Trial as Trial
 from linfnet.attacks.minimal import closest_break as closest_break
@@ -13,6 +9,10 @@ from linfnet.attacks.pgd import OBJECTIVES as OBJECTIVES
 from linfnet.attacks.pgd import best_pgd as best_pgd
 from linfnet.attacks.pgd import pgd as pgd
 from linfnet.attacks.pgd import smoothed_logits as smoothed_logits
+from linfnet.attacks.single import NamedAttack as NamedAttack
+from linfnet.attacks.single import UserAttack as UserAttack
+from linfnet.attacks.single import attack as attack
+from linfnet.attacks.single import named_attack as named_attack
 from linfnet.attacks.square import square_attack as square_attack
 from linfnet.attacks.suite import ATTACKS as ATTACKS
 from linfnet.attacks.suite import DEFAULT_ATTACKS as DEFAULT_ATTACKS
