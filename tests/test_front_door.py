@@ -285,7 +285,7 @@ class TestCertify:
         assert found.radius.shape == found.prediction.shape == (0,)
 
     def test_an_unknown_method(self, net: LinfNet):
-        with pytest.raises(ArgumentError, match="method is .intervals.; expected one of margin, interval; did"):
+        with pytest.raises(ArgumentError, match="expected one of margin, interval; did you mean 'interval'"):
             linfnet.certify(net, samples()[0], method="intervals")
 
 
@@ -384,3 +384,23 @@ class TestEvaluate:
             linfnet.evaluate(net, (torch.rand(4, 1, 5, 5), [0, 1, 2, 0]), EPS)
         with pytest.raises(ArgumentError, match=r"data has 10 classes .*; expected 3"):
             linfnet.evaluate(net, linfnet.load("digits", "test"), EPS)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_data_is_moved_to_the_net_and_results_back(net: LinfNet):
+    images, labels = samples()
+    reference = linfnet.certify(net, images, labels), linfnet.attack(net, images, labels, EPS, stripes_anywhere)
+    on_cpu = linfnet.evaluate(net, (images, labels), EPS, attack=stripes_anywhere)
+    net.cuda()
+    proof = linfnet.certify(net, images, labels.cuda())
+    found = linfnet.attack(net, images, labels.cuda(), EPS, stripes_anywhere)
+    assert torch.equal(proof.radius, reference[0].radius)
+    assert torch.equal(found.images, reference[1].images)
+    assert torch.equal(found.success, reference[1].success)
+    on_gpu = linfnet.evaluate(net, (images, labels), EPS, attack=stripes_anywhere)
+    assert (on_gpu.clean, on_gpu.attacked, on_gpu.certified) == (on_cpu.clean, on_cpu.attacked, on_cpu.certified)
+
+
+def stripes_anywhere(net: LinfNet, images: Tensor, labels: Tensor, eps: float) -> Tensor:
+    return stripes(net, images.cpu(), labels, eps)
