@@ -307,7 +307,7 @@ class TestAttack:
         for module in ("attacks.single", "evaluation.evaluator"):
             monkeypatch.setattr(f"linfnet.{module}.BATCH", 25)
         images, labels = torch.rand(60, 1, 4, 4), torch.arange(60) % 3
-        for method in ("pgd", "square", stripes):
+        for method in ("pgd", "best-pgd", stripes):
             found = linfnet.attack(net, images, labels, 0.1, method, steps=3, seed=5)
             whole = linfnet.evaluate(net, (images, labels), 0.1, attack=method, steps=3, seed=5)
             assert torch.equal(whole.at[0].survived, ~found.success)

@@ -111,7 +111,7 @@ def _evaluate_part(
     labels = images.labels
 
     def pixels_of(part: slice) -> Tensor:
-        return images.as_pixels(images.images[part].to(device)).view(-1, *net.image_shape)
+        return images.as_pixels(images.images[part].to(device)).reshape(-1, *net.image_shape)
 
     with net.at_infinity():
         with torch.no_grad():
