@@ -134,7 +134,7 @@ INPUTS: dict[str, tuple[str, Change, str | Change | None]] = {
     "eps None": ("eps", lambda eps: None, "eps is 'None'; expected a number like 8/255"),
     "eps words": ("eps", lambda eps: "8\n255", r"eps is '8 255'; expected a number like 8/255"),
     "images float64": ("images", lambda x: x.double(), r"dtype torch.float64.* pass images.float\(\)"),
-    "images uint8": ("images", lambda x: (x * 255).byte(), r"dtype torch.uint8.* pass images.float\(\) / 255"),
+    "images uint8": ("images", lambda x: (x * 255).byte(), r"dtype torch.uint8; .*images.float\(\) / 255"),
     "images int64": ("images", lambda x: (x * 255).long(), r"dtype .*int64"),
     "images 0 to 255": ("images", lambda x: x * 255, "divide by 255"),
     "images NaN": ("images", with_nan, "NaN"),
@@ -287,6 +287,19 @@ class TestCertify:
     def test_an_unknown_method(self, net: LinfNet):
         with pytest.raises(ArgumentError, match="expected one of margin, interval; did you mean 'interval'"):
             linfnet.certify(net, samples()[0], method="intervals")
+
+
+def test_radii_above_1_are_accepted_where_radii_are_expected():
+    """The margin certificate knows nothing of the pixel range, so its radii may be larger than any change of a pixel."""
+    net = LinfNet((1, 1, 1), 2, (), identity_init=False).eval()
+    net.layers[0].weight.data.copy_(torch.tensor([[0.0], [9.0]]))
+    image = torch.full((1, 1, 1, 1), 0.25)
+    found = linfnet.certify(net, image)
+    assert found.radius.item() > 4
+    assert found.at(1).all()
+    closest = closest_break(net, image[0], 0, radius=found.radius.item(), steps=1, points=2)
+    assert closest.complete
+    assert closest.image is None
 
 
 class TestAttack:

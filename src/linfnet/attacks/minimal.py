@@ -62,7 +62,7 @@ def closest_break(
         net: attacked at p = inf in eval mode, regardless of its current p and mode.
         image: [C, H, W] in [0, 1].
         label: the class of the image.
-        radius: the certified radius; four epsilons are tried within it, all others outside it.
+        radius: the certified radius, which may be above 1; four epsilons are tried within it, all others outside it.
         steps: PGD steps for each epsilon and exponent.
         exponents: values of p; at each epsilon, `best_pgd` is run once with the slopes of each p.
         points: number of epsilons in each round.
@@ -90,7 +90,7 @@ def closest_break(
     def result(complete: bool) -> Closest:
         return Closest(tuple(trials[epsilon] for epsilon in sorted(trials)), best, distance, complete)
 
-    for epsilons in _rounds(trials, max(0.0, radius), points, rounds):
+    for epsilons in _rounds(trials, min(max(0.0, radius), 1.0), points, rounds):
         for part in torch.tensor(epsilons, dtype=torch.float64, device=original.device).split(BATCH):
             images = original.expand(len(part), *net.image_shape).contiguous()
             labels = truth.expand(len(part))

@@ -159,17 +159,18 @@ class Classifier(nn.Module):
                 module.training = True
 
     def check_shape(self, images: Tensor) -> Tensor:
-        """Return the images, or raise an error if the net expects a tensor of another shape or dtype."""
+        """Return the images, or raise an error if they are not floating-point numbers of the net's shape and dtype."""
         if not isinstance(images, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArgumentError(f"images is of type {type(images).__name__}; expected a tensor")
-        dtype = self.normalize.std.dtype
+            raise ArgumentError(f"images is a {type(images).__name__}; expected a tensor: torch.as_tensor(images)")
+        if not images.is_floating_point():
+            raise ArgumentError(f"images have dtype {images.dtype}; expected numbers in [0, 1]: images.float() / 255")
         if tuple(images.shape[1:]) != self.image_shape:
             shape = " x ".join(map(str, self.image_shape))
             remedy = ": pass image.unsqueeze(0)" if tuple(images.shape) == self.image_shape else ""
             raise ArgumentError(f"images have shape {tuple(images.shape)}; the net expects [B, {shape}]{remedy}")
+        dtype = self.normalize.std.dtype
         if images.dtype != dtype:
-            converted = "images.float()" if dtype == torch.float32 else f"images.to({dtype})"
-            remedy = converted if images.is_floating_point() else f"{converted} / 255"
+            remedy = "images.float()" if dtype == torch.float32 else f"images.to({dtype})"
             raise ArgumentError(
                 f"images have dtype {images.dtype}, the net computes in {dtype}; expected the same: pass {remedy}"
             )
