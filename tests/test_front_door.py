@@ -290,7 +290,7 @@ class TestCertify:
 
 
 def test_radii_above_1_are_accepted_where_radii_are_expected():
-    """The margin certificate knows nothing of the pixel range, so its radii may be larger than any change of a pixel."""
+    """The margin certificate ignores the pixel range, so its radii may be larger than any change of a pixel."""
     net = LinfNet((1, 1, 1), 2, (), identity_init=False).eval()
     net.layers[0].weight.data.copy_(torch.tensor([[0.0], [9.0]]))
     image = torch.full((1, 1, 1, 1), 0.25)
