@@ -116,7 +116,7 @@ class Plot:
         out = self.out or default
         if out.suffix not in (".png", ".svg", ".pdf"):
             raise ArgumentError(f"--out is {str(out)!r}; expected a file name that ends in .png, .svg or .pdf")
-        draw_run(out, recipe, read_events(log), recipe.title)
+        draw_run(out, recipe, read_events(log))
         console.print(f"figure: {out}")
         return 0
 
