@@ -64,6 +64,8 @@ def render(runs: Sequence[RunSummary]) -> str:
         notes=[(f"{run.name}: " if several else "") + note for run in runs for note in run.notes],
         table=table,
         certificates=certificate_names(runs),
+        counts=sorted({result.count for run in runs for result in run.results.evaluations}),
+        other_nets={result.net for run in runs for result in run.results.evaluations},
         attack=attack_name([result for run in runs for result in run.results.evaluations]),
         main_attack=attack_name([result for run in runs for result in run.main]),
         panels=panels,
