@@ -88,6 +88,7 @@ class Export:
     def _write_onnx(net: Classifier, path: Path, class_names: Sequence[str]) -> None:
         if path.is_dir():
             raise ArgumentError(f"--onnx is {path}, a folder; expected a file")
+        require("onnxruntime", "onnx")  # before the file is written, because a file that was not checked is of no use
         make_folder(path.parent)
         files = write_onnx(net, path, class_names)
         verify_onnx(net, path, torch.rand(CHECKED, *net.image_shape, generator=torch.Generator().manual_seed(0)))
