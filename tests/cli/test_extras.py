@@ -7,7 +7,7 @@ import pytest
 
 from linfnet.cli.main import main
 
-TINY = ["--set", "limit=100", "width=8", "depth=2", "epochs=[1, 1, 1]", "test_every=0"]
+TINY = ["--set", "limit=100", "width=8", "depth=2", "epochs=[4, 4, 1]", "batch=16", "test_every=0"]
 
 
 @pytest.fixture(scope="module")
@@ -21,13 +21,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("module", "extra", "command", "status"),
     [
         ("matplotlib.figure", "plots", ["plot"], 2),
-        ("matplotlib.figure", "plots", ["certify", "--limit", "5"], 0),
+        ("matplotlib.figure", "plots", ["certify", "--limit", "5", "--out", "radii"], 0),
         ("matplotlib.figure", "plots", ["lipschitz", "--limit", "2", "--steps", "1", "--restarts", "1"], 0),
         ("onnx", "onnx", ["export", "--onnx", "net.onnx"], 2),
         ("onnxruntime", "onnx", ["export", "--onnx", "net.onnx"], 2),
         ("huggingface_hub", "hub", ["export", "--hub", "me/net"], 2),
         ("fastapi", "serve", ["serve"], 2),
-        ("art.attacks.evasion", "autoattack", ["attack", "--limit", "2", "--attacks", "autoattack"], 2),
+        ("art.attacks.evasion", "autoattack", ["attack", "--limit", "50", "--attacks", "autoattack"], 2),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
@@ -46,4 +46,5 @@ def test_a_missing_extra_is_named(
     assert main([command[0], str(run), *command[1:]]) == status
     printed = capsys.readouterr()
     assert f"pip install 'linfnet[{extra}]'" in printed.out + printed.err
-    assert not list(tmp_path.iterdir())
+    if status:
+        assert not list(tmp_path.iterdir())
