@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from linfnet.data import known_sets, set_info
 from linfnet.epsilon import format_epsilon
-from linfnet.results import Result, Results
+from linfnet.results import Accuracies, Result, Results
 
 CARD = """\
 ---
@@ -163,12 +163,18 @@ def _entry(result: Result) -> dict[str, Any]:
     return {"task": {"type": "image-classification"}, "dataset": data, "metrics": metrics}
 
 
+def _measured(results: Results) -> Accuracies | None:
+    """Return the accuracies on the test images at the end of the training."""
+    return results.training.test if results.training else None
+
+
 def _lead(results: Results, shown: Sequence[Result]) -> str:
     """Return what the net is, with its certified accuracy on the largest test set.
 
     It is the accuracy at the epsilon for which the net was trained, or else at the smallest evaluated epsilon.
     """
-    aims = list(results.training.test.certified) if results.training else []
+    measured = _measured(results)
+    aims = list(measured.certified) if measured else []
     tests = [result for result in shown if result.split == "test" and result.eps > 0]
     if not tests:
         return "An image classifier with certified robustness: each prediction comes with a radius of proven stability."
@@ -205,9 +211,9 @@ def _results(results: Results, shown: Sequence[Result]) -> str:
             rows.append([*named, _percent(result.clean), attacked, *shares])
         table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
         return f"{table}\n\nAccuracy in % of all images: unchanged (clean), under the attack, and certified at ε."
-    if training := results.training:
-        certified = (f"certified {_percent(s)} at ε = {format_epsilon(e)}" for e, s in training.test.certified.items())
-        accuracies = ", ".join((f"clean {_percent(training.test.clean)}", *certified))
+    if measured := _measured(results):
+        certified = (f"certified {_percent(s)} at ε = {format_epsilon(e)}" for e, s in measured.certified.items())
+        accuracies = ", ".join((f"clean {_percent(measured.clean)}", *certified))
         return f"Accuracy in % on the test images at the end of the training, rounding ignored: {accuracies}."
     return "The model was saved without results."
 
