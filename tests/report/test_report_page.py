@@ -43,6 +43,10 @@ def test_it_opens_from_disk_and_fits(open_page: Open, report: Path, width: int, 
     assert [url for url in visit.requests if url.startswith("file:")] == [report.resolve().as_uri()]
     assert visit.overflow() == 0
     assert visit.violations() == []
+    beyond = visit.page.locator("#results .scroll").evaluate("box => box.scrollWidth - box.clientWidth")
+    assert beyond <= 0, "the table of results fits a phone"
+    names = visit.page.locator("#histogram-plot text").all_text_contents()
+    assert "correct, not certified" in names
 
 
 def test_hovering_the_curve_reads_what_was_measured(open_page: Open, report: Path, evaluated: Path):
