@@ -85,8 +85,8 @@ def run_title(recipe: Recipe) -> str:
     >>> run_title(load_recipe("mnist-0.1", ["data.name=fashion-mnist"]))
     'Fashion-MNIST at ε = 0.1'
     """
-    name, path = recipe.data.name, getattr(recipe.data, "path", None)
-    title = Path(path).stem if path else set_info(name).title if name in known_sets() else name
+    name = recipe.data.name
+    title = set_info(name).title if name in known_sets() else name
     return f"{title} at ε = {format_epsilon(recipe.evaluation.eps[0])}"
 
 
