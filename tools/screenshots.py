@@ -39,11 +39,14 @@ def browser_page(playwright: Any) -> Generator[Any]:
         browser.close()
 
 
-def save(page: Any, name: str) -> None:
-    """Write what the window shows as a PNG file with a palette."""
+def save(page: Any, name: str, last: str) -> None:
+    """Write the page down to the end of the element `last` as a PNG file with a palette."""
     from PIL import Image
 
-    picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    box = page.locator(last).bounding_box()
+    clip = {"x": 0, "y": 0, "width": WIDTH, "height": box["y"] + box["height"] + 6}
+    shot = io.BytesIO(page.screenshot(full_page=True, clip=clip))
+    picture = Image.open(shot).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
     picture.save(IMAGES / name, optimize=True)
     sys.stdout.write(f"{IMAGES / name}: {(IMAGES / name).stat().st_size} bytes\n")
 
@@ -61,16 +64,14 @@ def main() -> None:
         run = Path(folder) / "first"
         for words in (("train", "digits", "--out", str(run)), ("evaluate", str(run)), ("report", str(run))):
             subprocess.run(linfnet(*words), check=True, stdout=subprocess.DEVNULL)
-        page.set_viewport_size({"width": WIDTH, "height": 1360})
         page.goto((run / "report.html").as_uri())
         page.wait_for_timeout(500)
-        save(page, "report.png")
+        save(page, "report.png", "#curve svg >> nth=0")
         server = subprocess.Popen(
             linfnet("serve", "mnist-small", "--port", "0"), stdout=subprocess.PIPE, text=True, encoding="utf-8"
         )
         assert server.stdout is not None
         (url,) = re.findall(r"http://127\.0\.0\.1:\d+/", server.stdout.readline())
-        page.set_viewport_size({"width": WIDTH, "height": 720})
         page.goto(url)
         page.wait_for_selector("html[data-ready]", state="attached")
         box = page.locator("#pad").bounding_box()
@@ -82,7 +83,7 @@ def main() -> None:
         page.mouse.up()
         page.locator("#distance", has_text=re.compile(r"^0\.\d{4}$")).wait_for(timeout=60_000)
         page.mouse.move(1, 1)
-        save(page, "serve.png")
+        save(page, "serve.png", "#adversarial-text")
         server.terminate()
         server.wait(20)
 
