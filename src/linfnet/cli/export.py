@@ -15,7 +15,6 @@ from linfnet.cli.inputs import (
     Data,
     Epsilons,
     File,
-    Flag,
     Folder,
     Model,
     OnImages,
@@ -55,9 +54,9 @@ class Export:
     eps: Epsilons = ()
     data: Data = None
     split: Split = "test"
-    card: Flag = False
+    card: bool = False
     """Write the model card README.md again, with all current results of the folder."""
-    hub: Annotated[str | None, arg(metavar="USER/NAME", help_behavior_hint="")] = None
+    hub: Annotated[str | None, arg(metavar="USER/NAME")] = None
     """Upload weights, config and model card to the Hugging Face hub as user/name, privately; needs the extra `hub`."""
 
     def run(self) -> None:
@@ -124,7 +123,7 @@ class Serve:
     """The address to listen on. With a loopback address, other machines cannot reach the server."""
     port: Annotated[int, arg(metavar="PORT")] = 8000
     """The port; 0 selects a free port."""
-    open: Flag = False
+    open: bool = False
     """Open the page in the browser."""
 
     def run(self) -> None:

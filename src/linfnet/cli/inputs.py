@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
@@ -35,13 +35,12 @@ BATCH = 500
 
 EpsilonGroups = tuple[tuple[str, ...], ...]
 
-# Kinds of options that several commands have; an option without a default shows none.
-Folder = Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="")]
-File = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
-Count = Annotated[int | None, arg(metavar="N", help_behavior_hint="")]
+# Kinds of options, with the names of their values in the help text.
+Folder = Annotated[Path | None, arg(metavar="DIR")]
+File = Annotated[Path | None, arg(metavar="FILE")]
+Count = Annotated[int | None, arg(metavar="N")]
 Number = Annotated[int, arg(metavar="N")]
-Flag = Annotated[bool, arg(help_behavior_hint="")]
-Runs = Annotated[tyro.conf.Positional[tuple[Path, ...]], arg(metavar="RUN [RUN ...]", help_behavior_hint="")]
+Runs = Annotated[tyro.conf.Positional[tuple[Path, ...]], arg(metavar="RUN [RUN ...]")]
 
 # Options that several commands have.
 Model = Annotated[
@@ -49,7 +48,6 @@ Model = Annotated[
     arg(
         metavar="MODEL",
         help="A finished run, a folder with model.safetensors and config.json, mnist-small, or hf://user/name.",
-        help_behavior_hint="",
     ),
 ]
 ModelFolder = Annotated[
@@ -61,32 +59,28 @@ Epsilons = Annotated[
     arg(
         metavar="EPS [EPS ...]",
         help="Perturbations in pixel units, such as 8/255 or 0.1. Default: those of the run's recipe.",
-        help_behavior_hint="",
     ),
 ]
-Changes = Annotated[
-    tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], arg(metavar="KEY=VALUE", help_behavior_hint="")
-]
+Changes = Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], arg(metavar="KEY=VALUE")]
 Data = Annotated[
     str | None,
     arg(
         metavar="SET|PATH",
         help="A data set by name, or your own data: a folder with a sub-folder for each class, a CSV file "
         "(file,label), or an .npz file. Default: the data set of the run.",
-        help_behavior_hint="",
     ),
 ]
 Split = Annotated[
     Literal["test", "train", "val", "all"],
     arg(help="The split of the data. Own data without a test folder is split by a seed: one fifth is the test split."),
 ]
-Limit = Annotated[int | None, arg(metavar="N", help="Use only the first N images.", help_behavior_hint="")]
+Limit = Annotated[int | None, arg(metavar="N", help="Use only the first N images.")]
 Resize = Annotated[
     str | None,
-    arg(metavar="HxW", help="Scale image files to this height and width, such as 28x28.", help_behavior_hint=""),
+    arg(metavar="HxW", help="Scale image files to this height and width, such as 28x28."),
 ]
-Grey = Annotated[bool, arg(help="Convert image files to grey.", help_behavior_hint="")]
-Rgb = Annotated[bool, arg(help="Convert image files to RGB.", help_behavior_hint="")]
+Grey = Annotated[bool, arg(help="Convert image files to grey.")]
+Rgb = Annotated[bool, arg(help="Convert image files to RGB.")]
 Device = Annotated[str, arg(metavar="DEVICE", help="cpu, cuda or cuda:INDEX; auto selects a GPU if there is one.")]
 
 
@@ -121,7 +115,7 @@ def check_counts(**values: int | None) -> None:
 
 def finished_run(folder: Path) -> RunFolder | None:
     """Return the finished run in a folder, or None if the folder has only a model."""
-    if str(folder) in pretrained_names() and not folder.exists():
+    if not folder.exists() and str(folder) in pretrained_names():
         raise LinfnetError(f"{folder} is not a folder{packaged_hint(folder)}")
     check_model(folder)
     if not (folder / "recipe.toml").is_file():
@@ -148,6 +142,10 @@ class ModelInputs:
     run: RunFolder | None
     data: str
     epsilons: tuple[Fraction, ...]
+    conversion: Conversion = Conversion()
+    """Of the image files of the run's own data."""
+    seed: int = 0
+    """Of the split of the run's own data."""
 
 
 def find_inputs(
@@ -160,12 +158,27 @@ def find_inputs(
     folder = find_model(model) if by_name else model
     run = finished_run(folder)
     named, named_epsilons = (None, ()) if run else known_data(folder)
-    data = data or (run.recipe.data.name if run else named)
     epsilons = epsilons or (run.recipe.evaluation.eps if run else tuple(map(parse_epsilon, named_epsilons)))
+    conversion, seed = Conversion(), 0
+    if run and data is None:
+        named, conversion, seed = _own_data(run)
+    data = data or named
     missing = ["--data"] * (data is None) + ["--eps"] * (needs_eps and not epsilons)
     if data is None or missing:
-        raise ArgumentError(f"{model} has no recipe.toml: give {' and '.join(missing)}")
-    return ModelInputs(folder, run, data, epsilons)
+        reason = "was trained on data from Python" if run else "has no recipe.toml"
+        raise ArgumentError(f"{model} {reason}: give {' and '.join(missing)}")
+    return ModelInputs(folder, run, data, epsilons, conversion, seed)
+
+
+def _own_data(run: RunFolder) -> tuple[str | None, Conversion, int]:
+    """Return the name or the path of the data of a run, the conversion of its files, and the seed of its split."""
+    data: Any = run.recipe.data
+    if getattr(data, "in_memory", False):
+        return None, Conversion(), 0
+    path = getattr(data, "path", None)
+    if not path:
+        return data.name, Conversion(), 0
+    return path, Conversion(data.resize, data.mode), data.split_seed or 0
 
 
 def parse_conversion(resize: str | None, grey: bool, rgb: bool) -> Conversion:
@@ -187,6 +200,7 @@ def bad_file_text(file: BadFile, shape: tuple[int, ...]) -> str:
     """Describe a file that cannot be used; conversions are named as options of the command line."""
     option = {1: "--grey", 3: "--rgb"}.get(shape[0], "--grey or --rgb")
     text = re.sub(r'convert all with mode="grey" or mode="rgb"', f"pass {option}", str(file))
+    text = re.sub(r"expected (grey|RGB):", r"the net expects \1 images:", text)
     return re.sub(r"convert all with resize=\((\d+), (\d+)\)", r"pass --resize \1x\2", text)
 
 
@@ -254,11 +268,16 @@ class OnImages:
                 self.split,
                 shape=net.image_shape,
                 class_names=class_names(inputs.folder, net.classes) if own else (),
-                conversion=parse_conversion(self.resize, self.grey, self.rgb),
+                conversion=self._conversion(inputs),
+                seed=inputs.seed,
                 on_bad=skipped,
             )
         except BadFilesError as error:
             raise bad_files_error(error, net.image_shape) from None
+
+    def _conversion(self, inputs: ModelInputs) -> Conversion:
+        given = parse_conversion(self.resize, self.grey, self.rgb)
+        return Conversion(given.resize or inputs.conversion.resize, given.mode or inputs.conversion.mode)
 
     def load_images(self, net: Classifier, inputs: ModelInputs, skipped: SkippedFiles | None = None) -> NamedImages:
         """Load labelled or unlabelled images; with `skipped`, files that cannot be used are left out."""
@@ -266,8 +285,7 @@ class OnImages:
             images, names = self._labelled(net, inputs, skipped)
             loaded = NamedImages(images.pixels(), names, images.labels, f"{images.info.name} {images.split}")
         else:
-            conversion = parse_conversion(self.resize, self.grey, self.rgb)
-            loaded = read_own_images([Path(inputs.data)], net, conversion, skipped)
+            loaded = read_own_images([Path(inputs.data)], net, self._conversion(inputs), skipped)
         return loaded.first(self.limit)
 
     def load(

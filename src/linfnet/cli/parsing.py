@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn, get_args, get_type_hints
 
 import tyro
@@ -23,6 +23,14 @@ _KINDS = {int: "a whole number", float: "a number"}
 
 # Stands for the description in tyro's text: tyro would join the lines of each paragraph.
 _MARK = "DESCRIPTION"
+_CODE = r"\x1b\[[0-9;]*m"  # of bold or coloured type
+_GAP = rf"(?:\s|{_CODE})*"
+_NO_DEFAULT = re.compile(rf"{_GAP}\(default:{_GAP}(?:None|False)?{_GAP}\)(?:{_CODE})*")
+_HEADINGS = {
+    "positional arguments": "Arguments",
+    "options": "Options",
+    "subcommands": "Actions",
+}
 
 
 class _Captured(io.StringIO):
@@ -40,7 +48,14 @@ def parse_command(kind: Any, name: str, arguments: Sequence[str]) -> Any:
         name: the name of the command.
         arguments: the words after the name.
     """
-    _check_action(kind, name, arguments)
+    for field, hint in get_type_hints(kind).items():
+        parts: list[Any] = [part for part in get_args(hint) if dataclasses.is_dataclass(part)]
+        if actions := {part.__name__.lower(): part for part in parts}:
+            if not arguments or arguments[0] not in (*actions, "-h", "--help"):
+                raise _wrong_action(name, arguments, list(actions))
+            if arguments[0] in actions:
+                action = parse_command(actions[arguments[0]], f"{name} {arguments[0]}", arguments[1:])
+                return kind(**{field: action})
     _check_options(kind, name, arguments)
     message, text = io.StringIO(), _Captured()
     try:
@@ -48,9 +63,23 @@ def parse_command(kind: Any, name: str, arguments: Sequence[str]) -> Any:
             return tyro.cli(kind, prog=f"linfnet {name}", description=_MARK, args=arguments, config=STYLE)
     except SystemExit as stop:
         if not stop.code:
-            sys.stdout.write(text.getvalue().replace(_MARK, description(kind)))
+            sys.stdout.write(_help_text(text.getvalue(), kind))
             raise
         _fail(message.getvalue(), kind, name, arguments)
+
+
+def _help_text(text: str, kind: Any) -> str:
+    """Return tyro's help text with plain headings, without rules, trailing spaces and defaults that say nothing."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        plain = re.sub(_CODE, "", line).strip()
+        if plain in _HEADINGS:
+            lines.append(_HEADINGS[plain])
+        elif not plain or plain.strip("-"):
+            lines.append(re.sub(rf"\s+((?:{_CODE})*)$", r"\1", line))
+    shown = _NO_DEFAULT.sub(lambda found: "\x1b[0m" if "\x1b" in found[0] else "", "\n".join(lines))
+    shown = re.sub(r"\n{3,}", "\n\n", shown).strip()
+    return shown.replace(_MARK, description(kind)) + "\n"
 
 
 def description(kind: Any) -> str:
@@ -61,35 +90,21 @@ def description(kind: Any) -> str:
     return "\n\n".join([*parts, f"Examples:\n{examples.rstrip()}"] if examples else parts)
 
 
-def _actions(hint: Any) -> list[Any]:
-    """Return the dataclasses in a union: the sub-commands of a command."""
-    return [part for part in get_args(hint) if dataclasses.is_dataclass(part)]
+def _options(kind: Any) -> dict[str, Any]:
+    """Return the type of each option."""
+    return {f"--{name.replace('_', '-')}": hint for name, hint in get_type_hints(kind).items()}
 
 
-def _fields(kind: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the option and the type of each field; the fields of sub-commands, which are dataclasses, are included."""
-    for name, hint in get_type_hints(kind).items():
-        if actions := _actions(hint):
-            for action in actions:
-                yield from _fields(action)
-        else:
-            yield f"--{name.replace('_', '-')}", hint
-
-
-def _check_action(kind: Any, name: str, arguments: Sequence[str]) -> None:
-    """Raise an error if a command with sub-commands is used without one, or with an unknown one."""
-    names = [part.__name__.lower() for hint in get_type_hints(kind).values() for part in _actions(hint)]
-    if not names or (arguments and arguments[0] in (*names, "-h", "--help")):
-        return
-    expected = f"expected one of {', '.join(names)}"
+def _wrong_action(name: str, arguments: Sequence[str], actions: list[str]) -> ArgumentError:
+    expected = f"expected one of {', '.join(actions)}"
     if not arguments:
-        raise ArgumentError(f"linfnet {name} needs an action; {expected}")
-    raise ArgumentError(f"the action is {arguments[0]!r}; {expected}{nearest(arguments[0], names)}")
+        return ArgumentError(f"linfnet {name} needs an action; {expected}")
+    return ArgumentError(f"the action is {arguments[0]!r}; {expected}{nearest(arguments[0], actions)}")
 
 
 def _check_options(kind: Any, name: str, arguments: Sequence[str]) -> None:
     """Raise an error for the first unknown option, with the most similar one or the key of the recipe."""
-    known = [option for option, _ in _fields(kind)]
+    known = list(_options(kind))
     for argument in arguments:
         option = argument.partition("=")[0].replace("_", "-")
         if len(option) < 3 or not option.startswith("--") or option in (*known, "--help"):
@@ -115,8 +130,8 @@ def _recipe_key(option: str) -> str | None:
 def _fail(message: str, kind: Any, name: str, arguments: Sequence[str]) -> NoReturn:
     """Raise the error that the parser printed in a box, as one line."""
     lines = [line.strip("╭╮╰╯│+| ").strip() for line in message.splitlines()[1:]]
-    rule = next((k for k, line in enumerate(lines) if line and not line.strip("─-")), len(lines))
-    text = " ".join(line for line in lines[:rule] if line)
+    rules = [k for k, line in enumerate(lines) if k and line and not line.strip("─-")]
+    text = " ".join(line for line in lines[: min(rules, default=len(lines))] if line.strip("─-"))
     help_hint = f"see linfnet {name} --help"
     if found := re.match(r"Missing from .*?: (\S+)", text):
         raise ArgumentError(f"linfnet {name} needs {found[1]}; {help_hint}")
@@ -125,7 +140,7 @@ def _fail(message: str, kind: Any, name: str, arguments: Sequence[str]) -> NoRet
     if found := re.match(r"invalid choice (.+?) for argument '(\S+)'\. Expected one of \((.*?),?\)", text):
         raise ArgumentError(f"{found[2]} is {found[1]}; expected one of {found[3].replace(chr(39), '')}")
     if found := re.match(r"Error parsing (--[\w-]+):", text):
-        option, hint = found[1], dict(_fields(kind)).get(found[1])
+        option, hint = found[1], _options(kind).get(found[1])
         kinds = [_KINDS[part] for part in (hint, *get_args(hint)) if part in (int, float)]
         values = [after for word, after in itertools.pairwise(arguments) if word == option]
         values += [word.partition("=")[2] for word in arguments if word.startswith(f"{option}=")]

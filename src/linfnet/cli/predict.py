@@ -27,18 +27,18 @@ class Predict:
 
     Examples:
         linfnet predict mnist-small digit.png
-        linfnet predict mnist-small scans/ --grey --resize 28x28 --eps 0.1 --csv > classes.csv
+        linfnet predict mnist-small scans/ --grey --resize 28x28 --csv > out.csv
     """
 
     model: inputs.Model
-    images: Annotated[tyro.conf.Positional[tuple[Path, ...]], arg(metavar="IMAGE|DIR [...]", help_behavior_hint="")]
+    images: Annotated[tyro.conf.Positional[tuple[Path, ...]], arg(metavar="IMAGE|DIR [...]")]
     """Image files (PNG, JPEG, …), .npy files with floats in [0, 1] or bytes, or folders of them."""
     eps: Annotated[
         inputs.Epsilons, arg(metavar="EPS [EPS ...]", help="Also show whether the class is certified at these changes.")
     ] = ()
-    json: inputs.Flag = False
+    json: bool = False
     """Write JSON instead of a table, with all digits."""
-    csv: inputs.Flag = False
+    csv: bool = False
     """Write CSV instead of a table, with all digits."""
     resize: inputs.Resize = None
     grey: inputs.Grey = False

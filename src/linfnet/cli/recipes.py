@@ -25,7 +25,7 @@ class Recipes:
         linfnet recipes digits --set model.width=256
     """
 
-    recipe: Annotated[tyro.conf.Positional[str | None], arg(metavar="RECIPE", help_behavior_hint="")] = None
+    recipe: Annotated[tyro.conf.Positional[str | None], arg(metavar="RECIPE")] = None
     """The name of a recipe or a TOML file. Without it, all recipes are listed."""
     set: Changes = ()
     """Show the recipe with these changes, as in `linfnet train`."""

@@ -12,7 +12,7 @@ from rich.live import Live
 from tyro.conf import arg
 
 from linfnet.cli.console import console
-from linfnet.cli.inputs import File, Flag, Runs
+from linfnet.cli.inputs import File, Runs
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_json, write_text
 from linfnet.nn.model_path import packaged_hint
@@ -49,7 +49,7 @@ class Report:
     """Run folders, preferably after `linfnet evaluate`, or other model folders."""
     out: File = None
     """The file to write. Default: report.html in the run folder, or comparison.html in the first of several folders."""
-    open: Flag = False
+    open: bool = False
     """Open the file in the browser."""
 
     def run(self) -> int:
@@ -87,7 +87,7 @@ class Watch:
 
     run_folder: Annotated[tyro.conf.Positional[Path], arg(metavar="RUN")]
     """The folder of a run that is training or has ended."""
-    once: Flag = False
+    once: bool = False
     """Print the current state and exit."""
     every: Annotated[float, arg(metavar="SECONDS")] = 1.0
     """Seconds between updates."""

@@ -11,7 +11,7 @@ from tyro.conf import arg
 
 from linfnet.cli.console import console, draw_figure, percent, print_table
 from linfnet.cli.evaluate import evaluate_with_progress, store_evaluation
-from linfnet.cli.inputs import Changes, Count, Device, Flag, Folder, Number, check_counts, choose_device
+from linfnet.cli.inputs import Changes, Count, Device, Folder, Number, check_counts, choose_device
 from linfnet.cli.train import train_display
 from linfnet.data import load
 from linfnet.distributed.group import launched
@@ -108,15 +108,13 @@ class Reproduce:
 
     __doc__ = (__doc__ or "").format(studies=", ".join(STUDIES))
 
-    study: Annotated[tyro.conf.Positional[str | None], arg(metavar="STUDY", help_behavior_hint="")] = None
+    study: Annotated[tyro.conf.Positional[str | None], arg(metavar="STUDY")] = None
     """The name of the table. Without it, all tables are listed."""
-    row: Annotated[
-        tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], arg(metavar="ROW [ROW ...]", help_behavior_hint="")
-    ] = ()
+    row: Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], arg(metavar="ROW [ROW ...]")] = ()
     """Train only these rows; finished runs of other rows are also shown."""
-    small: Flag = False
+    small: bool = False
     """Show the trend on a CPU within minutes: narrow nets, few images and short schedules, not the paper's nets."""
-    scale: Annotated[float | None, arg(metavar="FACTOR", help_behavior_hint="")] = None
+    scale: Annotated[float | None, arg(metavar="FACTOR")] = None
     """Multiply the length of every phase of the schedules by this factor, at most 1."""
     seeds: Number = 1
     """Number of runs for each row; the table shows the median and the range."""

@@ -52,7 +52,7 @@ class Separate:
     """The name of a data set (`linfnet data list` shows them)."""
     split: Literal["train", "test"] = "train"
     """The split of the data set."""
-    against: Annotated[Literal["train", "test"] | None, arg(help_behavior_hint="")] = None
+    against: Literal["train", "test"] | None = None
     """Compare the images with the images of this split instead of with each other."""
     limit: Count = None
     """Use only the first N images of each split."""

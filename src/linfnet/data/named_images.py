@@ -93,6 +93,7 @@ def load_labelled(
     shape: Shape | None = None,
     class_names: Sequence[str] = (),
     conversion: Conversion | None = None,
+    seed: int = 0,
     on_bad: Callable[[BadFile], None] | None = None,
 ) -> tuple[ImageSet, list[str]]:
     """Load a known data set by name, or the user's labelled data from a path; also return a name for each image.
@@ -103,10 +104,17 @@ def load_labelled(
         shape: the shape of image that a net expects, or None for any.
         class_names: the classes of the net, see `match_classes`; empty if they are not known.
         conversion: of image files.
+        seed: of the split of the user's data, where it has none.
         on_bad: is called for each image file that cannot be used, which is then left out; None raises an error.
     """
     if split == "all":
-        options: Any = {"shape": shape, "class_names": class_names, "conversion": conversion, "on_bad": on_bad}
+        options: Any = {
+            "shape": shape,
+            "class_names": class_names,
+            "conversion": conversion,
+            "seed": seed,
+            "on_bad": on_bad,
+        }
         return _joined([load_labelled(source, part, **options) for part in ("train", "test")])
     path = Path(source).expanduser()
     conversion = conversion or Conversion()
@@ -116,9 +124,9 @@ def load_labelled(
         images = load(str(source), split)
         names = [str(index) for index in range(len(images))]
     else:
-        listed = list_path(path, split)
+        listed = list_path(path, split, seed=seed)
         if listed is None:
-            images = load_path(path, split, resize=conversion.resize, mode=conversion.mode)
+            images = load_path(path, split, seed=seed, resize=conversion.resize, mode=conversion.mode)
             names = [str(index) for index in range(len(images))]
         else:
             expected = (shape[0], shape[1], shape[2]) if shape is not None and len(shape) == 3 else None
@@ -180,7 +188,7 @@ def read_images(
         on_bad: is called for each file that cannot be used, which is then left out; None raises a `BadFilesError`.
         advance: is called with 1 after each file.
     """
-    files = [pair for source in sources for pair in _files_of(source)]
+    files = [pair for source in sources for pair in _files_of(source, alone=len(sources) == 1)]
     pixels, names, bad = list[Tensor](), list[str](), list[BadFile]()
     for path, name in files:
         try:
@@ -235,10 +243,10 @@ def _relative(path: Path, folder: Path) -> str:
     return readable(path.relative_to(folder) if path.is_relative_to(folder) else path.name)
 
 
-def _files_of(source: Path) -> list[tuple[Path, str]]:
-    """The image files of one source, sorted, with their names."""
+def _files_of(source: Path, *, alone: bool) -> list[tuple[Path, str]]:
+    """The image files of one source, sorted, with their names; `alone`: there is no other source."""
     if not source.is_dir():
-        return [(source, readable(source))]
+        return [(source, readable(source.name if alone else source))]
     files = [entry for entry in _entries(source) if _is_image(entry)]
     files = files or sorted(path for path in source.rglob("*") if _is_image(path))
     if not files:

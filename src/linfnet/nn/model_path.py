@@ -10,6 +10,8 @@ from linfnet.files import make_folder, read_table
 
 # Contains one folder for each model of the package.
 PRETRAINED = Path(__file__).parent / "pretrained"
+# Names the data set and the epsilons of a packaged model, which has no recipe.
+EVALUATION = "evaluation.json"
 # The prefix is required so that a mistyped path is never sent over the network. (`Path` removes one of the slashes.)
 PREFIXES = ("hf://", "hf:/")
 
@@ -58,9 +60,11 @@ def check_model(folder: Path) -> None:
 
 
 def known_data(folder: Path) -> tuple[str | None, tuple[str, ...]]:
-    """Return the data set and the epsilons of a packaged model, as its config.json names them."""
-    config = read_table(folder / "config.json")
-    data, epsilons = config.get("data"), cast(list[Any], config.get("eps") or [])
+    """Return the data set and the epsilons at which a packaged model is evaluated: its evaluation.json names them."""
+    if not (folder / EVALUATION).is_file():
+        return None, ()
+    table = read_table(folder / EVALUATION)
+    data, epsilons = table.get("data"), cast(list[Any], table.get("eps") or [])
     return (data, tuple(map(str, epsilons))) if isinstance(data, str) else (None, ())
 
 
@@ -76,7 +80,7 @@ def check_copy(model: Path, folder: Path) -> None:
 def copy_model(model: Path, folder: Path) -> None:
     """Copy the weights, the config and the model card of a model into another folder."""
     make_folder(folder)
-    for name in ("model.safetensors", "config.json", "README.md"):
+    for name in ("model.safetensors", "config.json", "README.md", EVALUATION):
         if (model / name).is_file() and not (folder / name).exists():
             shutil.copyfile(model / name, folder / name)
 
