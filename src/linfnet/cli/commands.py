@@ -66,8 +66,8 @@ EXAMPLES = (
 OPTIONS = {
     "-h, --help": "show this text; linfnet COMMAND --help describes a command",
     "--version": "show the version",
-    "--import MODULE": "import your module or .py file first, which may register losses,\n"
-    "systems and attacks; can be given several times",
+    "--import MODULE": "first import your module or .py file, which may register\n"
+    "losses, systems and attacks; can be given several times",
 }
 
 
@@ -83,7 +83,7 @@ def find_command(name: str) -> CommandInfo:
 def overview() -> str:
     """Return the text of `linfnet --help`; lines that begin without a space are headings."""
     lines = [
-        f"linfnet {__version__}: neural networks whose robustness is certified by one forward pass",
+        f"linfnet {__version__}: neural networks with certified robustness (l-infinity distance nets)",
         "",
         "usage: linfnet COMMAND [OPTIONS]",
     ]

@@ -23,12 +23,12 @@ from linfnet.train import StoppedError, new_run_path, start_run
 EPSILONS = tuple(Fraction(k, 20) for k in range(1, 5))
 COLUMNS = """\
 eps        every pixel, a number from 0 to 1, may change by up to this much
-clean      share of test images that are classified correctly
-PGD-100    … that are still classified correctly after an attack by gradients, in 100 steps
-certified  … for which it is proven that no change of up to eps alters the class:
-           by the margin of one forward pass, or by interval bounds through all layers
-Theorem 1  the net of the paper's Theorem 1, built from the training images without training: it assigns
-           the class of the nearest image. Small data suits it; trained nets generalise on larger data"""
+clean      share of the test images that are classified correctly
+PGD-100    … also after an attack that follows gradients, in 100 steps
+certified  … and it is proven that no change of up to eps alters the class:
+           by the margin of one forward pass, or by bounds through all layers
+Theorem 1  the net of the paper's Theorem 1, built without training: it assigns the
+           class of the nearest training image, and has a neuron for each of them"""
 
 
 @dataclass(frozen=True)

@@ -142,9 +142,9 @@ class ModelInputs:
     run: RunFolder | None
     data: str
     epsilons: tuple[Fraction, ...]
-    conversion: Conversion = Conversion()
+    conversion: Conversion
     """Of the image files of the run's own data."""
-    seed: int = 0
+    seed: int
     """Of the split of the run's own data."""
 
 

@@ -37,9 +37,9 @@ class Recipes:
             console.print("all keys of a recipe: linfnet recipes NAME; train it: linfnet train NAME")
             return
         recipe = load_recipe(self.recipe, tuple(change for changes in self.set for change in changes))
-        console.print(f"{recipe.name}: {recipe.title}", style="bold")
+        console.print(f"{recipe.name}: {recipe.title}", style="bold", soft_wrap=False)
         if text := reported(recipe):
-            console.print(text)
+            console.print(text, soft_wrap=False)
         print_table(keys_table(recipe))
         console.print(f"* differs from the default; change a key: linfnet train {self.recipe} --set KEY=VALUE")
 
@@ -86,7 +86,9 @@ def keys_table(recipe: Recipe) -> Table:
     table.add_column("key", no_wrap=True)
     table.add_column("value", overflow="fold")
     table.add_column("meaning", overflow="fold")
-    defaults = {name: value for name, value, _ in described_keys(Recipe(loss=type(recipe.loss)()))}
+    system = {"name": recipe.system_name} if recipe.system else {}
+    default_recipe = Recipe(loss=type(recipe.loss)(), system=system)
+    defaults = {name: value for name, value, _ in described_keys(default_recipe)}
     section = None
     for name, value, meaning in described_keys(recipe):
         head = name.partition(".")[0]

@@ -148,7 +148,10 @@ class Reproduce:
             evaluation = evaluate_with_progress(net, images, folder.recipe.evaluation.eps, options.steps)
             store_evaluation(folder.path, evaluation, net)
 
-        outcome = run_study(study, options, device, evaluate=evaluate, note=console.print, display=train_display)
+        try:
+            outcome = run_study(study, options, device, evaluate=evaluate, note=console.print, display=train_display)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("interrupted; run the same command again to resume the study") from None
         print_table(training_table(outcome) if study.on_train else outcome_table(outcome))
         console.print(f"outcome: {options.out / 'outcome.json'}, {options.out / 'outcome.csv'}")
         draw_figure(options.out / f"{study.name}.png", lambda path: draw_study(path, outcome))
