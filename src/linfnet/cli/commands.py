@@ -83,7 +83,7 @@ def find_command(name: str) -> CommandInfo:
 def overview() -> str:
     """Return the text of `linfnet --help`; lines that begin without a space are headings."""
     lines = [
-        f"linfnet {__version__}: neural networks with certified robustness (l-infinity distance nets)",
+        f"linfnet {__version__}: neural networks with certified robustness",
         "",
         "usage: linfnet COMMAND [OPTIONS]",
     ]

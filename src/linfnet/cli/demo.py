@@ -27,8 +27,8 @@ clean      share of the test images that are classified correctly
 PGD-100    … also after an attack that follows gradients, in 100 steps
 certified  … and it is proven that no change of up to eps alters the class:
            by the margin of one forward pass, or by bounds through all layers
-Theorem 1  the net of the paper's Theorem 1, built without training: it assigns the
-           class of the nearest training image, and has a neuron for each of them"""
+Theorem 1  the net of the paper's Theorem 1, built without training: it
+           assigns the class of the nearest training image"""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Demo:
         console.print(COLUMNS, style="dim")
         console.print()
         at_recipe = next(result for result in trained.results if result.eps == recipe.evaluation.eps[0])
-        console.print(conclusion(at_recipe), style="bold")
+        console.print(conclusion(at_recipe), style="bold", soft_wrap=False)
         console.print()
         report = write_report((folder,))
         console.print(f"run folder: {folder}")

@@ -38,6 +38,9 @@ from linfnet.systems import load_model
 from linfnet.train import new_run_path
 
 
+ARITHMETIC = "float32: certificates hold for the floating-point program; real: they ignore rounding"
+
+
 def evaluate_with_progress(
     net: Classifier,
     images: ImageSet,
@@ -139,6 +142,7 @@ class Compare:
         else:
             for images in dict.fromkeys(row.images for row in compared):
                 print_table(accuracy_table([row for row in compared if row.images == images]))
+            console.print(ARITHMETIC, soft_wrap=False)
             print_table(cost_table(compared))
 
 
@@ -152,8 +156,6 @@ def accuracy_table(rows: list[Compared]) -> Table:
         certificate = f"{row.certificate} {row.arithmetic}".strip()
         certificate += f" p={row.confidence:g}" if row.confidence < 1 else ""
         table.add_row(row.run, row.system, row.eps, *shares, certificate)
-    table.caption = "float32: certificates hold for the floating-point program; real: they ignore rounding"
-    table.caption_justify = "left"
     return table
 
 

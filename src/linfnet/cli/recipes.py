@@ -1,5 +1,6 @@
 """`linfnet recipes`: the recipes of the package, and all keys of one recipe."""
 
+import shlex
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -41,7 +42,8 @@ class Recipes:
         if text := reported(recipe):
             console.print(text, soft_wrap=False)
         print_table(keys_table(recipe))
-        console.print(f"* differs from the default; change a key: linfnet train {self.recipe} --set KEY=VALUE")
+        console.print("* differs from the default")
+        console.print(f"change a key: linfnet train {shlex.quote(self.recipe)} --set KEY=VALUE")
 
 
 def whose(recipe: Recipe) -> str:
