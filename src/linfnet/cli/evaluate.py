@@ -37,7 +37,6 @@ from linfnet.results.storage import RESULTS_FILE
 from linfnet.systems import load_model
 from linfnet.train import new_run_path
 
-
 ARITHMETIC = "float32: certificates hold for the floating-point program; real: they ignore rounding"
 
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import tyro
-from rich.box import SIMPLE
 from rich.table import Table
 from tyro.conf import arg
 
@@ -83,7 +82,7 @@ def recipes_table(recipes: list[Recipe]) -> Table:
 
 def keys_table(recipe: Recipe) -> Table:
     """Return a table with the value and the meaning of each key; `*` marks values that differ from the default."""
-    table = Table(box=SIMPLE)
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
     table.add_column("", no_wrap=True)
     table.add_column("key", no_wrap=True)
     table.add_column("value", overflow="fold")
@@ -97,7 +96,7 @@ def keys_table(recipe: Recipe) -> Table:
         if head in ("name", "title", "reported"):
             continue
         if section not in (None, head):
-            table.add_section()
+            table.add_row()
         section, default = head, defaults.get(name, "")
         changed = value != default
         table.add_row(
