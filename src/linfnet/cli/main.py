@@ -22,6 +22,9 @@ class Runnable(Protocol):
 def _parse(arguments: list[str]) -> Runnable:
     """Import the modules of `--import`, and parse the arguments of the command."""
     (name, *rest), modules = _without_imports(arguments)
+    if name in ("-h", "--help"):
+        _print_overview()
+        raise SystemExit(0)
     info = find_command(name)
     import_modules(modules)
     return parse_command(info.load(), name, rest)
@@ -60,7 +63,7 @@ def _print_overview() -> None:
 def _run(arguments: list[str]) -> int:
     try:
         command = _parse(arguments)
-    except SystemExit:  # after the help text of a command
+    except SystemExit:  # after a help text
         return 0
     from linfnet.train import StoppedError
 
@@ -76,9 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may contain bytes that are not UTF-8
-    if not arguments or arguments[0] in ("-h", "--help"):
-        _print_overview()
-        return 0
+    arguments = arguments or ["--help"]
     if arguments == ["--version"]:
         sys.stdout.write(f"linfnet {__version__}\n")
         return 0
