@@ -77,7 +77,7 @@ class Separate:
         seconds = time.perf_counter() - start
         splits, classes = f"{images.split}-{other.split}", images.info.classes
         title = f"closest of {total:,} pairs of different classes, {splits}"
-        table = titled_table(title, ("distance", "decimal", "image", "class", "other image", "class"))
+        table = titled_table(title, ("distance", "", "image", "class", "image", "class"))
         closest: list[dict[str, object]] = []
         for pair in found.pairs:
             distance, samples = format_epsilon(pair.distance), [pair.first, pair.second]
@@ -260,16 +260,11 @@ class Lipschitz(inputs.OnImages):
         }
         file = self.model / f"lipschitz-p{p:g}.json"
         write_json(file, record)
-        eps = format_epsilon(epsilon)
         console.print(
-            f"at p = {p:g}, in balls of radius {eps} around {len(images)} images, the distance layers change a logit "
-            f"by up to {summary['mean']:.4g} times the radius on average, and by {summary['max']:.4g} times at most"
+            f"p = {p:g}: mean {summary['mean']:.4g}, largest {summary['max']:.4g} over {len(images)} images; "
+            f"upper bound {estimate.upper:.4g} for the distance layers, "
+            f"and {estimate.upper * net.lipschitz:.4g} for the whole net, including normalisation"
         )
-        console.print(
-            f"proven: never by more than {estimate.upper:.4g} times, or {estimate.upper * net.lipschitz:.4g} times the "
-            "change of the pixels before they are normalised (at p = inf, the distance layers have 1)"
-        )
-        bounds = "  ".join(f"{bound:.4g}" for bound in estimate.layers)
-        console.print(f"proven bounds of the layers, whose product this is: {bounds}  ({seconds:.0f} s)")
+        console.print(f"by layer: {'  '.join(f'{bound:.4g}' for bound in estimate.layers)}  ({seconds:.0f} s)")
         console.print(f"result: {file}")
         draw_figure(file.with_suffix(".png"), lambda path: draw_quantiles(path, estimate))
