@@ -51,7 +51,11 @@ check: .venv/.installed-dev
 # The package is installed again if one of these changes: the C++ extension is built when the package is installed.
 BUILT_FROM := pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/linfnet/ops/csrc/*)
 
+# pip is silent: say what it does, because it takes minutes.
 .venv/.installed: .venv/bin/python $(BUILT_FROM)
+	@echo "Installing linfnet into .venv, once: pip downloads about 200 MB, most of it PyTorch for CPUs"
+	@echo "(PyTorch with CUDA, which the default index offers on Linux, is larger: gigabytes), and builds the CPU"
+	@echo "kernels with the C++ compiler. This takes one to five minutes, without further output …"
 	$(PIP) -e '.[images,serve]'
 	@touch $@
 

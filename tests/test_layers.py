@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "linfnet"
 # A folder (or module) may import those before it and itself. Those in one set do not import each other.
 ORDER: list[set[str]] = [
     {"errors", "version"},
-    {"boxes", "epsilon", "files", "registry"},
+    {"boxes", "epsilon", "files", "plugins", "registry"},
     {"figures", "results"},
     {"distributed"},
     {"data", "ops"},

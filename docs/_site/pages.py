@@ -42,15 +42,15 @@ def formula(tex: str) -> str:
 
 def command_line() -> str:
     """Return the page with the output of `--help` of each command."""
+    from linfnet.cli.commands import COMMANDS
+
     overview = help_of([])
-    (named,) = re.findall(r"^usage: linfnet \[-h\] \{(.*?)\}", overview, re.DOTALL)
-    commands = [name.strip() for name in named.split(",")]
     parts = [
         "# Command line",
         "Generated from `linfnet COMMAND --help`. User errors print one line and exit with status 2.",
         fence(overview),
     ]
-    for command in commands:
+    for command in COMMANDS:
         parts += [f"## linfnet {command}", fence(help_of([command]))]
     return "\n\n".join(parts) + "\n"
 

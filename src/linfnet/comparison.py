@@ -33,25 +33,32 @@ class Compared:
     parameters: int | None
 
 
-def compare_runs(folders: Iterable[Path]) -> list[Compared]:
-    """Return the rows of all runs; a run without evaluations has the accuracies from the end of training."""
+def compare_runs(folders: Iterable[Path], *, data: str | None = None) -> list[Compared]:
+    """Return the rows of all runs; a run without evaluations has the accuracies from the end of training.
+
+    `data`: the name of a data set; only evaluations on it are returned.
+    """
     folders = list(folders)
     names = [folder.resolve().name for folder in folders]
     rows: list[Compared] = []
     for folder, name in zip(folders, names, strict=True):
         # The runs of a study are named after their seeds, so runs of two studies may differ only in their paths.
-        new = list(_rows(folder, name if names.count(name) == 1 else str(folder)))
+        new = list(_rows(folder, name if names.count(name) == 1 else str(folder), data))
         if not new:
-            raise LinfnetError(f"{folder} has no results; evaluate it: linfnet evaluate {shlex.quote(str(folder))}")
+            on, option = ("", "") if data is None else (f" on {data}", " --data DATA")
+            path = shlex.quote(str(folder))
+            raise LinfnetError(f"{folder} has no results{on}; evaluate it: linfnet evaluate{option} {path}")
         rows += new
     return rows
 
 
-def _rows(folder: Path, run: str) -> Iterator[Compared]:
+def _rows(folder: Path, run: str, data: str | None) -> Iterator[Compared]:
     results, system = read_results(folder), system_name(read_table(folder / "config.json"))
     training = results.training
     seconds, parameters = (training.seconds, training.parameters) if training else (None, None)
     for result in results.evaluations:
+        if data not in (None, result.data):
+            continue
         yield Compared(
             run=run,
             # The run did not train `result.net`, so its system and training time do not apply.
@@ -68,7 +75,7 @@ def _rows(folder: Path, run: str) -> Iterator[Compared]:
             certify_seconds_per_image=result.certify_seconds.get(result.best),
             parameters=None if result.net else parameters,
         )
-    if training and not results.evaluations:
+    if training and not results.evaluations and data is None:
         for eps, share in training.test.certified.items() or ((None, None),):
             named = (run, system, "test, after training", "" if eps is None else format_epsilon(eps))
             yield Compared(*named, training.test.clean, None, share, "", "real", 1.0, seconds, None, parameters)

@@ -1,10 +1,11 @@
 """`linfnet demo`, with a smaller net."""
 
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
-from linfnet.cli import evaluate
+from linfnet.cli import demo
 from linfnet.cli.main import main
 from linfnet.recipes import load_recipe
 from linfnet.results import read_results
@@ -13,13 +14,20 @@ TINY = ("width=24", "depth=3", "epochs=[2, 2, 1]", "limit=300")
 
 
 def test_it_ends_with_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(evaluate, "load_recipe", lambda name: load_recipe(name, TINY))
+    monkeypatch.setattr(demo, "load_recipe", lambda name: load_recipe(name, TINY))
     folder = tmp_path / "run"
     assert main(["demo", "--out", str(folder)]) == 0
     printed = capsys.readouterr().out
     assert printed.count("trained net") == 4
     assert "Theorem 1" in printed
-    assert printed.splitlines()[-1] == f"report, to open in a browser: {folder / 'report.html'}"
+    assert f"report, to open in a browser: {folder / 'report.html'}" in printed.splitlines()
+    result = read_results(folder).find("digits", Fraction(1, 10))
+    certified, broken = round(360 * result.best_certified), round(360 * (result.clean - result.attacked))
+    assert f"{certified} of 360 digits cannot be misread by any change of up to 0.1 per pixel" in " ".join(
+        printed.split()
+    )
+    assert f"the attack broke {broken}, " in " ".join(printed.split())
+    assert f"linfnet report {folder} --open" in printed
     images = [result.images for result in read_results(folder).evaluations]
     assert images == [*4 * ["digits-test"], "nearest-neighbour digits-test"]
     card = (folder / "README.md").read_text()

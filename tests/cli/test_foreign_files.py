@@ -66,10 +66,10 @@ def test_missing_and_foreign_weights(place: Path, refused: Callable[..., str]):
         (np.full((8, 8), np.inf, np.float32), "expected [0, 1]"),
         (np.zeros((8, 8), bool), "contains bool"),
         (np.zeros((8, 8), complex), "contains complex128"),
-        (np.float32(0.5), "has shape (1,)"),
+        (np.float32(0.5), "has shape ()"),
         (np.full((8, 8), -0.1, np.float32), "expected [0, 1]"),
         (np.full((8, 8), np.nan, np.float32), "expected [0, 1]"),
-        (np.zeros((9, 9), np.float32), "has shape (1, 9, 9); the net expects images of shape (1, 8, 8)"),
+        (np.zeros((9, 9), np.float32), "has shape (9, 9); the net expects images of shape (1, 8, 8)"),
         (np.zeros((8, 8), np.int64), "contains int64"),
         (np.array([{}], dtype=object), "is not a NumPy array"),
     ],
@@ -212,14 +212,14 @@ def test_paths_with_brackets_are_told_as_they_are(place: Path, capsys: pytest.Ca
 
 def test_a_picture_that_is_none(place: Path, refused: Callable[..., str]):
     (place / "image.png").write_bytes(b"not a picture")
-    assert "image.png cannot be read" in refused("predict", "run", "image.png")
+    assert "image.png: is not an image in a supported format" in refused("predict", "run", "image.png")
 
 
 def test_a_picture_of_another_mode_or_size(place: Path, refused: Callable[..., str]):
     Image.new("RGB", (8, 8)).save(place / "colour.png")
-    assert "colour.png has mode RGB; the net expects L" in refused("predict", "run", "colour.png")
+    assert "colour.png: is RGB; the net expects grey images: pass --grey" in refused("predict", "run", "colour.png")
     Image.new("L", (9, 8)).save(place / "wide.png")
-    assert "has shape (1, 8, 9); the net expects images of shape (1, 8, 8)" in refused("predict", "run", "wide.png")
+    assert "has 9 x 8 pixels; expected 8 x 8: pass --resize 8x8" in refused("predict", "run", "wide.png")
     np.save(place / "stack.npy", np.zeros((3, 1, 9, 9), np.float32))
     assert "the net expects images of shape (1, 8, 8)" in refused("certify", "run", "--data", "stack.npy")
     np.save(place / "none.npy", np.zeros((0, 8, 8), np.float32))
@@ -231,12 +231,14 @@ def test_pictures_are_never_converted_in_silence(place: Path, refused: Callable[
     for mode in ("RGBA", "LA", "P", "1", "I;16", "CMYK"):
         name = "picture.jpg" if mode == "CMYK" else "picture.png"
         (Image.new("I;16", (8, 8)) if mode == "I;16" else grey.convert(mode)).save(place / name)
-        assert f"{name} has mode {mode}; the net expects L" in refused("predict", "run", name)
+        message = refused("predict", "run", name)
+        assert f"{name}: its pixels are stored as " in message
+        assert "pass --grey" in message
     for name in ("frames.png", "frames.tiff"):
         grey.save(place / name, save_all=True, append_images=[Image.new("L", (8, 8), 7)])
         assert "has 2 frames; expected one" in refused("predict", "run", name)
     Image.new("1", (14_000, 14_000)).save(place / "bomb.png")
-    assert "bomb.png cannot be read" in refused("predict", "run", "bomb.png")
+    assert "bomb.png: has too many pixels" in refused("predict", "run", "bomb.png")
     whole = (place / "frames.png").read_bytes()
     for cut in (0, 10, 40, len(whole) // 2):
         (place / "cut.png").write_bytes(whole[:cut])
@@ -245,14 +247,14 @@ def test_pictures_are_never_converted_in_silence(place: Path, refused: Callable[
 
 def test_odd_names_and_folders(place: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]):
     Image.new("RGB", (8, 8)).save(place / "two\nlines.png")
-    assert "two lines.png has mode RGB" in refused("predict", "run", "two\nlines.png")
+    assert "two lines.png: is RGB" in refused("predict", "run", "two\nlines.png")
     name = os.fsdecode(b"caf\xe9.png")  # not UTF-8
     Image.new("L", (8, 8)).save(place / name)
     assert main(["predict", "run", name]) == 0
     (place / "folder.png").mkdir()
-    assert "folder.png does not exist" in refused("predict", "run", "folder.png")
+    assert "folder folder.png contains no images" in refused("predict", "run", "folder.png")
     (place / "loop.png").symlink_to("loop.png")
-    assert "loop.png does not exist" in refused("predict", "run", "loop.png")
+    assert "loop.png: does not exist" in refused("predict", "run", "loop.png")
 
 
 def test_a_folder_that_may_not_be_read(place: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch):

@@ -167,10 +167,14 @@ def certify_images(
     return join(parts, partial(torch.cat, dim=-1))
 
 
-def write_radii(certification: Certification, path: Path, names: Sequence[str] = ()) -> None:
-    """Write a CSV file with a row for each image; radii are in pixel units and written with all digits."""
+def write_radii(certification: Certification, path: Path, names: Sequence[str] = (), *, labelled: bool = True) -> None:
+    """Write a CSV file with a row for each image; radii are in pixel units and written with all digits.
+
+    `labelled`: whether labels were given. Without them the predicted classes are certified: no column `label`.
+    """
     c = certification
-    columns = {LABEL: c.labels, PREDICTION: c.predictions, RUNNER_UP: c.runners_up}
+    columns = {LABEL: c.labels} if labelled else {}
+    columns |= {PREDICTION: c.predictions, RUNNER_UP: c.runners_up}
     columns |= {radius_column(name): radii for name, radii in c.radii.items()}
     if c.real_margin_radii is not None:
         columns[REAL_MARGIN_RADIUS] = c.real_margin_radii

@@ -1,27 +1,27 @@
-"""`linfnet certify`, `predict` and `attack`: certified radii of images, and attacks that test them."""
+"""`linfnet certify` and `linfnet attack`: certified radii of images, and attacks that test them."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
-import torch
-import tyro
 from rich.table import Table
 from torch import Tensor
+from tyro.conf import arg
 
 from linfnet.attacks import DEFAULT_ATTACKS, Attacked, attack_all, check_sandwich, known_attacks, parse_exponents
 from linfnet.certificates import Certification, certify_images, plot_curve, write_curve, write_radii
-from linfnet.cli.console import console, draw_figure, guarantee, percent, progress_bar, titled_table
-from linfnet.cli.inputs import Epsilons, Model, NamedImages, OnImages, read_image
+from linfnet.cli.console import console, draw_figure, guarantee, percent, print_table, progress_bar, titled_table
+from linfnet.cli.inputs import BATCH, Epsilons, Folder, Number, OnImages
+from linfnet.data import NamedImages
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, at_least
 from linfnet.files import make_folder, replacing
-from linfnet.nn.model_path import class_names, find_model
-from linfnet.results.storage import RADII_FILE, write_columns
-from linfnet.systems import load_model
+from linfnet.nn.model_path import class_names
+from linfnet.results.storage import LABEL, PREDICTION, RADII_FILE, write_columns
 
 # Largest number of images of the user for which the table has one row per image.
 SHOWN = 20
@@ -42,38 +42,61 @@ def format_radius(radius: float) -> str:
 
 @dataclass(frozen=True)
 class Certify(OnImages):
-    """Compute for each image by how much every pixel may change without changing the predicted class."""
+    """Compute for each image by how much every pixel may change without changing the predicted class.
+
+    With labelled data, the table shows the certified accuracy. Images without labels (a folder of images, or a .npy
+    array) are certified for the class that the net predicts.
+
+    Examples:
+        linfnet certify mnist-small --limit 500
+        linfnet certify runs/first --data photos/ --eps 0.05 0.1 --out certified
+    """
 
     eps: Epsilons = ()
-    out: Path | None = None
+    out: Folder = None
     """A folder for radii.csv, curve.csv and curve.png (which needs the extra `plots`)."""
 
-    def run(self) -> None:
-        net, images, inputs = self.load(self.eps, needs_eps=False)
+    def run(self) -> int:
+        """Print the tables; return 2 if image files were skipped."""
+        net, images, inputs, status = self.load(self.eps, needs_eps=False, skip=True)
         with progress_bar("certifying", len(images.pixels)) as advance:
-            found = certify_images(net, images.batches(), inputs.epsilons, advance=advance)
+            found = certify_images(net, images.batches(BATCH), inputs.epsilons, advance=advance)
         if images.labels is None and len(images.names) <= SHOWN:
             radii = {f"{name} radius": column for name, column in found.radii.items()}
-            console.print(_images_table(found, images.names, class_names(inputs.folder, net.classes), radii))
-        console.print(_shares_table(found, images))
+            print_table(images_table(found, images.names, class_names(inputs.folder, net.classes), radii))
+        print_table(_shares_table(found, images))
         if self.out is not None:
             make_folder(self.out)
-            write_radii(found, self.out / RADII_FILE, images.names)
+            write_radii(found, self.out / RADII_FILE, images.names, labelled=images.labels is not None)
             curve = found.curve()
             write_curve(curve, self.out / "curve.csv")
             console.print(f"radii and curve: {self.out}")
             title = f"{self.model.name} on {images.title}"
             draw_figure(self.out / "curve.png", lambda path: plot_curve(curve, path, title))
+        return status
 
 
-def _images_table(
-    found: Certification, images: Sequence[object], classes: list[str], radii: dict[str, Tensor]
+def images_table(
+    found: Certification,
+    images: Sequence[str],
+    classes: list[str],
+    radii: dict[str, Tensor],
+    *,
+    at_epsilons: bool = False,
 ) -> Table:
-    table = Table("image", "class", *radii, "runner-up")
-    rows = zip(*(column.tolist() for column in radii.values()), strict=True)
-    columns = (found.predictions.tolist(), found.runners_up.tolist(), rows)
-    for image, first, second, row in zip(images, *columns, strict=True):
-        table.add_row(str(image), classes[first], *map(format_radius, row), classes[second])
+    """Return a table with the predicted class, the radii and the runner-up of each image.
+
+    `at_epsilons`: add a column for each epsilon that says whether the class is certified.
+    """
+    epsilons = [f"at {format_epsilon(epsilon)}" for epsilon in found.epsilons] if at_epsilons else []
+    table = titled_table(None, ("image", "class"), (*radii, *epsilons))
+    table.add_column("runner-up", overflow="fold")
+    rows: list[tuple[float, ...]] = list(zip(*(column.tolist() for column in radii.values()), strict=True))
+    flags: list[list[bool]] = found.certified_by_any.T.tolist() if epsilons else [[]] * len(images)
+    tops: list[tuple[int, int]] = list(zip(found.predictions.tolist(), found.runners_up.tolist(), strict=True))
+    for image, (first, second), row, certified in zip(images, tops, rows, flags, strict=True):
+        words = ("certified" if flag else "no" for flag in certified)
+        table.add_row(image, classes[first], *map(format_radius, row), *words, classes[second])
     return table
 
 
@@ -92,42 +115,30 @@ def _shares_table(found: Certification, images: NamedImages) -> Table:
 
 
 @dataclass(frozen=True)
-class Predict:
-    """Classify image files, and compute the radius inside which the class is certified not to change."""
-
-    model: Model
-    images: tyro.conf.Positional[tuple[Path, ...]]
-    """Images of the size that the net expects: PNG, JPEG, or .npy with floats in [0, 1] or bytes."""
-
-    def run(self) -> None:
-        if not self.images:
-            raise ArgumentError("no image is given")
-        model = find_model(self.model)
-        net = load_model(model)
-        classes = class_names(model, net.classes)
-        pixels = torch.stack([read_image(path, net.image_shape) for path in self.images])
-        found = certify_images(net, [(pixels, None)])
-        console.print(_images_table(found, self.images, classes, {"certified radius": found.best_radii}))
-
-
-@dataclass(frozen=True)
 class Attack(OnImages):
-    """Try to break a net with every attack, and compare the result with the certificates."""
+    """Try to break a net with every attack, and compare the result with the certificates.
+
+    Images without labels are attacked for the class that the net predicts.
+
+    Examples:
+        linfnet attack mnist-small --limit 100
+        linfnet attack runs/first --eps 8/255 --attacks pgd square --out attacked
+    """
 
     eps: Epsilons = ()
-    attacks: tuple[str, ...] = DEFAULT_ATTACKS
+    attacks: Annotated[tuple[str, ...], arg(metavar="NAME [NAME ...]")] = DEFAULT_ATTACKS
     """The attacks, in order: any of pgd, best-pgd, smoothed, square, autoattack (needs the extra `autoattack`)."""
-    p: str = "16,64"
+    p: Annotated[str, arg(metavar="P,P")] = "16,64"
     """Exponents whose gradients the smoothed attack follows."""
-    steps: int = 100
+    steps: Number = 100
     """Number of steps of the gradient attacks."""
-    restarts: int = 2
+    restarts: Number = 2
     """Number of random starts of best-pgd and smoothed."""
-    queries: int = 1000
+    queries: Number = 1000
     """Number of queries of the Square attack."""
-    seed: int = 0
+    seed: Number = 0
     """Seed of all random choices."""
-    out: Path | None = None
+    out: Folder = None
     """A folder for attacked.csv and, for each epsilon, the attacked images as .npy."""
 
     def run(self) -> None:
@@ -137,8 +148,8 @@ class Attack(OnImages):
             raise ArgumentError("--attacks is empty; expected at least one attack, such as pgd")
         settings = {"steps": self.steps, "restarts": self.restarts, "queries": self.queries}
         attacks = known_attacks(self.attacks, exponents=parse_exponents(self.p), **settings)
-        net, images, inputs = self.load(self.eps)
-        found = certify_images(net, images.batches(), tuple(sorted(inputs.epsilons)))
+        net, images, inputs, _ = self.load(self.eps)
+        found = certify_images(net, images.batches(BATCH), tuple(sorted(inputs.epsilons)))
         with console.status("attacking") as status:
 
             def show(name: str, epsilon: Fraction, left: int) -> None:
@@ -146,9 +157,9 @@ class Attack(OnImages):
 
             labels, epsilons = found.labels, found.epsilons
             results = attack_all(net, images.pixels, labels, epsilons, attacks, seed=self.seed, report=show)
-        console.print(_attacks_table(images, found, results))
+        print_table(_attacks_table(images, found, results))
         if self.out is not None:
-            _write_attacked(self.out, images.names, labels, results)
+            _write_attacked(self.out, images, labels, results)
         for at, certified in zip(results, found.certified_by_any, strict=True):
             check_sandwich(at.epsilon, certified, at.survived)
         console.print("certified ≤ robust ≤ clean holds for every sample")
@@ -163,10 +174,11 @@ def _attacks_table(images: NamedImages, found: Certification, results: list[Atta
     return table
 
 
-def _write_attacked(out: Path, names: list[str], labels: Tensor, results: list[Attacked]) -> None:
+def _write_attacked(out: Path, images: NamedImages, labels: Tensor, results: list[Attacked]) -> None:
     make_folder(out)
     survived = {f"survived@{format_epsilon(at.epsilon)}": at.survived.int().tolist() for at in results}
-    write_columns(out / "attacked.csv", {"image": names, "label": labels.tolist(), **survived})
+    kind = PREDICTION if images.labels is None else LABEL
+    write_columns(out / "attacked.csv", {"image": images.names, kind: labels.tolist(), **survived})
     for at in results:
         name = format_epsilon(at.epsilon).replace("/", "-of-")
         with replacing(out / f"attacked-{name}.npy") as temporary, temporary.open("wb") as file:

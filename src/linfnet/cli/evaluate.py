@@ -1,49 +1,57 @@
-"""`linfnet evaluate`, `compare` and `demo`: the accuracies of runs and model folders."""
+"""`linfnet evaluate` and `linfnet compare`: the accuracies of runs and model folders."""
 
 import csv
 import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Annotated
 
-import tyro
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
+from tyro.conf import arg
 
 from linfnet.cli import inputs
-from linfnet.cli.console import console, only_first_prints, percent, progress_bar, results_table, titled_table
-from linfnet.cli.report import write_report
-from linfnet.cli.train import train_display
+from linfnet.cli.console import (
+    console,
+    only_first_prints,
+    percent,
+    print_table,
+    progress_bar,
+    results_table,
+    titled_table,
+)
 from linfnet.comparison import Compared, compare_runs
-from linfnet.data import ImageSet, load
+from linfnet.data import ImageSet, data_name
 from linfnet.distributed.group import ALONE, Group, joined
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.evaluation import Evaluation, evaluate, own_images, save_evaluation
 from linfnet.export import write_card
 from linfnet.nn import Classifier
-from linfnet.recipes import load_recipe
-from linfnet.results import add_evaluations, read_results
+from linfnet.nn.model_path import check_copy, copy_model
+from linfnet.results import read_results
 from linfnet.results.storage import RESULTS_FILE
 from linfnet.systems import load_model
-from linfnet.theory import nearest_neighbour_net
-from linfnet.train import new_run_path, start_run
+from linfnet.train import new_run_path
 
-# Minimum width of the table of `compare`, in characters, so that numbers are never truncated.
-WIDTH = 250
-# The epsilon of the recipe and three more, so that the report has a curve of accuracies under attack.
-DEMO_EPSILONS = tuple(Fraction(k, 20) for k in range(1, 5))
+ARITHMETIC = "float32: certificates hold for the floating-point program; real: they ignore rounding"
 
 
 def evaluate_with_progress(
-    net: Classifier, images: ImageSet, epsilons: Sequence[Fraction], steps: int, group: Group = ALONE
+    net: Classifier,
+    images: ImageSet,
+    epsilons: Sequence[Fraction],
+    steps: int,
+    group: Group = ALONE,
+    *,
+    what: str = "evaluating",
 ) -> Evaluation:
-    """Evaluate a net at all epsilons, with a progress bar for the samples of this process."""
+    """Evaluate a net at all epsilons, with a progress bar called `what` for the samples of this process."""
     part = own_images(images, group)
-    with progress_bar("evaluating", (part.stop - part.start) * len(epsilons)) as advance:
+    with progress_bar(what, (part.stop - part.start) * len(epsilons)) as advance:
         return evaluate(net, images, epsilons, steps=steps, advance=advance, group=group)
 
 
@@ -56,39 +64,59 @@ def store_evaluation(folder: Path, found: Evaluation, net: Classifier) -> None:
 
 @dataclass(frozen=True)
 class Evaluate(inputs.OnImages):
-    """Compute clean, attacked and certified accuracy at p = infinity, and add the results to the folder."""
+    """Compute clean, attacked and certified accuracy at p = infinity, and add the results to the folder.
 
-    model: inputs.ModelFolder
-    data: str | None = None
-    """A data set. Default: the data set of the run."""
+    Examples:
+        linfnet evaluate runs/first --eps 0.05 0.1
+        linfnet evaluate runs/first --data photos/ --grey --resize 28x28
+        linfnet evaluate mnist-small --limit 500 --out results
+    """
+
     eps: inputs.Epsilons = ()
-    steps: int | None = None
+    steps: inputs.Count = None
     """Number of steps of the PGD attack. Default: the number in the run's recipe, or 100."""
+    out: inputs.Folder = None
+    """The folder for the results, and for a copy of the net. Default: the model's folder, or runs/evaluate-MODEL-TIME
+    for a packaged or downloaded model."""
 
     def run(self) -> None:
         inputs.check_counts(steps=self.steps)
-        found, device = self.find(self.eps, by_name=False, shared=True)
-        read_results(self.model)  # report an unreadable file before the evaluation, not after it
-        if not os.access(self.model, os.W_OK):
-            raise LinfnetError(f"{self.model} is not writable, so the results cannot be saved")
-        net = load_model(self.model, device=device)
-        images = inputs.load_split(net, found.data, self.split, self.limit, device)
+        found, device = self.find(self.eps, shared=True)
+        packaged = found.folder != self.model
+        out = self.out or (new_run_path(f"evaluate-{found.folder.name}") if packaged else found.folder)
+        read_results(out)  # report an unreadable file before the evaluation, not after it
+        if out.is_dir() and not os.access(out, os.W_OK):
+            raise LinfnetError(f"{out} is not writable, so the results cannot be saved; choose another folder: --out")
+        net = load_model(found.folder, device=device)
+        images = self.load_set(net, found, device)
         steps = self.steps or (found.run.recipe.evaluation.pgd_steps if found.run else 100)
+        if out != found.folder:
+            check_copy(found.folder, out)
         with joined(device) as group, only_first_prints(group):
             evaluated = evaluate_with_progress(net, images, found.epsilons, steps, group)
             if group.first:
-                store_evaluation(self.model, evaluated, net)
-            title = f"{len(images)} {self.split} images of {found.data}, accuracy in %"
-            console.print(results_table(title, [(self.model.name, result) for result in evaluated.results]))
-            console.print(f"results: {self.model / RESULTS_FILE}")
+                if out != found.folder:
+                    copy_model(found.folder, out)
+                store_evaluation(out, evaluated, net)
+            title = f"{len(images)} {images.split} images of {images.info.name}, accuracy in %"
+            name = self.model.resolve().name
+            print_table(results_table(title, [(name, result) for result in evaluated.results]))
+            console.print(f"results: {out / RESULTS_FILE}")
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Compare runs of any system in one table: clean, attacked and certified accuracy, and cost."""
+    """Compare runs of any system: clean, attacked and certified accuracy, and cost.
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
+    Examples:
+        linfnet compare runs/*
+        linfnet compare runs/first runs/second --data mnist --csv > table.csv
+    """
+
+    runs: inputs.Runs
     """Finished runs, or model folders with results.json; `linfnet evaluate` adds missing results."""
+    data: Annotated[str | None, arg(metavar="SET|PATH")] = None
+    """Show only results on this data set, or on the data at this path."""
     json: bool = False
     """Write JSON instead of a table, with accuracies in [0, 1]."""
     csv: bool = False
@@ -97,12 +125,12 @@ class Compare:
     def run(self) -> None:
         """Print the results that are stored in the folders."""
         if not self.runs:
-            raise ArgumentError("no run is given")
+            raise ArgumentError("no run is given; expected one or more run folders")
         if self.json and self.csv:
             raise ArgumentError("--json and --csv cannot be combined")
         for folder in self.runs:
             inputs.finished_run(folder)
-        compared = compare_runs(self.runs)
+        compared = compare_runs(self.runs, data=data_name(self.data) if self.data else None)
         rows = [asdict(row) for row in compared]
         if self.json:
             sys.stdout.write(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
@@ -111,54 +139,31 @@ class Compare:
             writer.writeheader()
             writer.writerows(rows)
         else:
-            Console(width=max(console.width, WIDTH), highlight=False, markup=False).print(_comparison(compared))
+            for images in dict.fromkeys(row.images for row in compared):
+                print_table(accuracy_table([row for row in compared if row.images == images]))
+            console.print(ARITHMETIC, soft_wrap=False)
+            print_table(cost_table(compared))
 
 
-def _comparison(rows: list[Compared]) -> Table:
-    images = list(dict.fromkeys(row.images for row in rows))
-    several = len(images) > 1
-    title = "accuracy in %" + ("" if several else f" on {images[0]}")
-    words = ("run", "system", *(["images"] if several else []), "eps")
-    table = titled_table(title, words, ("clean", "attacked", "certified"), box=SIMPLE)
-    table.add_column("certificate")
-    for name in ("training s", "certificate s/image", "parameters"):
-        table.add_column(name, justify="right")
-    for column in table.columns:
-        column.no_wrap = True
+def accuracy_table(rows: list[Compared]) -> Table:
+    """Return a table of the accuracies on the same images; it fits into 80 columns."""
+    words = ("run", "system", "eps")
+    table = titled_table(f"accuracy in % on {rows[0].images}", words, ("clean", "attacked", "certified"), box=SIMPLE)
+    table.add_column("certificate", overflow="fold")
     for row in rows:
-        named = (row.run, row.system, *([row.images] if several else []), row.eps)
         shares = map(percent, (row.clean, row.attacked, row.certified))
         certificate = f"{row.certificate} {row.arithmetic}".strip()
         certificate += f" p={row.confidence:g}" if row.confidence < 1 else ""
-        costs = ((row.train_seconds, ".0f"), (row.certify_seconds_per_image, ".2g"), (row.parameters, ","))
-        shown = ("" if cost is None else format(cost, style) for cost, style in costs)
-        table.add_row(*named, *shares, certificate, *shown)
-    table.caption = "float32: certificates hold for the floating-point program; real: they ignore rounding"
+        table.add_row(row.run, row.system, row.eps, *shares, certificate)
     return table
 
 
-@dataclass(frozen=True)
-class Demo:
-    """Train a net on hand-written digits, attack it, certify it, and compare it with the net of Theorem 1."""
-
-    out: Path | None = None
-    """The run folder, new or empty. Default: runs/demo-TIME."""
-
-    def run(self) -> None:
-        device = inputs.choose_device("auto")
-        recipe = load_recipe("digits")
-        console.print("training a net on 1,437 hand-written digits …")
-        folder = start_run(recipe, self.out or new_run_path("demo"), device, display=train_display).path
-        images, test = (load(recipe.data.name, split, device=device) for split in ("train", "test"))
-        net = load_model(folder, device=device)
-        trained = evaluate_with_progress(net, test, DEMO_EPSILONS, 100)
-        store_evaluation(folder, trained, net)
-        neighbour_net = nearest_neighbour_net(images.pixels(), images.labels, len(images.info.classes))
-        neighbour = evaluate_with_progress(neighbour_net, test, recipe.evaluation.eps, 100).results
-        add_evaluations(folder, tuple(replace(result, net="nearest-neighbour") for result in neighbour))
-        write_card(folder, net)
-        rows = [("trained net", result) for result in trained.results]
-        rows += [("Theorem 1", result) for result in neighbour]
-        console.print(results_table(f"{len(test)} test images, accuracy in %", rows))
-        console.print(f"run folder: {folder}")
-        console.print(f"report, to open in a browser: {write_report((folder,))}")
+def cost_table(rows: list[Compared]) -> Table:
+    """Return a table of the costs of the nets that the runs trained."""
+    table = titled_table("cost", ("run",), ("training s", "certificate s/image", "parameters"), box=SIMPLE)
+    for run in dict.fromkeys(row.run for row in rows if row.system):
+        own = [row for row in rows if row.run == run and row.system]
+        seconds = [row.certify_seconds_per_image for row in own if row.certify_seconds_per_image is not None]
+        costs = ((own[0].train_seconds, ".0f"), (max(seconds, default=None), ".2g"), (own[0].parameters, ","))
+        table.add_row(run, *("" if cost is None else format(cost, style) for cost, style in costs))
+    return table

@@ -6,18 +6,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from tyro.conf import arg
 
 from linfnet.cli.console import console
-from linfnet.cli.inputs import Epsilons, Model, Split, find_inputs, finished_run, load_images, parse_epsilons
+from linfnet.cli.inputs import (
+    Data,
+    Epsilons,
+    File,
+    Folder,
+    Model,
+    OnImages,
+    Split,
+    find_inputs,
+    finished_run,
+    parse_epsilons,
+)
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, require
 from linfnet.export import push_to_hub, verify_onnx, vnnlib_property, write_card, write_onnx
 from linfnet.files import make_folder, read_table, write_text
 from linfnet.nn import Classifier
 from linfnet.nn.model_card import names_in
-from linfnet.nn.model_path import find_model
+from linfnet.nn.model_path import check_model, find_model
 from linfnet.systems import load_model
 
 # Number of random images on which the ONNX file is checked.
@@ -26,22 +39,26 @@ CHECKED = 16
 
 @dataclass(frozen=True)
 class Export:
-    """Write a model at p = infinity for other programs. The outputs of the ONNX file are checked bit by bit."""
+    """Write a model at p = infinity for other programs. The outputs of the ONNX file are checked bit by bit.
+
+    Examples:
+        linfnet export mnist-small --onnx net.onnx
+        linfnet export runs/first --vnnlib properties --samples 0 7 --eps 0.1
+    """
 
     model: Model
-    onnx: Path | None = None
+    onnx: File = None
     """The ONNX file to write; needs the extra `onnx`. Weights of more than 64 MiB are written to FILE.data."""
-    vnnlib: Path | None = None
+    vnnlib: Folder = None
     """A folder for VNN-LIB properties: one for each image of --samples and each epsilon of --eps."""
-    samples: tuple[int, ...] = (0,)
+    samples: Annotated[tuple[int, ...], arg(metavar="N [N ...]")] = (0,)
     """For --vnnlib: the indices of the images."""
     eps: Epsilons = ()
-    data: str | None = None
-    """For --vnnlib: a data set, or a folder of images or a .npy array (with predicted classes as labels)."""
+    data: Data = None
     split: Split = "test"
     card: bool = False
     """Write the model card README.md again, with all current results of the folder."""
-    hub: str | None = None
+    hub: Annotated[str | None, arg(metavar="USER/NAME")] = None
     """Upload weights, config and model card to the Hugging Face hub as user/name, privately; needs the extra `hub`."""
 
     def run(self) -> None:
@@ -66,7 +83,7 @@ class Export:
 
     def _write_vnnlib(self, net: Classifier, folder: Path, epsilons: tuple[Fraction, ...]) -> None:
         inputs = find_inputs(self.model, self.data, epsilons)
-        images = load_images(net, inputs.data, self.split, None, torch.device("cpu"))
+        images = OnImages(self.model, self.data, self.split).load_images(net, inputs)
         for sample in self.samples:
             if not 0 <= sample < len(images.pixels):
                 raise ArgumentError(
@@ -97,12 +114,17 @@ class Export:
 
 @dataclass(frozen=True)
 class Serve:
-    """Start a local server with a web page and a JSON API for one net."""
+    """Start a local server with a web page and a JSON API for one net.
+
+    Examples:
+        linfnet serve --open
+        linfnet serve runs/first --port 8001
+    """
 
     model: Model = Path("mnist-small")
-    host: str = "127.0.0.1"
+    host: Annotated[str, arg(metavar="ADDRESS")] = "127.0.0.1"
     """The address to listen on. With a loopback address, other machines cannot reach the server."""
-    port: int = 8000
+    port: Annotated[int, arg(metavar="PORT")] = 8000
     """The port; 0 selects a free port."""
     open: bool = False
     """Open the page in the browser."""
@@ -110,6 +132,7 @@ class Serve:
     def run(self) -> None:
         for module in ("fastapi", "uvicorn", "PIL"):
             require(module, "serve")
+        check_model(find_model(self.model))
         from linfnet.serve import Service, bind, run_server, url_of
 
         with bind(self.host, self.port) as bound:

@@ -1,52 +1,87 @@
 """Inputs of commands: the device, a model folder with its data set and epsilons, and the user's images."""
 
-import os
 import re
-from collections.abc import Iterator
+import sys
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from tokenize import TokenError
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
 import tyro
-from torch import Tensor
 from tyro.conf import arg
 
-from linfnet.data import ImageSet, known_sets, load
+from linfnet.data import (
+    BadFile,
+    BadFilesError,
+    Conversion,
+    ImageSet,
+    NamedImages,
+    is_labelled,
+    known_sets,
+    load_labelled,
+    read_images,
+)
 from linfnet.distributed.group import launched, own_device
 from linfnet.epsilon import parse_epsilon
-from linfnet.errors import ArgumentError, LinfnetError, at_least, require
+from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.nn import Classifier
-from linfnet.nn.model_path import find_model, packaged_hint
+from linfnet.nn.model_path import check_model, class_names, find_model, known_data, packaged_hint, pretrained_names
 from linfnet.systems import load_model
 from linfnet.train import RunFolder, resume_hint
 
 # Number of images in one batch of a certificate or an attack.
 BATCH = 500
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".npy")
 
-Shape = tuple[int, int, int]
 EpsilonGroups = tuple[tuple[str, ...], ...]
+
+# Kinds of options, with the names of their values in the help text.
+Folder = Annotated[Path | None, arg(metavar="DIR")]
+File = Annotated[Path | None, arg(metavar="FILE")]
+Count = Annotated[int | None, arg(metavar="N")]
+Number = Annotated[int, arg(metavar="N")]
+Runs = Annotated[tyro.conf.Positional[tuple[Path, ...]], arg(metavar="RUN [RUN ...]")]
 
 # Options that several commands have.
 Model = Annotated[
     tyro.conf.Positional[Path],
-    arg(help="A finished run, a folder with model.safetensors and config.json, mnist-small, or hf://user/name."),
+    arg(
+        metavar="MODEL",
+        help="A finished run, a folder with model.safetensors and config.json, mnist-small, or hf://user/name.",
+    ),
 ]
 ModelFolder = Annotated[
-    tyro.conf.Positional[Path], arg(help="A finished run, or a folder with model.safetensors and config.json.")
+    tyro.conf.Positional[Path],
+    arg(metavar="RUN", help="A finished run, or a folder with model.safetensors and config.json."),
 ]
 Epsilons = Annotated[
     tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]],
-    arg(help="Perturbations in pixel units, such as 8/255 or 0.1. Default: the perturbations in the run's recipe."),
+    arg(
+        metavar="EPS [EPS ...]",
+        help="Perturbations in pixel units, such as 8/255 or 0.1. Default: those of the run's recipe.",
+    ),
 ]
 Changes = Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], arg(metavar="KEY=VALUE")]
-Split = Annotated[Literal["test", "train"], arg(help="The split of the data set.")]
-Limit = Annotated[int | None, arg(help="Use only the first LIMIT images.")]
-Device = Annotated[str, arg(help="cpu, cuda or cuda:INDEX; auto selects a GPU if there is one.")]
+Data = Annotated[
+    str | None,
+    arg(
+        metavar="SET|PATH",
+        help="A data set by name, or your own data: a folder with a sub-folder for each class, a CSV file "
+        "(file,label), or an .npz file. Default: the data set of the run.",
+    ),
+]
+Split = Annotated[
+    Literal["test", "train", "val", "all"],
+    arg(help="The split of the data. Own data without a test folder is split by a seed: one fifth is the test split."),
+]
+Limit = Annotated[int | None, arg(metavar="N", help="Use only the first N images.")]
+Resize = Annotated[
+    str | None,
+    arg(metavar="HxW", help="Scale image files to this height and width, such as 28x28."),
+]
+Grey = Annotated[bool, arg(help="Convert image files to grey.")]
+Rgb = Annotated[bool, arg(help="Convert image files to RGB.")]
+Device = Annotated[str, arg(metavar="DEVICE", help="cpu, cuda or cuda:INDEX; auto selects a GPU if there is one.")]
 
 
 def choose_device(name: str, *, shared: bool = False) -> torch.device:
@@ -80,14 +115,23 @@ def check_counts(**values: int | None) -> None:
 
 def finished_run(folder: Path) -> RunFolder | None:
     """Return the finished run in a folder, or None if the folder has only a model."""
-    if not folder.is_dir():
+    if not folder.exists() and str(folder) in pretrained_names():
         raise LinfnetError(f"{folder} is not a folder{packaged_hint(folder)}")
+    check_model(folder)
     if not (folder / "recipe.toml").is_file():
         return None
     run = RunFolder.open(folder)
     if not run.finished:
         raise LinfnetError(f"{folder} has not finished; {resume_hint(folder)}")
     return run
+
+
+def load_checked(model: Path, device: torch.device | str = "cpu") -> tuple[Path, Classifier, list[str]]:
+    """Load a model; return its folder, the net and the class names. A path without a model is one clear error."""
+    folder = find_model(model)
+    check_model(folder)
+    net = load_model(folder, device=device)
+    return folder, net, class_names(folder, net.classes)
 
 
 @dataclass(frozen=True)
@@ -98,6 +142,10 @@ class ModelInputs:
     run: RunFolder | None
     data: str
     epsilons: tuple[Fraction, ...]
+    conversion: Conversion
+    """Of the image files of the run's own data."""
+    seed: int
+    """Of the split of the run's own data."""
 
 
 def find_inputs(
@@ -109,45 +157,73 @@ def find_inputs(
     """
     folder = find_model(model) if by_name else model
     run = finished_run(folder)
-    data = data or (run.recipe.data.name if run else None)
-    epsilons = epsilons or (run.recipe.evaluation.eps if run else ())
-    if data is None or (needs_eps and not epsilons):
-        raise ArgumentError(f"{model} has no recipe.toml: give --data{' and --eps' if needs_eps else ''}")
-    return ModelInputs(folder, run, data, epsilons)
+    named, named_epsilons = (None, ()) if run else known_data(folder)
+    epsilons = epsilons or (run.recipe.evaluation.eps if run else tuple(map(parse_epsilon, named_epsilons)))
+    conversion, seed = Conversion(), 0
+    if run and data is None:
+        named, conversion, seed = _own_data(run)
+    data = data or named
+    missing = ["--data"] * (data is None) + ["--eps"] * (needs_eps and not epsilons)
+    if data is None or missing:
+        reason = "was trained on data from Python" if run else "has no recipe.toml"
+        raise ArgumentError(f"{model} {reason}: give {' and '.join(missing)}")
+    return ModelInputs(folder, run, data, epsilons, conversion, seed)
 
 
-def load_split(net: Classifier, name: str, split: str, limit: int | None, device: torch.device) -> ImageSet:
-    """Load the first images of a split; raise an error if they do not have the shape that the net expects."""
-    images = load(name, split)
-    if images.info.image_shape != net.image_shape:
-        raise LinfnetError(f"the net is for images of shape {net.image_shape}; {name} has {images.info.image_shape}")
-    return images.first(limit).to(device)
+def _own_data(run: RunFolder) -> tuple[str | None, Conversion, int]:
+    """Return the name or the path of the data of a run, the conversion of its files, and the seed of its split."""
+    data: Any = run.recipe.data
+    if getattr(data, "in_memory", False):
+        return None, Conversion(), 0
+    path = getattr(data, "path", None)
+    if not path:
+        return data.name, Conversion(), 0
+    return path, Conversion(data.resize, data.mode), data.split_seed or 0
 
 
-@dataclass(frozen=True)
-class NamedImages:
-    """Images of a data set or of the user: pixels [N, C, H, W], a name for each image, and labels if they are known."""
+def parse_conversion(resize: str | None, grey: bool, rgb: bool) -> Conversion:
+    """Return the conversion that `--resize`, `--grey` and `--rgb` ask for."""
+    if grey and rgb:
+        raise ArgumentError("--grey and --rgb cannot be combined")
+    size = None
+    if resize is not None:
+        found = re.fullmatch(r"(\d{1,5})(?:x(\d{1,5}))?", resize.strip().lower().replace("×", "x"))
+        if not found:
+            raise ArgumentError(f"--resize is {resize!r}; expected HEIGHTxWIDTH, such as 28x28")
+        size = int(found[1]), int(found[2] or found[1])
+        if not all(1 <= side <= 10_000 for side in size):
+            raise ArgumentError(f"--resize is {resize!r}; expected sides from 1 to 10000")
+    return Conversion(size, "grey" if grey else "rgb" if rgb else None)
 
-    pixels: Tensor
-    names: list[str]
-    labels: Tensor | None
-    title: str
 
-    def batches(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Yield the pixels and the labels of each batch."""
-        for start in range(0, len(self.pixels), BATCH):
-            part = slice(start, start + BATCH)
-            yield self.pixels[part], None if self.labels is None else self.labels[part]
+def bad_file_text(file: BadFile, shape: tuple[int, ...]) -> str:
+    """Describe a file that cannot be used; conversions are named as options of the command line."""
+    option = {1: "--grey", 3: "--rgb"}.get(shape[0], "--grey or --rgb")
+    text = re.sub(r'convert all with mode="grey" or mode="rgb"', f"pass {option}", str(file))
+    text = re.sub(r"expected (grey|RGB):", r"the net expects \1 images:", text)
+    return re.sub(r"convert all with resize=\((\d+), (\d+)\)", r"pass --resize \1x\2", text)
 
 
-def load_images(net: Classifier, data: str, split: str, limit: int | None, device: torch.device) -> NamedImages:
-    """Load a data set by name, or the user's images from a folder or file."""
-    check_counts(limit=limit)
-    if data not in known_sets() and Path(data).exists():
-        pixels, names = read_images(Path(data), net.image_shape)
-        return NamedImages(pixels[:limit].to(device), names[:limit], None, data)
-    images = load_split(net, data, split, limit, device)
-    return NamedImages(images.pixels(), [str(k) for k in range(len(images))], images.labels, f"{data} {split}")
+class SkippedFiles:
+    """Prints a line on standard error for each image file that cannot be used, and counts these files."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape, self.count = shape, 0
+
+    def __call__(self, file: BadFile) -> None:
+        self.count += 1
+        sys.stderr.write(f"skipped: {' '.join(bad_file_text(file, self.shape).splitlines())}\n")
+
+    @property
+    def status(self) -> int:
+        """The exit status of the command: 2 if a file was skipped."""
+        return 2 if self.count else 0
+
+
+def bad_files_error(error: BadFilesError, shape: tuple[int, ...]) -> LinfnetError:
+    """Return the error in the words of the command line, as one line."""
+    first, others = bad_file_text(error.bad[0], shape), len(error.bad) - 1
+    return LinfnetError(f"{first}; and {others} more of the image files cannot be used" if others else first)
 
 
 @dataclass(frozen=True)
@@ -155,10 +231,12 @@ class OnImages:
     """Options of the commands that certify or attack images."""
 
     model: Model
-    data: str | None = None
-    """A data set, or a folder of images or a .npy array (with predicted classes as labels). Default: the run's set."""
+    data: Data = None
     split: Split = "test"
     limit: Limit = None
+    resize: Resize = None
+    grey: Grey = False
+    rgb: Rgb = False
     device: Device = "auto"
 
     def find(
@@ -167,79 +245,68 @@ class OnImages:
         """Check the options; return the model, the data set and the epsilons to use, and the device."""
         epsilons = parse_epsilons(eps)
         check_counts(limit=self.limit)
+        parse_conversion(self.resize, self.grey, self.rgb)
         device = choose_device(self.device, shared=shared)
         return find_inputs(self.model, self.data, epsilons, needs_eps=needs_eps, by_name=by_name), device
 
-    def load(self, eps: EpsilonGroups, *, needs_eps: bool = True) -> tuple[Classifier, NamedImages, ModelInputs]:
-        """Load the net and the images; also return the epsilons and the model folder."""
+    def load_set(self, net: Classifier, inputs: ModelInputs, device: torch.device) -> ImageSet:
+        """Load the first images of labelled data; raise an error if they do not fit the net."""
+        if not is_labelled(inputs.data):
+            raise LinfnetError(
+                f"{inputs.data} has no labels, which this command needs: give a folder with a sub-folder for each "
+                "class, a CSV file (file,label) or an .npz file; linfnet certify takes images without labels"
+            )
+        return self._labelled(net, inputs, None)[0].first(self.limit).to(device)
+
+    def _labelled(
+        self, net: Classifier, inputs: ModelInputs, skipped: SkippedFiles | None
+    ) -> tuple[ImageSet, list[str]]:
+        own = inputs.data not in known_sets()
+        try:
+            return load_labelled(
+                inputs.data,
+                self.split,
+                shape=net.image_shape,
+                class_names=class_names(inputs.folder, net.classes) if own else (),
+                conversion=self._conversion(inputs),
+                seed=inputs.seed,
+                on_bad=skipped,
+            )
+        except BadFilesError as error:
+            raise bad_files_error(error, net.image_shape) from None
+
+    def _conversion(self, inputs: ModelInputs) -> Conversion:
+        given = parse_conversion(self.resize, self.grey, self.rgb)
+        return Conversion(given.resize or inputs.conversion.resize, given.mode or inputs.conversion.mode)
+
+    def load_images(self, net: Classifier, inputs: ModelInputs, skipped: SkippedFiles | None = None) -> NamedImages:
+        """Load labelled or unlabelled images; with `skipped`, files that cannot be used are left out."""
+        if is_labelled(inputs.data):
+            images, names = self._labelled(net, inputs, skipped)
+            loaded = NamedImages(images.pixels(), names, images.labels, f"{images.info.name} {images.split}")
+        else:
+            loaded = read_own_images([Path(inputs.data)], net, self._conversion(inputs), skipped)
+        return loaded.first(self.limit)
+
+    def load(
+        self, eps: EpsilonGroups, *, needs_eps: bool = True, skip: bool = False
+    ) -> tuple[Classifier, NamedImages, ModelInputs, int]:
+        """Load the net and the images; also return the model with the epsilons, and the exit status.
+
+        `skip`: leave out image files that cannot be used, instead of raising an error.
+        """
         inputs, device = self.find(eps, needs_eps=needs_eps)
         net = load_model(inputs.folder, device=device)
-        return net, load_images(net, inputs.data, self.split, self.limit, device), inputs
+        skipped = SkippedFiles(net.image_shape)
+        images = self.load_images(net, inputs, skipped if skip else None).to(device)
+        return net, images, inputs, skipped.status
 
 
-def read_image(path: Path, shape: Shape) -> Tensor:
-    """Read an image file as pixels [C, H, W] in [0, 1]: .npy (floats in [0, 1] or bytes), or any format of Pillow."""
-    if not path.is_file():
-        raise LinfnetError(f"image {path} does not exist")
-    array = _read_array(path) if path.suffix.lower() == ".npy" else _read_picture(path, shape[0])
-    return _to_pixels(array[np.newaxis], path, shape)[0]
-
-
-def read_images(path: Path, shape: Shape) -> tuple[Tensor, list[str]]:
-    """Return pixels [N, C, H, W] and a name for each image: those of a folder, sorted by name, or of one .npy array."""
-    if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
-        if not files:
-            raise LinfnetError(f"folder {path} contains no images ({', '.join(SUFFIXES)})")
-        return torch.stack([read_image(file, shape) for file in files]), [_readable(file) for file in files]
-    if path.suffix.lower() != ".npy":
-        return read_image(path, shape).unsqueeze(0), [_readable(path)]
-    array = _read_array(path)
-    images = _to_pixels(array[np.newaxis] if array.shape in (shape, shape[1:]) else array, path, shape)
-    return images, [f"{_readable(path)}[{k}]" for k in range(len(images))]
-
-
-def _readable(path: Path) -> str:
-    """Return the name of a file as valid UTF-8 text; bytes that are not UTF-8 are escaped."""
-    return os.fsencode(path.name).decode(errors="backslashreplace")
-
-
-def _to_pixels(array: np.ndarray, path: Path, shape: Shape) -> Tensor:
-    """Convert images [N, C, H, W], or [N, H, W] with one channel, to float32; raise if they do not fit the net."""
-    if array.dtype == np.uint8:
-        array = (array / np.float32(255)).astype(np.float32)
-    if array.dtype.kind != "f":
-        raise LinfnetError(f"image {path} contains {array.dtype}; expected floats in [0, 1] or bytes")
-    # Check this before rounding to float32: 1.0000000001 is not a pixel value.
-    if not ((array >= 0) & (array <= 1)).all():
-        extent = f"{array.min():.17g} to {array.max():.17g}"
-        raise LinfnetError(f"image {path} contains pixels from {extent}; expected [0, 1] and no NaN")
-    if not array.size or array.shape[1:] not in ((shape, shape[1:]) if shape[0] == 1 else (shape,)):
-        raise LinfnetError(f"image {path} has shape {array.shape}; the net expects images of shape {shape}")
-    return torch.from_numpy(array.astype(np.float32).reshape(-1, *shape))
-
-
-def _read_array(path: Path) -> np.ndarray:
+def read_own_images(
+    paths: list[Path], net: Classifier, conversion: Conversion, skipped: SkippedFiles | None
+) -> NamedImages:
+    """Read unlabelled images for a net; an error names the options that convert the files."""
     try:
-        with path.open("rb") as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
-    # A wrong size in the header causes an error of the allocator; a malformed header, an error of Python's tokenizer.
-    except (ValueError, OSError, EOFError, MemoryError, OverflowError, TypeError, SyntaxError, TokenError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise LinfnetError(f"image {path} is not a NumPy array: {reason}") from None
-
-
-def _read_picture(path: Path, channels: int) -> np.ndarray:
-    Image: Any = require("PIL.Image", "images")
-    expected = {1: "L", 3: "RGB"}.get(channels, f"{channels} channels")
-    try:
-        with Image.open(path) as picture:
-            # After a silent conversion, the certified image would differ from the user's image.
-            if picture.mode != expected:
-                raise LinfnetError(f"image {path} has mode {picture.mode}; the net expects {expected}")
-            if (frames := getattr(picture, "n_frames", 1)) > 1:
-                raise LinfnetError(f"image {path} has {frames} frames; expected one")
-            array = np.asarray(picture)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise LinfnetError(f"image {path} cannot be read: {error}") from None
-    return array if channels == 1 else array.transpose(2, 0, 1)
+        return read_images(paths, net.image_shape, conversion=conversion, on_bad=skipped)
+    except BadFilesError as error:
+        raise bad_files_error(error, net.image_shape) from None

@@ -4,46 +4,13 @@ import contextlib
 import io
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Protocol
+from typing import Protocol
 
-import tyro
-from tyro.conf import OmitSubcommandPrefixes, subcommand
-
-from linfnet.cli.certify import Attack, Certify, Predict
-from linfnet.cli.data import Data, Doctor
-from linfnet.cli.evaluate import Compare, Demo, Evaluate
-from linfnet.cli.export import Export, Serve
-from linfnet.cli.report import Plot, Report, Watch
-from linfnet.cli.reproduce import Reproduce
-from linfnet.cli.theory import Construct, Lipschitz, Separate
-from linfnet.cli.train import Recipes, Train
+from linfnet.cli.commands import find_command, overview
+from linfnet.cli.parsing import parse_command
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.train import StoppedError
+from linfnet.plugins import import_modules
 from linfnet.version import __version__
-
-Command = OmitSubcommandPrefixes[
-    Train
-    | Evaluate
-    | Certify
-    | Attack
-    | Compare
-    | Predict
-    | Export
-    | Serve
-    | Plot
-    | Reproduce
-    | Report
-    | Watch
-    | Recipes
-    | Data
-    | Annotated[Separate, subcommand("separation")]
-    | Construct
-    | Lipschitz
-    | Doctor
-    | Demo
-]
-
-DESCRIPTION = "l-infinity distance nets: neural networks whose robustness is certified by one forward pass."
 
 
 class Runnable(Protocol):
@@ -53,18 +20,30 @@ class Runnable(Protocol):
 
 
 def _parse(arguments: list[str]) -> Runnable:
-    """Parse the arguments; an error message of the parser is shortened to one line."""
-    message = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(message):
-            return tyro.cli(Command, prog="linfnet", description=DESCRIPTION, args=arguments)
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        # The parser draws a box around its message. The help text of the argument follows the message.
-        lines = [text for line in message.getvalue().splitlines() if (text := line.strip("╭╮╰╯│─+|- "))]
-        text = "; ".join(lines[1:]).partition("; Argument helptext")[0]
-        raise ArgumentError(text or "the arguments cannot be parsed; see linfnet --help") from None
+    """Import the modules of `--import`, and parse the arguments of the command."""
+    (name, *rest), modules = _without_imports(arguments)
+    if name in ("-h", "--help"):
+        _print_overview()
+        raise SystemExit(0)
+    info = find_command(name)
+    import_modules(modules)
+    return parse_command(info.load(), name, rest)
+
+
+def _without_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments without `--import MODULE`, and the modules."""
+    rest, modules, words = list[str](), list[str](), iter(arguments)
+    for word in words:
+        if word == "--import" or word.startswith("--import="):
+            module = word.partition("=")[2] or next(words, "")
+            if not module:
+                raise ArgumentError("--import needs a module name or the path of a .py file")
+            modules.append(module)
+        else:
+            rest.append(word)
+    if modules and not rest:
+        raise ArgumentError("--import needs a command, as in: linfnet --import my_module train digits")
+    return rest, modules
 
 
 def _print_error(line: str) -> None:
@@ -73,17 +52,40 @@ def _print_error(line: str) -> None:
         sys.stderr.write(f"{' '.join(line.splitlines())}\n")
 
 
+def _print_overview() -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for line in overview().splitlines():
+        console.print(line, style=None if line.startswith(" ") else "bold")
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        command = _parse(arguments)
+    except SystemExit:  # after a help text
+        return 0
+    from linfnet.train import StoppedError
+
+    try:
+        return command.run() or 0
+    except StoppedError as error:
+        _print_error(str(error))
+        return 130
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return 0 on success, 2 after a user error, and 130 after an interrupt."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may contain bytes that are not UTF-8
+    arguments = arguments or ["--help"]
     if arguments == ["--version"]:
         sys.stdout.write(f"linfnet {__version__}\n")
         return 0
     try:
-        return _parse(arguments).run() or 0
-    except (StoppedError, KeyboardInterrupt) as error:
+        return _run(arguments)
+    except KeyboardInterrupt as error:
         _print_error(str(error) or "interrupted")
         return 130
     except LinfnetError as error:

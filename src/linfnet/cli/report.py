@@ -9,8 +9,10 @@ from typing import Annotated
 import tyro
 from rich.console import Group
 from rich.live import Live
+from tyro.conf import arg
 
 from linfnet.cli.console import console
+from linfnet.cli.inputs import File, Runs
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_json, write_text
 from linfnet.nn.model_path import packaged_hint
@@ -36,11 +38,16 @@ def write_report(runs: tuple[Path, ...], out: Path | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Report:
-    """Write the results of a run as one self-contained HTML file; several runs are compared on shared axes."""
+    """Write the results of a run as one self-contained HTML file; several runs are compared on shared axes.
 
-    runs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN")]
+    Examples:
+        linfnet report runs/first --open
+        linfnet report runs/first runs/second --out comparison.html
+    """
+
+    runs: Runs
     """Run folders, preferably after `linfnet evaluate`, or other model folders."""
-    out: Path | None = None
+    out: File = None
     """The file to write. Default: report.html in the run folder, or comparison.html in the first of several folders."""
     open: bool = False
     """Open the file in the browser."""
@@ -72,13 +79,17 @@ def watch_frame(run: Path, *, whole: bool = False) -> tuple[Group, str]:
 
 @dataclass(frozen=True)
 class Watch:
-    """Show the training curves of a run live in the terminal until the run ends."""
+    """Show the training curves of a run live in the terminal until the run ends.
 
-    run_folder: tyro.conf.Positional[Path]
+    Examples:
+        linfnet watch runs/first
+    """
+
+    run_folder: Annotated[tyro.conf.Positional[Path], arg(metavar="RUN")]
     """The folder of a run that is training or has ended."""
     once: bool = False
     """Print the current state and exit."""
-    every: float = 1.0
+    every: Annotated[float, arg(metavar="SECONDS")] = 1.0
     """Seconds between updates."""
 
     def run(self) -> int:
@@ -104,11 +115,15 @@ class Watch:
 
 @dataclass(frozen=True)
 class Plot:
-    """Plot a run from its event log: margins above theta, between 0 and theta, and below 0; loss; accuracies; p."""
+    """Plot a run from its event log: margins above theta, between 0 and theta, and below 0; loss; accuracies; p.
 
-    source: tyro.conf.Positional[Path]
+    Examples:
+        linfnet plot runs/first --out curves.pdf
+    """
+
+    source: Annotated[tyro.conf.Positional[Path], arg(metavar="RUN|FILE")]
     """A run folder (the run need not have finished), or a record NAME.json."""
-    out: Path | None = None
+    out: File = None
     """The figure to write: .png, .svg or .pdf. Default: curves.png in the run folder, or NAME.png next to a record."""
 
     def run(self) -> int:

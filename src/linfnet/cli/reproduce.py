@@ -3,15 +3,15 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 from rich.table import Table
+from tyro.conf import arg
 
-from linfnet.cli.console import console, draw_figure, percent
+from linfnet.cli.console import console, draw_figure, percent, print_table
 from linfnet.cli.evaluate import evaluate_with_progress, store_evaluation
-from linfnet.cli.inputs import Changes, Device, check_counts, choose_device
+from linfnet.cli.inputs import Changes, Count, Device, Folder, Number, check_counts, choose_device
 from linfnet.cli.train import train_display
 from linfnet.data import load
 from linfnet.distributed.group import launched
@@ -96,26 +96,35 @@ def _overridden(change: str, later: Sequence[str]) -> bool:
 class Reproduce:
     """Train and evaluate the nets of a table in the paper, and show our results next to the published ones.
 
-    Interrupted runs are resumed.
+    After an interrupt, the same command resumes the study: finished runs are not repeated.
+
+    The studies: {studies}.
+
+    Examples:
+        linfnet reproduce
+        linfnet reproduce ablation --small
+        linfnet reproduce table1 --row mnist-0.1 --seeds 3
     """
 
-    study: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="STUDY")] = None
+    __doc__ = (__doc__ or "").format(studies=", ".join(STUDIES))
+
+    study: Annotated[tyro.conf.Positional[str | None], arg(metavar="STUDY")] = None
     """The name of the table. Without it, all tables are listed."""
-    row: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
+    row: Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], arg(metavar="ROW [ROW ...]")] = ()
     """Train only these rows; finished runs of other rows are also shown."""
     small: bool = False
     """Show the trend on a CPU within minutes: narrow nets, few images and short schedules, not the paper's nets."""
-    scale: float | None = None
+    scale: Annotated[float | None, arg(metavar="FACTOR")] = None
     """Multiply the length of every phase of the schedules by this factor, at most 1."""
-    seeds: int = 1
+    seeds: Number = 1
     """Number of runs for each row; the table shows the median and the range."""
     set: Changes = ()
     """Change keys of all recipes, as in `linfnet train`."""
-    limit: int | None = None
-    """Evaluate only on the first LIMIT test images."""
-    steps: int | None = None
+    limit: Count = None
+    """Evaluate only on the first N test images."""
+    steps: Count = None
     """Number of steps of the PGD attack. Default: 100, or 10 with `--small`."""
-    out: Path | None = None
+    out: Folder = None
     """The folder for the runs. Default: runs/reproduce/STUDY, or runs/reproduce/STUDY-small with `--small`."""
     device: Device = "auto"
 
@@ -139,8 +148,11 @@ class Reproduce:
             evaluation = evaluate_with_progress(net, images, folder.recipe.evaluation.eps, options.steps)
             store_evaluation(folder.path, evaluation, net)
 
-        outcome = run_study(study, options, device, evaluate=evaluate, note=console.print, display=train_display)
-        console.print(training_table(outcome) if study.on_train else outcome_table(outcome))
+        try:
+            outcome = run_study(study, options, device, evaluate=evaluate, note=console.print, display=train_display)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("interrupted; run the same command again to resume the study") from None
+        print_table(training_table(outcome) if study.on_train else outcome_table(outcome))
         console.print(f"outcome: {options.out / 'outcome.json'}, {options.out / 'outcome.csv'}")
         draw_figure(options.out / f"{study.name}.png", lambda path: draw_study(path, outcome))
         rows = study.rows(options.rows)

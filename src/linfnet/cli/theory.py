@@ -5,17 +5,18 @@ import time
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import tyro
+from tyro.conf import arg
 
 from linfnet import theory
 from linfnet.certificates import certified_by_interval, certify_by_margin
 from linfnet.certificates.real import real_certified
 from linfnet.cli import inputs
-from linfnet.cli.console import console, draw_figure, percent, progress_bar, titled_table
-from linfnet.cli.inputs import Device, ModelFolder, Split
+from linfnet.cli.console import console, draw_figure, percent, print_table, progress_bar, titled_table
+from linfnet.cli.inputs import Count, Device, Folder, ModelFolder, Number
 from linfnet.data import ImageSet, load
 from linfnet.epsilon import format_epsilon, parse_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, at_least
@@ -40,18 +41,24 @@ def _separation(images: ImageSet, against: ImageSet | None, count: int) -> tuple
 
 @dataclass(frozen=True)
 class Separate:
-    """Compute the exact r of a data set: half the smallest l-infinity distance between images of different classes."""
+    """Compute the exact r of a data set: half the smallest l-infinity distance between images of different classes.
 
-    data: tyro.conf.Positional[str]
+    Examples:
+        linfnet separation digits
+        linfnet separation mnist --split test --against train
+    """
+
+    data: Annotated[tyro.conf.Positional[str], arg(metavar="SET")]
     """The name of a data set (`linfnet data list` shows them)."""
-    split: Split = "train"
+    split: Literal["train", "test"] = "train"
+    """The split of the data set."""
     against: Literal["train", "test"] | None = None
     """Compare the images with the images of this split instead of with each other."""
-    limit: int | None = None
-    """Use only the first LIMIT images of each split."""
-    pairs: int = 8
+    limit: Count = None
+    """Use only the first N images of each split."""
+    pairs: Number = 8
     """Number of closest pairs to show."""
-    out: Path | None = None
+    out: Folder = None
     """A folder for the result as JSON and the pairs as a figure."""
     device: Device = "auto"
 
@@ -81,7 +88,7 @@ class Separate:
             closest.append({"distance": distance, "images": samples, "labels": labels})
             ends = [str(end) for k in (0, 1) for end in (samples[k], classes[labels[k]])]
             table.add_row(distance, *([f"{float(pair.distance):.4f}"] if fractions else []), *ends)
-        console.print(table)
+        print_table(table)
         if found.distance == 0:
             console.print("the set is not separated: equal images have different classes")
         smallest = format_epsilon(found.distance)
@@ -107,15 +114,20 @@ class Separate:
 
 @dataclass(frozen=True)
 class Construct:
-    """Build the net of the paper's theorems, which is certified on all images up to the separation of the data set."""
+    """Build the net of the paper's theorems, which is certified on all images up to the separation of the data set.
 
-    data: tyro.conf.Positional[str] = "three-points"
+    Examples:
+        linfnet construct three-points
+        linfnet construct digits --layers 3 --out runs/nearest
+    """
+
+    data: Annotated[tyro.conf.Positional[str], arg(metavar="SET")] = "three-points"
     """The name of a data set, or three-points, an example on which interval bounds fail for conventional nets."""
-    layers: int = 2
+    layers: Number = 2
     """Number of layers."""
-    limit: int | None = None
-    """Use only the first LIMIT training images."""
-    out: Path | None = None
+    limit: Count = None
+    """Use only the first N training images."""
+    out: Folder = None
     """The folder for the net, new or empty. Default: runs/construct-DATA-TIME."""
     device: Device = "auto"
 
@@ -169,7 +181,7 @@ class Construct:
         table = titled_table("three points: the share of r that interval bounds certify", ("net",), ("certified",))
         for name, share in radii.items():
             table.add_row(name, f"{share:.6f}")
-        console.print(table)
+        print_table(table)
         net.save(make_folder(out))
         write_json(out / "three-points.json", {"r": RADIUS, "proven_share_of_r": radii})
         draw_figure(out / "three-points.png", lambda path: draw_three_points(path, nets))
@@ -194,22 +206,26 @@ def _certified(net: LinfNet, images: ImageSet, epsilon: Fraction) -> dict[str, f
 
 @dataclass(frozen=True)
 class Lipschitz(inputs.OnImages):
-    """Compute upper and lower bounds on the Lipschitz constant of a trained net that is relaxed to a finite p."""
+    """Compute upper and lower bounds on the Lipschitz constant of a trained net that is relaxed to a finite p.
+
+    At p = infinity the constant is known. At a finite p, gradient ascent around each image finds a lower bound.
+
+    Examples:
+        linfnet lipschitz runs/first --p 8 --limit 100
+    """
 
     model: ModelFolder
-    data: str | None = None
-    """A data set. Default: the data set of the run."""
-    p: float = 8.0
+    p: Annotated[float, arg(metavar="P")] = 8.0
     """The exponent of all layers: a number >= 1, or inf."""
-    eps: str = "1/255"
+    eps: Annotated[str, arg(metavar="EPS")] = "1/255"
     """Radius of the balls in which the logits are compared, in pixel units."""
-    steps: int = 20
+    steps: Number = 20
     """Number of steps in each gradient ascent; each step has size eps/4."""
-    restarts: int = 5
+    restarts: Number = 5
     """Number of gradient ascents for each image and label."""
-    batch: int = 100
+    batch: Number = 100
     """Number of images in one batch; each image needs one row for every label."""
-    seed: int = 0
+    seed: Number = 0
     """Seed of the starting points."""
 
     def run(self) -> None:
@@ -218,7 +234,7 @@ class Lipschitz(inputs.OnImages):
         inputs.check_counts(steps=self.steps, restarts=self.restarts)
         found, device = self.find(needs_eps=False, by_name=False)
         net = LinfNet.load(self.model, device=device)
-        images = inputs.load_split(net, found.data, self.split, self.limit, device)
+        images = self.load_set(net, found, device)
         start = time.perf_counter()
         with progress_bar("ascending", len(images)) as advance:
             estimate = theory.lipschitz_estimate(

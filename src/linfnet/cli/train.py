@@ -1,4 +1,4 @@
-"""`linfnet train` and `linfnet recipes`, and the display of a run on the terminal and in TensorBoard."""
+"""`linfnet train`, and the display of a run on the terminal and in TensorBoard."""
 
 import contextlib
 import shlex
@@ -12,14 +12,13 @@ from typing import Annotated, Any
 import torch
 import tyro
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from linfnet.cli.console import console, only_first_prints, percent
 from linfnet.cli.inputs import Changes, Device, choose_device
 from linfnet.distributed.group import Group, joined, launched, restarted
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, require
-from linfnet.recipes import Recipe, load_recipe, recipe_names
+from linfnet.recipes import Recipe, load_recipe
 from linfnet.results import read_results
 from linfnet.schedules import StepState
 from linfnet.systems import check_changes
@@ -94,27 +93,6 @@ class Train:
 def _has_run(path: Path, recipe: Recipe) -> bool:
     """Return whether a folder has a run of that recipe."""
     return (path / "recipe.toml").is_file() and RunFolder.open(path).recipe == recipe
-
-
-@dataclass(frozen=True)
-class Recipes:
-    """List the recipes with their published accuracy and training budget."""
-
-    def run(self) -> int:
-        """Print the table."""
-        table = Table(title="recipes; accuracy in %, as published or measured", title_justify="left")
-        table.add_column("name", no_wrap=True)
-        table.add_column("purpose")
-        for name in ("clean", "PGD", "certified"):
-            table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("source, training budget")
-        for recipe in map(load_recipe, recipe_names()):
-            reported = recipe.reported
-            numbers = [f"{value:.2f}" if value else "" for value in (reported.clean, reported.pgd, reported.certified)]
-            source = ", ".join(part for part in (reported.source, reported.cost) if part)
-            table.add_row(recipe.name, recipe.title, *numbers, source)
-        console.print(table)
-        return 0
 
 
 @contextlib.contextmanager

@@ -17,6 +17,13 @@ from linfnet.data.image_files import BadFilesError as BadFilesError
 from linfnet.data.image_files import read_image_files as read_image_files
 from linfnet.data.image_set import ImageSet as ImageSet
 from linfnet.data.image_set import to_pixels as to_pixels
+from linfnet.data.named_images import Conversion as Conversion
+from linfnet.data.named_images import NamedImages as NamedImages
+from linfnet.data.named_images import data_name as data_name
+from linfnet.data.named_images import is_labelled as is_labelled
+from linfnet.data.named_images import load_labelled as load_labelled
+from linfnet.data.named_images import match_classes as match_classes
+from linfnet.data.named_images import read_images as read_images
 from linfnet.data.own_data import as_image_set as as_image_set
 from linfnet.data.own_data import from_dataset as from_dataset
 from linfnet.data.own_files import list_path as list_path

@@ -1,5 +1,6 @@
 """Find the folder of a model: a given folder, a model of the package, or a model on the Hugging Face hub."""
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -8,7 +9,7 @@ from typing import Any, cast
 
 from linfnet.epsilon import parse_epsilon
 from linfnet.errors import LinfnetError, require
-from linfnet.files import read_table
+from linfnet.files import make_folder, read_table
 
 # Contains one folder for each model of the package.
 PRETRAINED = Path(__file__).parent / "pretrained"
@@ -76,8 +77,48 @@ def packaged_hint(path: Path) -> str:
     """Return a hint for an error message if the path is the name of a packaged model, otherwise an empty string."""
     if str(path) not in pretrained_names():
         return ""
-    commands = "linfnet certify, attack, predict, export and serve"
+    commands = "linfnet evaluate, certify, attack, predict, export and serve"
     return f"; the model of this name in the package has no run folder: use it with {commands}"
+
+
+def check_model(folder: Path) -> None:
+    """Raise an error if a folder has no model; it lists the models inside the folder, if there are any."""
+    if not folder.is_dir():
+        models = ", ".join(pretrained_names())
+        raise LinfnetError(
+            f"{folder} is not a folder; expected a run, a folder with config.json and model.safetensors, "
+            f"hf://user/name, or a model of the package: {models}"
+        )
+    if any((folder / name).exists() for name in ("config.json", "recipe.toml")):
+        return
+    inside = sorted(entry for entry in folder.iterdir() if (entry / "config.json").is_file())
+    shown = ", ".join(map(str, inside[:5])) + (f" and {len(inside) - 5} more" if len(inside) > 5 else "")
+    hint = f"; it contains the models {shown}: give one of them" if inside else ""
+    raise LinfnetError(f"{folder} is not a model: it has no config.json{hint}")
+
+
+def known_data(folder: Path) -> tuple[str | None, tuple[str, ...]]:
+    """Return the data set and the epsilons at which a model is evaluated, if its config.json names them."""
+    table = read_table(folder / "config.json") if (folder / "config.json").is_file() else {}
+    data, epsilons = table.get("data"), cast(list[Any], table.get("eps") or [])
+    return (data, tuple(map(str, epsilons))) if isinstance(data, str) else (None, ())
+
+
+def check_copy(model: Path, folder: Path) -> None:
+    """Raise an error if `copy_model` would replace another model in a folder."""
+    weights = folder / "model.safetensors"
+    if weights.exists() and weights.read_bytes() != (model / "model.safetensors").read_bytes():
+        raise LinfnetError(f"{folder} contains another model; choose another folder")
+    if not weights.exists() and folder.is_dir() and any(folder.iterdir()):
+        raise LinfnetError(f"{folder} contains other files; choose a new or empty folder")
+
+
+def copy_model(model: Path, folder: Path) -> None:
+    """Copy the weights, the config and the model card of a model into another folder."""
+    make_folder(folder)
+    for name in ("model.safetensors", "config.json", "README.md"):
+        if (model / name).is_file() and not (folder / name).exists():
+            shutil.copyfile(model / name, folder / name)
 
 
 def system_name(config: Mapping[str, Any]) -> str:

@@ -1,0 +1,119 @@
+"""`linfnet recipes`: the recipes of the package, and all keys of one recipe."""
+
+import shlex
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+from rich.table import Table
+from tyro.conf import arg
+
+import linfnet.recipes
+from linfnet.cli.console import console, print_table
+from linfnet.cli.inputs import Changes
+from linfnet.epsilon import format_epsilon
+from linfnet.recipes import Recipe, load_recipe, recipe_names, recipe_to_toml
+
+
+@dataclass(frozen=True)
+class Recipes:
+    """List the recipes, or show all keys of one: its values, which differ from the defaults, and what they mean.
+
+    Examples:
+        linfnet recipes
+        linfnet recipes mnist-0.1
+        linfnet recipes digits --set model.width=256
+    """
+
+    recipe: Annotated[tyro.conf.Positional[str | None], arg(metavar="RECIPE")] = None
+    """The name of a recipe or a TOML file. Without it, all recipes are listed."""
+    set: Changes = ()
+    """Show the recipe with these changes, as in `linfnet train`."""
+
+    def run(self) -> None:
+        """Print the list, or the keys."""
+        if self.recipe is None:
+            print_table(recipes_table([load_recipe(name) for name in recipe_names()]))
+            console.print("all keys of a recipe: linfnet recipes NAME; train it: linfnet train NAME")
+            return
+        recipe = load_recipe(self.recipe, tuple(change for changes in self.set for change in changes))
+        console.print(f"{recipe.name}: {recipe.title}", style="bold", soft_wrap=False)
+        if text := reported(recipe):
+            console.print(text, soft_wrap=False)
+        print_table(keys_table(recipe))
+        console.print("* differs from the default")
+        console.print(f"change a key: linfnet train {shlex.quote(self.recipe)} --set KEY=VALUE")
+
+
+def whose(recipe: Recipe) -> str:
+    """Return who measured the accuracies that a recipe reports: the paper, or this project."""
+    source = recipe.reported.source
+    return "" if not source else "ours" if source.startswith("records/") else "paper"
+
+
+def reported(recipe: Recipe) -> str:
+    """Return a sentence with the accuracies that a recipe reports and who measured them, or an empty text."""
+    found = recipe.reported
+    named = {"clean": found.clean, "PGD": found.pgd, "certified": found.certified}
+    figures = ", ".join(f"{name} {value:.2f}" for name, value in named.items() if value)
+    if not figures:
+        return ""
+    source = f"measured by this project ({found.source})" if whose(recipe) == "ours" else f"reported in {found.source}"
+    eps = format_epsilon(recipe.evaluation.eps[0])
+    return f"accuracy in % at eps = {eps}, {source}: {figures}" + (f", after {found.cost}" if found.cost else "")
+
+
+def recipes_table(recipes: list[Recipe]) -> Table:
+    """Return a table with one line for each recipe; it fits into 80 columns."""
+    table = Table(title="recipes; accuracy in %", title_justify="left", box=None, pad_edge=False, padding=(0, 1))
+    for name in ("name", "data", "eps", "system"):
+        table.add_column(name, no_wrap=True)
+    for name in ("clean", "PGD", "certified"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("whose", no_wrap=True)
+    for recipe in recipes:
+        found, eps = recipe.reported, format_epsilon(recipe.evaluation.eps[0])
+        numbers = [f"{value:.2f}" if value else "" for value in (found.clean, found.pgd, found.certified)]
+        table.add_row(recipe.name, recipe.data.name, eps, recipe.system_name, *numbers, whose(recipe))
+    table.caption = "paper: published figures of the authors; ours: measured by this project, in records/"
+    table.caption_justify = "left"
+    return table
+
+
+def keys_table(recipe: Recipe) -> Table:
+    """Return a table with the value and the meaning of each key; `*` marks values that differ from the default."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    table.add_column("", no_wrap=True)
+    table.add_column("key", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("meaning", overflow="fold")
+    system = {"name": recipe.system_name} if recipe.system else {}
+    default_recipe = Recipe(loss=type(recipe.loss)(), system=system)
+    defaults = {name: value for name, value, _ in described_keys(default_recipe)}
+    section = None
+    for name, value, meaning in described_keys(recipe):
+        head = name.partition(".")[0]
+        if head in ("name", "title", "reported"):
+            continue
+        if section not in (None, head):
+            table.add_row()
+        section, default = head, defaults.get(name, "")
+        changed = value != default
+        table.add_row(
+            "*" if changed else "", name, value, meaning + (f" Default: {default}." if changed and default else "")
+        )
+    return table
+
+
+def described_keys(recipe: Recipe) -> list[tuple[str, str, str]]:
+    """Return the name, the value as TOML, and the meaning of each key of a recipe."""
+    describe: Any = getattr(linfnet.recipes, "describe_keys", None)
+    if describe is not None:
+        return [(key.name, key.default, key.description) for key in describe(recipe)]
+    keys, section = list[tuple[str, str, str]](), ""
+    for line in recipe_to_toml(recipe).splitlines():
+        key, equals, value = line.partition(" = ")
+        section = f"{line.strip('[]')}." if line.startswith("[") else section
+        if equals:
+            keys.append((section + key, value, ""))
+    return keys
