@@ -45,9 +45,9 @@ def test_list(empty_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows[0] == ["set", "images", "shape", "size", "state"]
     assert rows[1] == ["digits", "1,437", "+", "360", "1×8×8", "47.2", "kB", "verified,", "part", "of", "linfnet"]
     assert rows[2] == ["mnist", "60,000", "+", "10,000", "1×28×28", "64", "bytes", "damaged"]
-    assert rows[3][-5:] == ["absent:", "linfnet", "data", "fetch", "fashion-mnist"]
-    absent = ["absent:", "linfnet", "data", "fetch", "cifar10"]
-    assert rows[4] == ["cifar10", "50,000", "+", "10,000", "3×32×32", "–", *absent]
+    assert rows[3] == ["fashion-mnist", "60,000", "+", "10,000", "1×28×28", "–", "absent"]
+    assert rows[4] == ["cifar10", "50,000", "+", "10,000", "3×32×32", "–", "absent"]
+    assert rows[-1] == ["fetch", "with:", "linfnet", "data", "fetch", "fashion-mnist", "cifar10"]
     assert rows[5] == ["mnist:", str(empty_cache / "mnist")]
 
 

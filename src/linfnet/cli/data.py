@@ -81,7 +81,7 @@ def _sets_table(folder: Path | None) -> Table:
     for name in known_sets():
         info, path = set_info(name), location(name, folder=folder)
         if path is None:
-            size, state = "–", f"absent: linfnet data fetch {name}"
+            size, state = "–", "absent"
         else:
             state = "verified" if _problem(name, folder) is None else "damaged"
             files = path.glob("digits.npz") if name == "digits" else path.rglob("*")
@@ -93,13 +93,16 @@ def _sets_table(folder: Path | None) -> Table:
 
 
 def _print_sets(folder: Path | None) -> None:
-    """Print the table of the data sets, and below it the folders of those present, which can be copied."""
+    """Print the table of the data sets, and below it the folders of those present and how to fetch the others."""
     print_table(_sets_table(folder))
+    absent = [name for name in known_sets() if location(name, folder=folder) is None]
     for name in known_sets():
         path = location(name, folder=folder)
         if path is not None and name != "digits":
             home = Path.home()
             console.print(f"{name}: {f'~/{path.relative_to(home)}' if path.is_relative_to(home) else path}")
+    if absent:
+        console.print(f"fetch with: linfnet data fetch {' '.join(absent)}")
 
 
 @dataclass(frozen=True)
