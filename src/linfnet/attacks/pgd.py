@@ -171,7 +171,7 @@ def best_pgd(
         raise ArgumentError(f"rival is {rival}; expected a number from 0 to {net.classes - 1}, the net's other classes")
     lower, upper = inner_box(check_images(images), epsilon)
     sizes = epsilon if isinstance(epsilon, Tensor) else torch.full(labels.shape, float(epsilon), device=images.device)
-    sizes = sizes.to(images).view(-1, 1, 1, 1)
+    sizes = sizes.to(images).view(-1, *[1] * (images.dim() - 1))
     best, least = images.clone(), torch.full(labels.shape, math.inf, device=images.device, dtype=images.dtype)
     goal, scale, targets = OBJECTIVES[objective], net.scale.item(), None
     with net.at_infinity():

@@ -42,12 +42,19 @@ def square_attack(
         generator: source of the random squares, on the CPU.
     """
     lower, upper = inner_box(check_images(images), epsilon)
-    channels, rows, columns = net.image_shape
+    # A vector is an image of one row.
+    shape = net.image_shape if len(net.image_shape) == 3 else (1, 1, math.prod(net.image_shape))
+    channels, rows, columns = shape
+    images, lower, upper = (x.reshape(-1, *shape) for x in (images, lower, upper))
+
+    def gap_of(moved: Tensor, labels: Tensor) -> Tensor:
+        return margin(net(moved.view(-1, *net.image_shape)), labels)
+
     with net.at_infinity():
         # Start from vertical stripes: in each column, every channel is at the lower or upper end of its box.
         signs = torch.rand((len(images), channels, 1, columns), generator=generator).to(images.device) < 0.5
         moved = torch.where(signs, lower, upper)
-        gap, start = margin(net(moved), labels), margin(net(images), labels)
+        gap, start = gap_of(moved, labels), gap_of(images, labels)
         moved = torch.where((start < gap).view(-1, 1, 1, 1), images, moved)
         gap = torch.minimum(gap, start)
         for query in range(queries):
@@ -59,10 +66,10 @@ def square_attack(
             inside = _squares(len(active), side, rows, columns, generator).to(images.device)
             signs = torch.rand((len(active), channels, 1, 1), generator=generator).to(images.device) < 0.5
             trial = torch.where(inside, torch.where(signs, lower[active], upper[active]), moved[active])
-            least = margin(net(trial), labels[active])
+            least = gap_of(trial, labels[active])
             better = least < gap[active]
             moved[active[better]], gap[active[better]] = trial[better], least[better]
-    return moved
+    return moved.view(-1, *net.image_shape)
 
 
 def _squares(count: int, side: int, rows: int, columns: int, generator: torch.Generator | None) -> Tensor:

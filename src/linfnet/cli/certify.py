@@ -105,7 +105,7 @@ class Predict:
         model = find_model(self.model)
         net = load_model(model)
         classes = class_names(model, net.classes)
-        pixels = torch.stack([read_image(path, net.image_shape) for path in self.images])
+        pixels = torch.stack([read_image(path, net.picture_shape()) for path in self.images])
         found = certify_images(net, [(pixels, None)])
         console.print(_images_table(found, self.images, classes, {"certified radius": found.best_radii}))
 

@@ -144,7 +144,7 @@ def load_images(net: Classifier, data: str, split: str, limit: int | None, devic
     """Load a data set by name, or the user's images from a folder or file."""
     check_counts(limit=limit)
     if data not in known_sets() and Path(data).exists():
-        pixels, names = read_images(Path(data), net.image_shape)
+        pixels, names = read_images(Path(data), net.picture_shape())
         return NamedImages(pixels[:limit].to(device), names[:limit], None, data)
     images = load_split(net, data, split, limit, device)
     return NamedImages(images.pixels(), [str(k) for k in range(len(images))], images.labels, f"{data} {split}")

@@ -128,8 +128,8 @@ class Classifier(nn.Module):
     def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
         """Return a lower bound [N] on the margin over the box lower <= image <= upper, in real arithmetic."""
         raise LinfnetError(
-            f"{type(self).__name__} defines neither least_margin nor certified, so it has no certificate; wrap a module "
-            "with distance layers with linfnet.Classifier.wrap; docs/extending.md describes other nets"
+            f"{type(self).__name__} defines neither least_margin nor certified, so it has no certificate; for modules "
+            "with distance layers use linfnet.Classifier.wrap; docs/extending.md describes other nets"
         )
 
     @torch.no_grad()
@@ -194,6 +194,12 @@ class Classifier(nn.Module):
                 layer.p = p
             for module in in_training:
                 module.training = True
+
+    def picture_shape(self) -> tuple[int, int, int]:
+        """Return (C, H, W), or raise an error if the inputs of the net are not images."""
+        if len(self.image_shape) != 3:
+            raise ArgumentError(f"the inputs of the net have shape {self.image_shape}; expected images (C, H, W)")
+        return self.image_shape
 
     def check_shape(self, images: Tensor) -> Tensor:
         """Return the images, or raise an error if they are not floating-point numbers of the net's shape."""

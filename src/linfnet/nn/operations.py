@@ -184,8 +184,8 @@ def _nothing(call: Call) -> None:
 def _shift(call: Call) -> None:
     if len(call.inputs) > 1:
         raise RefusedError(
-            "the sum or difference of two branches is 2-Lipschitz; use torch.maximum, torch.minimum, or a distance layer "
-            "of torch.cat"
+            "the sum or difference of two branches is 2-Lipschitz; use torch.maximum, torch.minimum, or a distance "
+            "layer of torch.cat"
         )
     if call.options:
         raise RefusedError("expected no options such as alpha")

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate, map_arg
 
 from linfnet.errors import ArgumentError
 from linfnet.nn.distance import LpDistance, LpDistanceConv2d
@@ -25,8 +26,8 @@ from linfnet.nn.operations import (
 )
 
 # What may be computed from constants, such as the sizes of a tensor: nothing random, nothing that changes a tensor.
-_CONSTANT_FUNCTIONS = {getattr, operator.getitem, operator.add, operator.sub, operator.mul, operator.floordiv}
-_CONSTANT_FUNCTIONS |= {operator.truediv, operator.neg, torch.neg}
+_ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.neg, torch.neg)
+_CONSTANT_FUNCTIONS: set[Any] = {getattr, operator.getitem, *_ARITHMETIC}
 _CONSTANT_METHODS = {"size", "dim", "view", "reshape", "flatten", "unsqueeze", "abs", "neg"}
 _SIZES = {"shape", "ndim"}
 
@@ -115,13 +116,13 @@ class Program:
             if node.op == "placeholder":
                 known[node] = start if not known else node.args[0]
                 continue
-            arguments = fx.node.map_arg(node.args, known.__getitem__)
+            arguments = map_arg(node.args, known.__getitem__)
             if node.op == "output":
                 if not isinstance(arguments[0], type(start)):
                     raise ArgumentError("body returns something else than one tensor that depends on the images")
                 return cast(F, arguments[0])
             try:
-                known[node] = result = self._apply(node, arguments, fx.node.map_arg(node.kwargs, known.__getitem__))
+                known[node] = result = self._apply(node, arguments, map_arg(node.kwargs, known.__getitem__))
                 if isinstance(result, Interval | Measured):
                     shown = _shown(result)
                     if not shown.dim() or len(shown) != batch or shown.dtype != dtype:
@@ -137,7 +138,13 @@ class Program:
 
     def _apply(self, node: fx.Node, arguments: Any, options: Any) -> Any:
         flows: list[Flow] = []
-        fx.node.map_aggregate((arguments, options), lambda value: _collect(value, flows))
+
+        def collect(value: Any) -> Any:
+            if isinstance(value, Interval | Measured):
+                flows.append(value)
+            return value
+
+        map_aggregate((arguments, options), collect)
         if node.op == "get_attr":
             return operator.attrgetter(str(node.target))(self.body)
         if node.op == "call_module":
@@ -180,14 +187,11 @@ def _shown(flow: Flow) -> Tensor:
     return flow.low if isinstance(flow, Interval) else flow.value
 
 
-def _collect(value: Any, flows: list[Flow]) -> Any:
-    if isinstance(value, Interval | Measured):
-        flows.append(value)
-    return value
-
-
 def _pick(values: Any, end: Callable[[Flow], Tensor]) -> Any:
-    return fx.node.map_aggregate(values, lambda value: end(value) if isinstance(value, Interval | Measured) else value)
+    def pick(value: Any) -> Any:
+        return end(value) if isinstance(value, Interval | Measured) else value
+
+    return map_aggregate(values, pick)
 
 
 def _apply_operation(
