@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -69,20 +69,22 @@ class LinfNet(ProvenNet):
         logits = self.layers(self.normalize(self.check_shape(images)).flatten(1))
         return -logits if self.negate_logits else logits
 
-    def check_body(self) -> None:
-        if not all(isinstance(layer, LpDistance) for layer in self.layers):
-            raise ArgumentError("a layer of the net was replaced by another kind; use linfnet.Classifier.wrap instead")
+    def _distances(self) -> list[LpDistance]:
+        layers = [layer for layer in self.layers if isinstance(layer, LpDistance)]
+        if len(layers) != len(self.layers):
+            raise ArgumentError("a layer of the net is not an LpDistance; use linfnet.Classifier.wrap for other layers")
+        return layers
 
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         low, high = (end.flatten(1) for end in self.normalize.bounds(self.check_shape(lower), self.check_shape(upper)))
-        for layer in self.layers:
-            low, high = cast(LpDistance, layer).bounds(low, high)
+        for layer in self._distances():
+            low, high = layer.bounds(low, high)
         return (-high, -low) if self.negate_logits else (low, high)
 
     def measure(self, images: Tensor) -> tuple[Tensor, Rounding]:
         values, rounding = self.normalize(self.check_shape(images)).flatten(1), Rounding()
-        for layer in self.layers:
-            values, sizes = cast(LpDistance, layer).measure(values)
+        for layer in self._distances():
+            values, sizes = layer.measure(values)
             rounding = rounding.then(sizes)
         return (-values if self.negate_logits else values), rounding
 

@@ -81,7 +81,7 @@ def _elementwise(call: Call) -> None:
     dims = {x.dim() for x in call.inputs}
     if len(dims) > 1:
         raise RefusedError("its inputs have different numbers of dimensions, so that samples may be mixed")
-    if call.options.get("inplace") or call.options.get("out") is not None:
+    if call.options.get("inplace"):
         raise RefusedError("it changes a tensor in place; use inplace=False")
     for value in (*call.arguments, *call.options.values()):
         if isinstance(value, Tensor) and not any(value is x for x in call.inputs):
@@ -194,11 +194,11 @@ def _shift(call: Call) -> None:
 
 def _scale(call: Call) -> None:
     """A product with a number of magnitude at most 1."""
-    _number_beside(call, lambda size: 0 < size <= 1, "from -1 to 1, not 0: larger ones are not 1-Lipschitz")
+    _number_beside(call, lambda size: 2**-100 <= size <= 1, "from -1 to 1, not 0: larger ones are not 1-Lipschitz")
 
 
 def _quotient(call: Call) -> None:
-    _number_beside(call, lambda size: 1 <= size < math.inf, "of magnitude 1 or more: smaller ones are not 1-Lipschitz")
+    _number_beside(call, lambda size: 1 <= size <= 2**100, "of magnitude 1 or more: smaller ones are not 1-Lipschitz")
     if not isinstance(call.arguments[0], Tensor):
         raise RefusedError("it divides by features, which is not 1-Lipschitz")
 

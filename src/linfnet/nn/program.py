@@ -30,6 +30,9 @@ _ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.floordiv, oper
 _CONSTANT_FUNCTIONS: set[Any] = {getattr, operator.getitem, *_ARITHMETIC}
 _CONSTANT_METHODS = {"size", "dim", "view", "reshape", "flatten", "unsqueeze", "abs", "neg"}
 _SIZES = {"shape", "ndim"}
+# Attributes of every module, which do not change what is traced, and types that are compared by value.
+_INTERNAL = frozenset(vars(nn.Module()))
+_PLAIN = (int, float, str, tuple, list, dict, set)
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,31 @@ Flow = Interval | Measured
 F = TypeVar("F", Interval, Measured)
 
 
+def _is_leaf(module: nn.Module) -> bool:
+    containers = nn.Sequential | nn.ModuleList | nn.ModuleDict
+    return isinstance(module, Nonexpansive) or (
+        module.__module__.startswith("torch.nn") and not isinstance(module, containers)
+    )
+
+
+def _state(body: nn.Module) -> list[Any]:
+    """Return what the traced operations depend on: the modules, and the attributes of those with own code.
+
+    Tracing replaces functions of torch for all threads for a moment, so it is not repeated without need.
+    """
+    found: list[Any] = []
+    for module in body.modules():
+        found += (module, vars(module).get("forward"))
+        if not _is_leaf(module):
+            for name, value in vars(module).items():
+                if name not in _INTERNAL:
+                    found += (name, repr(value) if isinstance(value, _PLAIN) else id(value))
+    return found
+
+
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        containers = nn.Sequential | nn.ModuleList | nn.ModuleDict
-        return isinstance(m, Nonexpansive) or (m.__module__.startswith("torch.nn") and not isinstance(m, containers))
+        return _is_leaf(m)
 
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, Tensor) and not any(a is part for part in (*self.root.parameters(), *self.root.buffers())):
@@ -74,6 +98,10 @@ class Program:
 
     def __init__(self, body: nn.Module) -> None:
         self.body = body
+        for name, module in body.named_modules():
+            if "forward" in vars(module):  # torch.fx traces the method of the class
+                where = f"{type(module).__name__} ({name!r})" if name else type(body).__name__
+                raise ArgumentError(f"forward of {where} in the body was replaced; expected the method of its class")
         try:
             self.graph = _Tracer().trace(body)
         except ArgumentError as error:
@@ -85,15 +113,14 @@ class Program:
                 "for all inputs, without conditions or loops that depend on values or on the batch size"
             ) from error
         code = self.graph.python_code("self")
-        self.source = code.src
         scope: dict[str, Any] = dict(code.globals)
         exec(code.src, scope)  # the function that torch.fx generated from the graph
         self._run = cast(Callable[[nn.Module, Tensor], Tensor], scope["forward"])
-        self.modules = list(body.modules())
+        self._traced = _state(body)
 
     def is_current(self) -> bool:
-        """Return whether the body consists of the modules that were traced."""
-        return list(self.body.modules()) == self.modules
+        """Return whether the modules of the body and their attributes are those that were traced."""
+        return _state(self.body) == self._traced
 
     def __call__(self, x: Tensor) -> Tensor:
         """Run the traced operations."""
@@ -198,6 +225,8 @@ def _apply_operation(
     known: Operation, run: Callable[..., Any], arguments: Any, options: Any, flows: list[Flow]
 ) -> Flow:
     call = Call(_pick(arguments, _shown), _pick(options, _shown), tuple(map(_shown, flows)))
+    if "out" in options:
+        raise RefusedError("it writes into another tensor; expected no option out")
     known.check(call)
     first = flows[0]
     if isinstance(first, Measured):
@@ -220,7 +249,7 @@ def _apply_module(module: nn.Module, flow: Flow) -> Flow:
     kind = next((known for known in type(module).__mro__ if known is Nonexpansive or known in MODULES), None)
     if kind is None:
         raise RefusedError(_UNKNOWN)
-    if "forward" in vars(module) or (kind in MODULES and type(module).forward is not kind.forward):
+    if kind in MODULES and type(module).forward is not kind.forward:
         raise RefusedError(f"its forward pass is not that of {kind.__name__}")
     if x.dim() < 2:
         raise RefusedError(f"its input has shape {tuple(x.shape)}; expected [B, features]")

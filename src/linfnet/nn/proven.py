@@ -22,9 +22,6 @@ class ProvenNet(Classifier):
         """The Lipschitz constant in l_inf from pixels to logits, at p = inf and in eval mode: 1 / std."""
         return 1 / self.std
 
-    def check_body(self) -> None:
-        """Raise an error if the net was changed so that its certificates no longer hold for `forward`."""
-
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Return bounds on the logits over the box lower <= image <= upper, at p = inf and in eval mode.
 

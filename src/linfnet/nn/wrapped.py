@@ -59,9 +59,10 @@ class WrappedNet(ProvenNet):
     def _try(self, images: Tensor) -> None:
         """Run every analysis once, so that an error occurs here and not at the first certificate."""
         with self.at_infinity():
-            self.check_body()
             logits, (low, high), expected = self.measure(images)[0], self.bounds(images, images), self(images)
-        if not torch.equal(logits, expected) or bool(((expected < low) | (expected > high)).any()):
+        if not torch.equal(logits.nan_to_num(), expected.nan_to_num()) or bool(
+            ((expected < low) | (expected > high)).any()
+        ):
             own = {type(module) for module in self.body.modules() if isinstance(module, Nonexpansive)}
             names = sorted(kind.__name__ for kind in own if not kind.__module__.startswith("linfnet."))
             raise ArgumentError(
@@ -80,7 +81,7 @@ class WrappedNet(ProvenNet):
         return logits
 
     def program(self) -> Program:
-        """Return the operations of the body in eval mode; they are traced again if a module was replaced."""
+        """Return the operations of the body in eval mode; they are traced again if the body was changed."""
         if self._program is None or not self._program.is_current():
             self._program = self._trace()
         return self._program
@@ -93,10 +94,6 @@ class WrappedNet(ProvenNet):
         finally:
             for module in in_training:
                 module.training = True
-
-    def check_body(self) -> None:
-        if self._trace().source != self.program().source:
-            raise ArgumentError("the forward pass of body is not the one that was wrapped; wrap the body again")
 
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         low, high = self.normalize.bounds(self.check_shape(lower), self.check_shape(upper))
