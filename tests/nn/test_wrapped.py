@@ -76,7 +76,7 @@ def test_an_own_forward_pass_is_certified_and_attacked(part: str):
     found = certify_images(net, [(images, None)], [Fraction(1, 1000)], steps=8)
     kept = found.best_radii > 0
     for attack in (best_pgd, square_attack):
-        moved = attack(net, images[kept], found.labels[kept], found.best_radii[kept])
+        moved = attack(net, images[kept], found.labels[kept], found.best_radii[kept].clamp(max=1))
         assert label_on_top(net(moved), found.labels[kept]).all()
     assert (found.radii["interval"] >= found.radii["margin"].clamp(max=1) - 2**-8 - 1e-5)[kept].all()
 
@@ -153,7 +153,7 @@ def test_modules_that_are_accepted(layer: nn.Module):
     kept = found.best_radii > 0
     assert kept.sum() > 5
     assert label_on_top(
-        net(best_pgd(net, images[kept], found.labels[kept], found.best_radii[kept])), found.labels[kept]
+        net(best_pgd(net, images[kept], found.labels[kept], found.best_radii[kept].clamp(max=1))), found.labels[kept]
     ).all()
 
 
@@ -210,7 +210,7 @@ def test_a_module_that_declares_itself_1_lipschitz():
     found = certify_by_margin(net, images)
     assert (found.radii > 0).any()
     kept = found.radii > 0
-    moved = best_pgd(net, images[kept], found.labels[kept], found.radii[kept])
+    moved = best_pgd(net, images[kept], found.labels[kept], found.radii[kept].clamp(max=1))
     assert label_on_top(net(moved), found.labels[kept]).all()
 
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from linfnet.boxes import check_images
 from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.inputs import check_net
 from linfnet.nn import Classifier, ProvenNet
 
 # Smallest number of elements that torch assigns to a thread in an elementwise operation.
@@ -51,33 +52,13 @@ def unit_and_tiny(dtype: torch.dtype) -> tuple[Fraction, Fraction]:
     return unit, Fraction(info.tiny) * unit
 
 
-def check_plain(net: Classifier) -> None:
-    """Raise an error if the net is not a `Classifier`, or if all or part of it is compiled.
-
-    A compiled net is a different program: the compiler may replace a division by a product with the reciprocal.
-    """
-    # `torch.compile(net)` wraps the net and `net.compile()` replaces its call; submodules can be compiled as well.
-    if isinstance(net, nn.Module) and any(map(_is_compiled, net.modules())):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentError("the net is compiled; certificates hold for the plain program: certify the original net")
-    if not isinstance(net, Classifier):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentError(
-            f"net is a {type(net).__name__}, not a linfnet Classifier; "
-            "wrap your own module with linfnet.Classifier.wrap(module, image_shape=…, classes=…)"
-        )
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    # The wrapper is recognised by its attribute because importing its class takes a second.
-    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None  # pyright: ignore
-
-
 def check_program(net: Classifier, images: Tensor) -> ProvenNet:
     """Return the net, or raise an error if an assumption of the proofs does not hold.
 
     They assume one precision, pixels in [0, 1], a positive std, arithmetic with subnormal numbers, and that `forward`
     runs the operations that were analysed.
     """
-    check_plain(net)
+    check_net(net)
     if net.arithmetic != "float32" or not isinstance(net, ProvenNet):
         raise ArgumentError(
             f"the net of system {net.system!r} has no certificate for the float32 program; "

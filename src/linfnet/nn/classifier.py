@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # wrapped imports this module
     from linfnet.nn.wrapped import WrappedNet
 
 FORMAT = "linfnet-model-1"
+# Keys of config.json that are not arguments of the constructor; `data` and `eps` describe packaged models.
+ABOUT = ("format", "system", "class_names", "data", "eps")
 
 
 class Classifier(nn.Module):
@@ -202,14 +204,21 @@ class Classifier(nn.Module):
         return self.image_shape
 
     def check_shape(self, images: Tensor) -> Tensor:
-        """Return the images, or raise an error if they are not floating-point numbers of the net's shape."""
+        """Return the images, or raise an error if they are not floating-point numbers of the net's shape and dtype."""
         if not isinstance(images, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(f"images is a {type(images).__name__}; expected a tensor: torch.as_tensor(images)")
         if not images.is_floating_point():
             raise ArgumentError(f"images have dtype {images.dtype}; expected numbers in [0, 1]: images.float() / 255")
         if tuple(images.shape[1:]) != self.image_shape:
             shape = " x ".join(map(str, self.image_shape))
-            raise ArgumentError(f"images have shape {tuple(images.shape)}; the net expects [B, {shape}]")
+            remedy = ": pass image.unsqueeze(0)" if tuple(images.shape) == self.image_shape else ""
+            raise ArgumentError(f"images have shape {tuple(images.shape)}; the net expects [B, {shape}]{remedy}")
+        dtype = self.normalize.std.dtype
+        if images.dtype != dtype:
+            remedy = "images.float()" if dtype == torch.float32 else f"images.to({dtype})"
+            raise ArgumentError(
+                f"images have dtype {images.dtype}, the net computes in {dtype}; expected the same: pass {remedy}"
+            )
         return images
 
     def config(self) -> dict[str, Any]:
@@ -231,7 +240,7 @@ class Classifier(nn.Module):
             raise LinfnetError(f"the config's format is {config.get('format')!r}; expected {FORMAT!r}")
         if (system := system_name(config)) != cls.system:
             raise LinfnetError(f"the config describes a net of system {system!r}; expected {cls.system!r}")
-        arguments = {key: value for key, value in config.items() if key not in ("format", "system", "class_names")}
+        arguments = {key: value for key, value in config.items() if key not in ABOUT}
         try:
             net = cls(**arguments)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
