@@ -328,6 +328,9 @@ def test_wrong_arguments():
         Classifier.wrap(body, (2,), 4)
     with pytest.raises(ArgumentError, match="body is a int"):
         Classifier.wrap(3, (2,), 3)  # pyright: ignore
+    for compiled in (torch.compile(body, backend="eager"), nn.Sequential(torch.compile(body, backend="eager"))):
+        with pytest.raises(ArgumentError, match="body is compiled"):
+            Classifier.wrap(compiled, (2,), 3)
     with pytest.raises(ArgumentError, match="body is a LinfNet, a Classifier"):
         Classifier.wrap(LinfNet((2,), 3), (2,), 3)
     with pytest.raises(ArgumentError, match="mean has 3 numbers; expected one or 2"):
@@ -339,6 +342,20 @@ def test_wrong_arguments():
         net(torch.zeros(5, 2, dtype=torch.uint8))
     with pytest.raises(ArgumentError, match="images is a ndarray"):
         net(torch.rand(5, 2).numpy())
+
+
+def test_a_forward_pass_with_two_inputs_is_refused():
+    class Two(Body):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return torch.maximum(x, y)
+
+    class Option(Body):
+        def forward(self, x: Tensor, scale: float = 0.5) -> Tensor:
+            return -self.second(scale * self.first(x))
+
+    with pytest.raises(ArgumentError, match="forward of Two has several inputs"):
+        Classifier.wrap(Two(), (2,), 2)
+    certify(Classifier.wrap(Option().eval(), (2,), 3))
 
 
 def test_a_classifier_without_a_certificate_says_so():

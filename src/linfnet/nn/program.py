@@ -112,11 +112,15 @@ class Program:
                 f"body is a {type(body).__name__} that torch.fx cannot trace ({reason}); expected the same operations "
                 "for all inputs, without conditions or loops that depend on values or on the batch size"
             ) from error
+        inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
+        if str(inputs[0].target).startswith("*") or any(not node.args for node in inputs[1:]):
+            raise ArgumentError(f"forward of {type(body).__name__} has several inputs; expected one, the images")
         code = self.graph.python_code("self")
         scope: dict[str, Any] = dict(code.globals)
         exec(code.src, scope)  # the function that torch.fx generated from the graph
         self._run = cast(Callable[[nn.Module, Tensor], Tensor], scope["forward"])
         self._traced = _state(body)
+        self._alive = [dict(vars(module)) for module in self.body.modules()]  # their ids are not used again
 
     def is_current(self) -> bool:
         """Return whether the modules of the body and their attributes are those that were traced."""

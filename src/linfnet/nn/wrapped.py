@@ -41,6 +41,8 @@ class WrappedNet(ProvenNet):
         if not isinstance(body, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(f"body is a {type(body).__name__}; expected a torch.nn.Module")
         for name, module in body.named_modules():
+            if hasattr(module, "_orig_mod"):
+                raise ArgumentError(f"body is compiled in whole or in part ({name!r}); expected the original module")
             if isinstance(module, Classifier):
                 where = f"contains the {type(module).__name__} {name!r}" if name else f"is a {type(body).__name__}"
                 raise ArgumentError(f"body {where}, a Classifier that normalises its images itself; expected layers")
