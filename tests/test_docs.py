@@ -11,23 +11,29 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 
+import numpy as np
 import pytest
 from browser import Open
 
 import linfnet
 from linfnet.cli.main import _parse, main
 from linfnet.cli.train import Train
+from linfnet.data import ImageSet, from_arrays
 from linfnet.epsilon import parse_epsilon
 from linfnet.recipes import load_recipe
 from linfnet.results import results_from_json
+from tools.accuracy_tables import paper_rows
+from tools.evaluations import evaluations
+from tools.records import RunRecord
 
 ROOT = Path(__file__).parent.parent
 # test_extending.py runs the examples of this page.
 ELSEWHERE = {"docs/extending.md"}
 PAGES = [path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))]
 RUNNABLE = [page for page in PAGES if "```" in (ROOT / page).read_text(encoding="utf-8") and page not in ELSEWHERE]
+CPU_TORCH = "https://download.pytorch.org/whl/cpu"
+MNIST = 'linfnet.load("mnist", "test")'
 # Shortens the training runs of the documentation.
 SHORT = ("schedule.epochs=[1, 2, 1]", "width=24", "limit=200", "test_every=0")
 
@@ -58,6 +64,11 @@ def parse(words: list[str]) -> None:
     if words[0] == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert set(words[1:]) <= set(targets)
+    elif words[:2] == ["pip", "install"]:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        assert set(re.findall(r"\w+", words[-1])) <= set(project["optional-dependencies"]), words
+        assert words[-1].startswith("."), words
+        assert set(words[2:-1]) <= {"-c", "constraints.txt", "--extra-index-url", CPU_TORCH}, words
     elif words[0] in ("linfnet", "torchrun"):
         command = _parse(words[words.index("linfnet") + 1 :])
         if isinstance(command, Train) and command.resume is None:
@@ -66,17 +77,35 @@ def parse(words: list[str]) -> None:
         assert words == ["source", ".venv/bin/activate"], words
 
 
+def has_mnist() -> bool:
+    """Whether the test images of MNIST have been downloaded."""
+    try:
+        linfnet.load("mnist", "test")
+    except linfnet.errors.LinfnetError:
+        return False
+    return True
+
+
+def random_images() -> ImageSet:
+    """Return images of the size of MNIST, for machines without it."""
+    generator = np.random.default_rng(0)
+    return from_arrays(generator.integers(0, 256, (100, 28, 28), np.uint8), np.arange(100) % 10, split="test")
+
+
 class Reader:
     """Runs the blocks of a page in order, in the current folder."""
 
     def __init__(self) -> None:
-        self.names: dict[str, object] = {"__name__": "page"}
+        self.names: dict[str, object] = {"__name__": "page", "random_images": random_images}
         self.port: str | None = None
         self.servers: list[subprocess.Popen[str]] = []
 
     def follow(self, block: Block, page: str) -> None:
-        if block.language == "python":
+        if included := re.fullmatch(r'--8<-- "(examples/\w+\.py)"\n', block.text):
+            assert (ROOT / included[1]).is_file(), included[1]  # test_examples.py runs it
+        elif block.language == "python":
             text = block.text if self.port is None else block.text.replace(":8000/", f":{self.port}/")
+            text = text if has_mnist() else text.replace(MNIST, "random_images()")
             exec(compile(text, page, "exec"), self.names)
         elif block.language == "toml":
             tomllib.loads(block.text)
@@ -144,10 +173,10 @@ def test_every_block_runs(page: str, reader: Reader):
             reader.follow(block, page)
 
 
-def test_every_command_of_the_readme_has_help(capsys: pytest.CaptureFixture[str]):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    names = {line.split()[0] for line in re.findall(r"`linfnet ([^`]*)`", readme)}
-    assert {"train", "evaluate", "predict", "recipes", "data", "doctor", "demo"} <= names
+def test_every_command_named_in_the_docs_has_help(capsys: pytest.CaptureFixture[str]):
+    text = "".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+    names = {line.split()[0] for line in re.findall(r"`linfnet ([a-z][^`]*)`", text)}
+    assert {"train", "evaluate", "recipes", "data", "serve"} <= names
     for name in sorted(names):
         with contextlib.suppress(SystemExit):
             main([name, "--help"])
@@ -170,44 +199,63 @@ def test_links_between_files_hold():
         text = (ROOT / page).read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
             if not target.startswith(("https://", "http://")):
-                generated = target.removeprefix("../") == "results.md"
-                assert generated or ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
+                assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"
 
 
 def test_every_page_is_in_the_navigation():
     listed = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     written = {path.removeprefix("docs/") for path in PAGES if path.startswith("docs/")}
-    assert sorted(listed) == sorted(written | {"results.md", "reference/cli.md"})  # two pages are generated
+    # Two pages are added when the site is built.
+    assert sorted(listed) == sorted(written | {"records/README.md", "reference/cli.md"})
 
 
 def test_the_reference_lists_all_public_names():
     page = (ROOT / "docs" / "reference" / "api.md").read_text()
-    public = {
-        name for name, value in vars(linfnet).items() if not (name.startswith("_") or isinstance(value, ModuleType))
-    }
+    public = set(linfnet.__all__) - {"__version__"}
     documented = {name.rsplit(".", 1)[1] for name in re.findall(r"^::: (\S+)", page, re.MULTILINE)}
     assert public <= documented, public - documented
 
 
-def test_generated_pages():
-    pages = runpy.run_path(str(ROOT / "docs" / "_site" / "pages.py"))
-    page, demo = pages["results"](), json.loads((ROOT / "records" / "demo.json").read_text())
+def test_the_tables_of_results_follow_the_records():
+    page, demo = evaluations(), json.loads((ROOT / "records" / "demo.json").read_text())
     (result,) = (
         result
         for result in results_from_json(demo["results"]).evaluations
         if result.images == "digits-test" and result.eps == parse_epsilon("0.1")
     )
     shares = (result.clean, result.attacked, result.best_certified)
-    assert f"| 0.1 | {' | '.join(f'{100 * share:.2f}' for share in shares)} |" in page.split("### demo\n")[1]
-    assert page.index("## Summary") < page.index("## By record")
+    assert f"| 0.1 | {' | '.join(f'{100 * share:.2f}' for share in shares)} |" in page.split("### Digits\n")[1]
     # A published figure belongs to one epsilon and one kind of net.
-    papers = dict(re.findall(r"^### ([\w.-]+)\n(?:.*\n)*?\| \d[^|]*\|.*\| (\S+) \|$", page, re.MULTILINE))
+    found = re.findall(r"\| (\S+) \| \[record\]\(records/([\w.-]+)\.json\) \|$", page, re.MULTILINE)
+    papers = {name: paper for paper, name in found}
     assert papers["cifar10-8-hybrid-small"] == "35.42"
-    assert "\n| 8/255, first 1000 images, PGD-20 | 36.20 |" in page  # next to the row of all images
+    assert "| 8/255, first 1000 images, PGD-20 | 36.20 |" in page  # next to the row of all images
     assert papers["mnist-0.1-hybrid-small"] == papers["mnist-0.3-ibp"] == papers["cifar10-smoothing-0.25"] == "–"
+
+
+def test_the_summary_shows_the_best_runs():
+    rows = {line.split(" | ")[0]: line for line in paper_rows().splitlines()}
+    runs = [RunRecord.read(path.stem).result for path in (ROOT / "records").glob("mnist-0.3-snapped*.json")]
+    best = max(result.best_certified for result in runs)
+    assert f" | {100 * best:.2f} | " in rows["| MNIST at 0.3"]
+    wanted = ["MNIST at 0.1", "MNIST at 0.3", "CIFAR-10 at 2/255", "CIFAR-10 at 8/255", "CIFAR-10 at 16/255"]
+    assert [name.removeprefix("| ") for name in rows if " at " in name] == wanted
+
+
+def test_the_reference_of_the_command_line():
+    pages = runpy.run_path(str(ROOT / "docs" / "_site" / "pages.py"))
     reference = pages["command_line"]()
     assert "## linfnet train\n\n```text\nusage: linfnet train" in reference
     assert {"serve", "report", "demo"} <= set(re.findall(r"^## linfnet (\w+)$", reference, re.MULTILINE))
+    assert max(len(line) for line in reference.splitlines() if not line.startswith("Generated")) <= pages["WIDTH"]
+
+
+def test_formulas_become_mathml():
+    convert = runpy.run_path(str(ROOT / "docs" / "_site" / "pages.py"))["on_page_markdown"]
+    pytest.importorskip("latex2mathml", reason="the site needs the extra `docs`")
+    text = convert("before\n\n$$\nx \\le 1\n$$\n\nprice: $$5\n")
+    assert text.startswith('before\n\n<div class="formula"><math')
+    assert text.endswith("</div>\n\nprice: $$5\n")
 
 
 def test_faults_of_the_site_are_found(tmp_path: Path):
@@ -230,4 +278,9 @@ def test_the_built_site_stays_at_home(open_page: Open):
     for page in ("index.html", "results.html", "reference/api.html"):
         visit = open_page(site / page, width=375)
         assert (visit.requests_leaving, visit.overflow()) == ([], 0)
-        assert [error for error in visit.errors if "CORS" not in error and "fetch" not in error] == []
+        assert visit.errors == []
+    visit = open_page(site / "index.html")
+    visit.page.click(".md-search__input")
+    visit.page.keyboard.type("LpDistance")
+    visit.page.locator(".md-search-result__link").first.wait_for(timeout=10_000)  # search works from disk
+    assert (visit.errors, visit.requests_leaving) == ([], [])

@@ -1,9 +1,9 @@
-"""Rewrite the generated blocks of README.md and docs/ from the files in records/.
+"""Rewrite the generated blocks of README.md and docs/, and the picture of the README, from the files in records/.
 
     python -m tools.generate_docs
 
-A block is the text between `<!-- generated: NAME -->` and `<!-- end -->`; NAME is a function of accuracy_tables.py or
-speed_tables.py. A test checks that the committed text is up to date.
+A block is the text between `<!-- generated: NAME -->` and `<!-- end -->`; NAME is a key of BLOCKS. A test checks that
+the committed text is up to date.
 """
 
 import re
@@ -12,10 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tools import accuracy_tables, speed_tables
+from tools.evaluations import evaluations
+from tools.install_tables import extras
+from tools.picture import picture
+from tools.recipe_keys import recipe_keys
 
 ROOT = Path(__file__).parent.parent
 BLOCKS: dict[str, Callable[[], str]] = {
+    "paper-rows": accuracy_tables.paper_rows,
     "results": accuracy_tables.results,
+    "evaluations": evaluations,
+    "extras": extras,
+    "recipe-keys": recipe_keys,
     "packaged-net": accuracy_tables.packaged_net,
     "systems": accuracy_tables.systems,
     "short-runs": accuracy_tables.short_runs,
@@ -31,6 +39,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "snapping-by-seed": speed_tables.snapping_by_seed,
     "first-epochs": speed_tables.first_epochs,
 }
+FILES: dict[str, Callable[[], str]] = {"docs/images/ball.svg": picture}
 _BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -48,14 +57,17 @@ def regenerate(text: str, page: Path) -> str:
 
 
 def outdated() -> dict[Path, str]:
-    """Return the new text of each page whose committed text is out of date."""
+    """Return the new text of each page and file whose committed text is out of date."""
     texts = {page: page.read_text(encoding="utf-8") for page in pages()}
     new = {page: regenerate(text, page) for page, text in texts.items()}
+    for name, draw in FILES.items():
+        path = ROOT / name
+        texts[path], new[path] = path.read_text(encoding="utf-8") if path.exists() else "", draw()
     return {page: text for page, text in new.items() if text != texts[page]}
 
 
 def main() -> None:
-    """Write the pages that are out of date and print their names."""
+    """Write the pages and files that are out of date and print their names."""
     for page, text in outdated().items():
         page.write_text(text, encoding="utf-8")
         sys.stdout.write(f"{page.relative_to(ROOT)} written\n")

@@ -50,19 +50,21 @@ class RunRecord:
     @property
     def result(self) -> Result:
         """The evaluation at the first epsilon of the recipe, PGD-100 on all test images."""
-        eps = self.recipe.evaluation.eps[0]
-        found = self.results.find(self.recipe.data.name, eps)
+        found = self.main_result
         if found is None:
-            raise LookupError(f"{self.name} has no evaluation of all test images at {format_epsilon(eps)} by PGD-100")
+            eps = format_epsilon(self.recipe.evaluation.eps[0])
+            raise LookupError(f"{self.name} has no evaluation of all test images at {eps} by PGD-100")
         return found
 
     @property
-    def training(self) -> str:
-        """Epochs, schedule, seed and time of training in words."""
-        epochs = self.record["epochs"]
-        snapped = ", p snapped" if self.recipe.schedule.snap_p else ""
-        cost = f"seed {self.record['seed']}, {self.record['seconds']:.0f} s on {self.record['hardware']}"
-        return f"{sum(epochs)} epochs ({'/'.join(map(str, epochs))}){snapped}, {cost}"
+    def main_result(self) -> Result | None:
+        """The same as `result`, or None if it was not measured."""
+        return self.results.find(self.recipe.data.name, self.recipe.evaluation.eps[0])
+
+    @property
+    def variant(self) -> str:
+        """Whether p was snapped, and the seed."""
+        return f"{', p snapped' if self.recipe.schedule.snap_p else ''}, seed {self.record['seed']}"
 
     def epochs(self) -> list[dict[str, Any]]:
         """Return the epoch events of the log, with the duration of the epoch as `seconds` and p as a float."""
@@ -75,14 +77,12 @@ class RunRecord:
 
 
 def published(recipe: Recipe, result: Result) -> str:
-    """Return clean / PGD / certified accuracy of the published row for a result, or a dash if there is none."""
+    """Return the certified accuracy of the published row for a result, or a dash if there is none."""
     reported = recipe.reported
     # The published row belongs to the epsilon of the packaged recipe; the recipe of the run may have a different one.
     if reported.source != "the paper" or result.eps != load_recipe(recipe.name).evaluation.eps[0]:
         return "–"
-    steps = recipe.evaluation.pgd_steps
-    attack = f", PGD-{steps}" if steps != 100 else ""
-    return f"{reported.clean:.2f} / {reported.pgd:.2f} / {reported.certified:.2f}, {reported.cost}{attack}"
+    return f"{reported.certified:.2f}"
 
 
 def percent(share: float | None) -> str:

@@ -18,13 +18,16 @@ def test_a_changed_block_is_detected_and_repaired(tmp_path: Path, monkeypatch: p
     (tmp_path / "README.md").write_text("no block\n")
     page = tmp_path / "docs" / "howto" / "page.md"
     page.write_text("before\n<!-- generated: packaged-net -->\n97 %\n<!-- end -->\nafter\n")
+    picture = tmp_path / "docs" / "images" / "ball.svg"
+    picture.parent.mkdir()
     monkeypatch.setattr("tools.generate_docs.ROOT", tmp_path)
-    assert list(outdated()) == [page]
+    assert list(outdated()) == [page, picture]
     main()
     text = page.read_text()
     assert text.startswith("before\n<!-- generated: packaged-net -->\n| ε |")
     assert "](../../records/attacks.json)" in text
     assert text.endswith("<!-- end -->\nafter\n")
+    assert picture.read_text().startswith("<svg ")
     assert outdated() == {}
 
 
@@ -37,7 +40,7 @@ def test_tables_follow_the_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     for path in records.RECORDS.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes().replace(b'"clean": 0.4843', b'"clean": 0.4844'))
     monkeypatch.setattr(records, "RECORDS", tmp_path)
-    assert ROOT / "README.md" in outdated()
+    assert ROOT / "docs" / "results.md" in outdated()
 
 
 def test_steps_that_are_compared_were_measured_together():

@@ -17,7 +17,7 @@ from linfnet.data.arrays import Labels
 from linfnet.distributed.sharding import join
 from linfnet.epsilon import Epsilon, parse_epsilons
 from linfnet.errors import LinfnetError
-from linfnet.figures import new_figure, save_figure
+from linfnet.figures import OCHRE, TEAL, new_figure, save_figure, style_axes
 from linfnet.inputs import Images, check_net, prepare_images, prepare_labels
 from linfnet.nn import Classifier
 from linfnet.results.storage import LABEL, PREDICTION, REAL_MARGIN_RADIUS, RUNNER_UP, radius_column, write_columns
@@ -191,10 +191,10 @@ def plot_curve(curve: Curve, path: Path, title: str) -> None:
     axes = figure.subplots()
     epsilons, shares = curve
     for name, column in shares.items():
-        style = "--" if name == "margin" else "-"
-        axes.plot([float(epsilon) for epsilon in epsilons], [100 * share for share in column], style, label=name)
+        style, colour = ("--", OCHRE) if name == "margin" else ("-", TEAL)
+        axes.plot(list(map(float, epsilons)), [100 * share for share in column], style, color=colour, label=name)
     axes.set(xlabel="ε (pixels in [0, 1])", ylabel="certified accuracy in %", title=title, ylim=(0, 100))
     axes.set_xlim(left=0)
-    axes.grid(alpha=0.3)
-    axes.legend()
+    style_axes(axes)
+    axes.legend(frameon=False)
     save_figure(figure, path)

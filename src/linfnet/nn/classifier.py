@@ -272,7 +272,9 @@ class Classifier(nn.Module):
         config = {**self.config(), "class_names": list(class_names)}
         write_tensors(folder / "model.safetensors", self.state_dict(), {"format": "pt", "linfnet": FORMAT})
         write_json(folder / "config.json", config)
-        write_text(folder / "README.md", model_card(config, self.describe(), count_parameters(self), results))
+        name = folder.resolve().name
+        card = model_card(config, self.describe(), count_parameters(self), results, name=name, source=name)
+        write_text(folder / "README.md", card)
 
     @classmethod
     def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Self:
