@@ -367,15 +367,14 @@ def test_a_classifier_without_a_certificate_says_so():
         certified_by_interval(Plain((2,), 2), torch.rand(3, 2), torch.zeros(3, dtype=torch.int64), Fraction(1, 9))
 
 
-def test_a_linf_net_of_vectors():
+def test_a_linf_net_of_vectors(tmp_path):
     torch.manual_seed(0)
     net = LinfNet((5,), 3, (8,), mean=(0.1, 0.2, 0.3, 0.4, 0.5), std=0.5).eval()
     images = torch.rand(20, 5)
     found = certify_images(net, [(images, None)], steps=8)
     assert (found.best_radii > 0).any()
-    twin = LinfNet.from_config(net.config()).eval()
-    twin.load_state_dict(net.state_dict())
-    assert torch.equal(twin(images), net(images))
+    net.save(tmp_path)
+    assert torch.equal(LinfNet.load(tmp_path)(images), net(images))
     single = LinfNet((5,), 3, mean=0.5)
     assert single.mean == (0.5,)
     assert single(images).shape == (20, 3)
