@@ -3,9 +3,10 @@
 import itertools
 from fractions import Fraction
 
+import numpy as np
 import torch
 
-from linfnet.nn import LinfNet
+from linfnet.nn import Classifier, LinfNet, LpDistance, LpDistanceConv2d, MeanShift, WrappedNet
 
 
 def rationals(values: torch.Tensor) -> list[Fraction]:
@@ -76,3 +77,133 @@ def all_images(image: torch.Tensor, epsilon: Fraction) -> torch.Tensor:
     """Every float32 image within epsilon of a small one and inside [0, 1]: [n, C, H, W]."""
     sides = [floats_between(max(x - epsilon, Fraction(0)), min(x + epsilon, Fraction(1))) for x in rationals(image)]
     return torch.tensor(list(itertools.product(*sides))).view(-1, *image.shape)
+
+
+class ExactBody:
+    """A wrapped net with its own float constants, evaluated on one image without rounding, operation by operation."""
+
+    def __init__(self, net: WrappedNet) -> None:
+        self.net, self.program = net, net.program()
+
+    def __call__(self, image: torch.Tensor) -> list[Fraction]:
+        normalize = self.net.normalize
+        mean = normalize.mean.view(-1, *[1] * (image.dim() - 1)).expand(image.shape)
+        start = (_exact(image) - _exact(mean)) / Fraction(normalize.std.item())
+        known = {}
+        for node in self.program.graph.nodes:
+            arguments = torch.fx.node.map_arg(node.args, known.__getitem__)
+            if node.op == "placeholder":
+                known[node] = start[None]
+            elif node.op == "output":
+                return list(arguments[0][0])
+            elif node.op == "get_attr":
+                known[node] = _exact(getattr(self.net.body, node.target))
+            elif node.op == "call_module":
+                known[node] = _exact_module(self.net.body.get_submodule(node.target), arguments[0])
+            else:
+                name = node.target if isinstance(node.target, str) else node.target.__name__
+                known[node] = FUNCTIONS[name](*arguments, **torch.fx.node.map_arg(node.kwargs, known.__getitem__))
+        raise AssertionError
+
+
+def _exact(values: torch.Tensor) -> np.ndarray:
+    found = np.empty(values.numel(), dtype=object)
+    found[:] = rationals(values)
+    return found.reshape(tuple(values.shape))
+
+
+FUNCTIONS = {
+    "add": lambda a, b: a + (b if isinstance(b, np.ndarray) else Fraction(float(np.float32(b)))),
+    "sub": lambda a, b: a - b if isinstance(a, np.ndarray) else Fraction(float(np.float32(a))) - b,
+    "mul": lambda a, b: Fraction(float(np.float32(a))) * b,
+    "truediv": lambda a, b: a / Fraction(float(np.float32(b))),
+    "neg": lambda a: -a,
+    "abs": abs,
+    "relu": lambda a, inplace=False: np.maximum(a, 0),
+    "clamp": lambda a, **ends: np.minimum(np.maximum(a, Fraction(ends["min"])), Fraction(ends["max"])),
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "amax": lambda a, dim: a.max(dim),
+    "cat": lambda parts, dim: np.concatenate(parts, dim),
+    "stack": lambda parts, dim: np.stack(parts, dim),
+    "flatten": lambda a, start: a.reshape(*a.shape[:start], -1),
+    "getitem": lambda a, index: a[index],
+}
+
+
+def _exact_module(module: torch.nn.Module, x: np.ndarray) -> np.ndarray:
+    if isinstance(module, torch.nn.Flatten):
+        return x.reshape(len(x), -1)
+    if isinstance(module, torch.nn.ReLU):
+        return np.maximum(x, 0)
+    if isinstance(module, MeanShift):
+        return x - _along(_exact(module.running_mean), module.dim, x)
+    if isinstance(module, torch.nn.MaxPool2d | torch.nn.AvgPool2d):
+        channels = [_patches(x[:, c : c + 1], module.kernel_size, module.stride, 0) for c in range(x.shape[1])]
+        rows = [patches.max(1) if isinstance(module, torch.nn.MaxPool2d) else patches.mean(1) for patches in channels]
+        side = [(size - module.kernel_size) // module.stride + 1 for size in x.shape[2:]]
+        return np.stack(rows).reshape(1, len(rows), *side)
+    weight = _exact(module.weight)
+    if isinstance(module, LpDistance):
+        y = np.stack([abs(x - row).max(-1) for row in weight], -1)
+    else:
+        patches = _patches(x, module.kernel_size, module.stride, module.padding)
+        side = [(size + 2 * module.padding - module.kernel_size) // module.stride + 1 for size in x.shape[2:]]
+        y = np.stack([abs(patches - row).max(1) for row in weight]).reshape(1, len(weight), *side)
+    if module.shift is not None:
+        y = y - _along(_exact(module.shift.running_mean), module.dim, y)
+    return y if module.bias is None else y + _along(_exact(module.bias), module.dim, y)
+
+
+def _along(vector: np.ndarray, dim: int, x: np.ndarray) -> np.ndarray:
+    return vector.reshape([-1 if d == dim % x.ndim else 1 for d in range(x.ndim)])
+
+
+def _patches(x: np.ndarray, kernel: int, stride: int, padding: int) -> np.ndarray:
+    """The patches [positions, fan_in] of an image [1, C, H, W]; the numbers of the pixels tell which they are."""
+    places = torch.arange(1, x.size + 1).view(x.shape).double()
+    columns = torch.nn.functional.unfold(places, kernel, padding=padding, stride=stride)[0].long()
+    return np.concatenate([[Fraction(0)], x.flatten()])[columns.T.numpy()]
+
+
+class Dag(torch.nn.Module):
+    """All operations that join, choose, negate, shift and scale features, on vectors."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.first, self.second = LpDistance(features, 3, mean_shift=True), LpDistance(features, 2, bias=True)
+        self.shift, self.third, self.fourth = (
+            MeanShift(2),
+            LpDistance(5, 4),
+            LpDistance(5, 4, mean_shift=True, bias=True),
+        )
+        self.last, self.offset = LpDistance(4, 3, bias=True), torch.nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        both = torch.cat([-self.first(x), self.shift(self.second(x))], 1)
+        above = torch.maximum(torch.relu(self.third(both)), self.fourth(both) - self.offset)
+        scaled = torch.minimum(0.7 * above, 3 - abs(above) / 3.0)
+        return -self.last(torch.stack([scaled, self.offset + above], 1).amax(1)[:, 0:4].clamp(min=-5.0, max=2.0**19))
+
+
+class Conv(torch.nn.Sequential):
+    """Convolutional distance layers with a pool between them, on images [1, 3, 3]."""
+
+    def __init__(self, pool: torch.nn.Module) -> None:
+        super().__init__(
+            LpDistanceConv2d(1, 2, 2, padding=1, mean_shift=True, bias=True), pool, torch.nn.ReLU(),
+            LpDistanceConv2d(2, 2, 2), MeanShift(2, dim=1), torch.nn.Flatten(), LpDistance(8, 3, bias=True),
+        )  # fmt: skip
+
+
+def wrapped_net(seed: int, widest: int) -> WrappedNet:
+    """A wrapped net for vectors (seeds that 3 divides) or images whose numbers spread over 2^±widest."""
+    generator = torch.Generator().manual_seed(seed)
+    pools = [torch.nn.MaxPool2d(2, 1), torch.nn.AvgPool2d(2, 1)]
+    body, shape = (Dag(2), (2,)) if seed % 3 == 0 else (Conv(pools[seed % 3 - 1]), (1, 3, 3))
+    std = float(torch.rand((), generator=generator)) + 0.05
+    mean = (0.4, 0.3) if len(shape) == 1 else 0.4
+    with torch.no_grad():
+        for tensor in body.state_dict().values():
+            tensor.copy_(awkward(tuple(tensor.shape), generator, widest))
+    return Classifier.wrap(body.eval(), image_shape=shape, classes=3, mean=mean, std=std)

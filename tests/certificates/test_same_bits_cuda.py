@@ -6,12 +6,15 @@ from fractions import Fraction
 
 import pytest
 import torch
-from certificates.exact import awkward_net
+from certificates.exact import awkward_net, wrapped_net
+from certificates.test_margin import error_bound
 
+from linfnet.attacks import best_pgd
 from linfnet.boxes import outer_box
 from linfnet.certificates import certified_by_interval, certify_by_margin, certify_images
-from linfnet.certificates.rounding import check_subnormals
+from linfnet.certificates.rounding import check_subnormals, forward_with_magnitudes
 from linfnet.nn import LinfNet
+from linfnet.nn.label_margin import label_on_top
 from linfnet.ops import linf_distance_bounds, lp_distance
 
 pytestmark = [
@@ -118,3 +121,21 @@ def test_the_packaged_net():
 def test_subnormal_numbers_are_kept():
     check_subnormals(torch.float32, torch.device("cuda"))
     check_subnormals(torch.float64, torch.device("cuda"))
+
+
+@pytest.mark.parametrize("seed", range(9))
+def test_wrapped_nets(seed: int):
+    """Quotients by numbers and averages may round differently on a GPU: the certificates hold for its program."""
+    net = wrapped_net(seed, seed).cuda()
+    images = torch.rand(50, *net.image_shape).cuda()
+    low, high = net.bounds(*outer_box(images, Fraction(1, 50)))
+    for _ in range(20):
+        moved = (images + (2 * torch.rand_like(images) - 1).sign() / 51).clamp(0, 1)
+        logits = net(moved)
+        assert ((low <= logits) & (logits <= high)).all()
+    found = certify_images(net, [(images, None)], steps=8)
+    kept = found.best_radii > 0
+    moved = best_pgd(net, images[kept], found.labels[kept], found.best_radii[kept].clamp(max=1), steps=20)
+    assert label_on_top(net(moved), found.labels[kept]).all()
+    run, on_cpu = forward_with_magnitudes(net, images), forward_with_magnitudes(net.cpu(), images.cpu())
+    assert ((run.logits.cpu() - on_cpu.logits).abs().amax(1) <= error_bound(run).cpu() + error_bound(on_cpu)).all()

@@ -128,7 +128,19 @@ def test_wrong_images_are_named():
 
 
 @pytest.mark.parametrize(
-    "options", [{"classes": 1}, {"hidden": (0,)}, {"image_shape": (3, 3)}, {"std": 0.0}, {"mean": (1.0, 2.0)}]
+    "options",
+    [
+        {"classes": 1},
+        {"hidden": (0,)},
+        {"image_shape": ()},
+        {"image_shape": 12},
+        {"image_shape": (3, 0)},
+        {"image_shape": (2.5,)},
+        {"hidden": 5},
+        {"std": (0.1, 0.2)},
+        {"std": 0.0},
+        {"mean": (1.0, 2.0)},
+    ],
 )
 def test_impossible_nets(options: dict):
     arguments = {"image_shape": (3, 2, 2), "classes": 4, "hidden": (5,), **options}

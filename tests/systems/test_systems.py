@@ -211,5 +211,5 @@ class TestFinding:
             def forward(self, images: torch.Tensor) -> torch.Tensor:
                 return images.flatten(1)[:, :2]
 
-        with pytest.raises(NotImplementedError):
+        with pytest.raises(LinfnetError, match="Silent defines neither least_margin nor certified"):
             Silent((1, 1, 2), 2).certified(torch.rand(3, 1, 1, 2), torch.zeros(3, dtype=torch.long), Fraction(1, 10))

@@ -19,9 +19,10 @@ STEPS = 16
 def certified_by_interval(net: Classifier, images: Images, labels: Labels, epsilon: Epsilon | Tensor) -> Tensor:
     """Return bool [N]: which samples are certified at epsilon by interval bounds. Perturbed images stay in [0, 1].
 
-    For an l_inf-distance net the end points of the box are rounded outwards, and every step of the net is monotone in
-    floating point, so the certificate holds for the float32 program (docs/certificates.md). Except for rounding, it is
-    at least as strong as the margin certificate. Nets of other systems compute their bounds in `Classifier.certified`.
+    For a `LinfNet` or a wrapped net the end points of the box are rounded outwards, and every step of the net is
+    monotone in floating point, so the certificate holds for the float32 program (docs/certificates.md). Except for
+    rounding, it is at least as strong as the margin certificate. Nets of other systems compute their bounds in
+    `Classifier.certified`.
 
     Args:
         net: evaluated at p = inf in eval mode, regardless of its current p and mode.

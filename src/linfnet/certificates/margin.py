@@ -1,7 +1,8 @@
 """The margin certificate of the floating-point program: one forward pass certifies every epsilon.
 
 Let u be the unit roundoff, let s be the std that the program divides by, and let R be the sum, over all rounded steps
-of the pass at x, of the largest magnitude in each step. For every x' within eps of x, the computed logits satisfy
+of the pass at x, of the largest magnitude in each step; where branches join, the branch with the largest sum counts.
+For every x' within eps of x, the computed logits satisfy
 
     |net(x') - net(x)| <= (1 + u)^K * (eps / s + u * (2 + u) * R + 3 * tiny)        for each logit,
 
@@ -65,7 +66,7 @@ def certified_shares(radii: Tensor, epsilons: Iterable[Fraction]) -> list[float]
 
 @torch.no_grad()
 def certify_by_margin(net: Classifier, images: Images, labels: Labels | None = None) -> MarginCertificate:
-    """Compute the sound margin certificate of an l_inf-distance net for given labels or for the predicted classes.
+    """Compute the sound margin certificate of a `LinfNet` or a wrapped net, for given labels or the predicted classes.
 
     Args:
         net: evaluated at p = inf in eval mode, regardless of its current p and mode.
@@ -91,8 +92,10 @@ def _sound_radius(run: Pass, labels: Tensor, gap: Tensor) -> Tensor:
     radii = down(down(down(down(gap) * float_below(1 / (2 * growth))) - lost) * run.std)
     # The ball of radius 0 contains only the image itself, and the program is deterministic: a positive margin suffices.
     radii = radii.clamp(min=0)
-    # At x' the magnitudes are larger by less than the margin: if x is far from overflow, x' does not overflow.
-    finite = run.magnitude <= torch.finfo(run.logits.dtype).max / 8
+    # At x' the magnitudes are larger by less than the margin: if x is far from overflow, x' does not overflow, nor does
+    # the sum of any 1024 numbers (average pooling).
+    limit = torch.finfo(run.logits.dtype).max / 2**13
+    finite = (run.magnitude <= limit) & (gap <= 2 * limit)
     return torch.where(label_on_top(run.logits, labels) & finite, radii, -torch.inf)
 
 

@@ -7,18 +7,14 @@ import itertools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import cast
 
 import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from linfnet.boxes import check_images
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.inputs import check_net
-from linfnet.nn import Classifier, LinfNet
-from linfnet.nn.distance import DistanceModule
-from linfnet.nn.normalization import MeanShift
+from linfnet.nn import Classifier, ProvenNet
 
 # Smallest number of elements that torch assigns to a thread in an elementwise operation.
 _GRAIN = 32768
@@ -56,13 +52,14 @@ def unit_and_tiny(dtype: torch.dtype) -> tuple[Fraction, Fraction]:
     return unit, Fraction(info.tiny) * unit
 
 
-def check_program(net: Classifier, images: Tensor) -> LinfNet:
+def check_program(net: Classifier, images: Tensor) -> ProvenNet:
     """Return the net, or raise an error if an assumption of the proofs does not hold.
 
-    They assume one precision, pixels in [0, 1], a positive std, and arithmetic with subnormal numbers.
+    They assume one precision, pixels in [0, 1], a positive std, arithmetic with subnormal numbers, and that `forward`
+    runs the operations that were analysed.
     """
     check_net(net)
-    if net.arithmetic != "float32":
+    if net.arithmetic != "float32" or not isinstance(net, ProvenNet):
         raise ArgumentError(
             f"the net of system {net.system!r} has no certificate for the float32 program; "
             f"it has: {', '.join(net.certificate_names)}"
@@ -74,9 +71,13 @@ def check_program(net: Classifier, images: Tensor) -> LinfNet:
             )
     if not net.normalize.std.item() > 0:
         raise ArgumentError(f"the net divides by {net.normalize.std.item():g}; expected a std above 0")
-    check_images(images)
+    for name, module in net.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks:  # pyright: ignore[reportPrivateUsage]
+            where = f"module {name!r}" if name else "net"
+            raise ArgumentError(f"the {where} has a forward hook, which may change its output; remove it to certify")
+    check_images(net.check_shape(images))
     check_subnormals(images.dtype, images.device)
-    return cast(LinfNet, net)
+    return net
 
 
 def check_subnormals(dtype: torch.dtype, device: torch.device) -> None:
@@ -104,47 +105,18 @@ class Pass:
     """The standard deviation that the program divides by, exactly."""
 
 
-def _measure(layer: DistanceModule, sizes: list[Tensor]) -> RemovableHandle:
-    """Add a hook to a layer that appends a bound [N] on the magnitude of each of its rounded steps to `sizes`.
-
-    The largest distance is measured; the mean and the bias are bounded by their largest absolute entry. Rounding is
-    monotone, so the rounded sum of two bounds is a bound on every rounded sum.
-    """
-
-    def add(distance: Tensor, *terms: Tensor | None) -> None:
-        sizes.append(distance)
-        for term in terms:
-            if term is not None:
-                sizes.append(sizes[-1] + term.abs().amax())
-
-    def shifted(shift: MeanShift, inputs: tuple[Tensor], output: Tensor) -> None:
-        add(inputs[0].flatten(1).amax(1), shift.running_mean, layer.bias)  # distances are not negative
-
-    def unshifted(layer: DistanceModule, inputs: tuple[Tensor], output: Tensor) -> None:
-        rows = output.flatten(1)
-        # This hook receives only the output: the distance is the output minus the bias.
-        add(torch.maximum(rows.amin(1).neg(), rows.amax(1)), layer.bias)  # `aminmax` takes 20 times as long
-
-    return layer.register_forward_hook(unshifted) if layer.shift is None else layer.shift.register_forward_hook(shifted)
-
-
 @torch.no_grad()
-def forward_with_magnitudes(net: LinfNet, images: Tensor, pixels: tuple[float, float] = (0.0, 1.0)) -> Pass:
-    """Run a net, which must be at p = inf in eval mode, on images [N, C, H, W] with pixels in the given range."""
+def forward_with_magnitudes(net: ProvenNet, images: Tensor, pixels: tuple[float, float] = (0.0, 1.0)) -> Pass:
+    """Run a net, which must be at p = inf in eval mode, on images with pixels in the given range."""
     if net.training or net.p != math.inf:
         raise ArgumentError(f"the net is at p = {net.p:g}, training is {net.training}; expected p = inf in eval mode")
-    sizes: list[Tensor] = []
-    assert len(net.layers) == len(net.distance_layers()), "rounding bounds exist for distance layers only"
-    handles = [_measure(layer, sizes) for layer in net.distance_layers()]
-    try:
-        logits = net(images)
-    finally:
-        for handle in handles:
-            handle.remove()
+    logits, rounding = net.measure(images)
     # Normalisation is monotone, so the largest magnitude occurs at an end of the range. It rounds twice (difference
     # and quotient), and the magnitude of the quotient bounds both errors.
-    normalized = net.normalize(images.new_tensor(pixels).view(2, 1, 1, 1)).abs().amax().double()
-    steps = len(sizes) + 2
-    total = torch.stack(sizes).double().sum(0) + 2 * normalized
-    # The relative error of a float64 sum of `steps` non-negative numbers is less than steps * 2^-52.
+    ends = images.new_tensor(pixels).view(2, *[1] * len(net.image_shape))
+    normalized = net.normalize(ends).abs().amax().double()
+    steps, later = rounding.steps + 2, rounding.total()
+    total = (torch.zeros_like(logits[:, 0], dtype=torch.float64) if later is None else later) + 2 * normalized
+    # A size is a term of at most `steps` float64 sums of non-negative numbers, whose relative error is less than
+    # steps * 2^-52.
     return Pass(logits, up(total * (1 + steps * 2.0**-52)), steps, net.normalize.std.item())

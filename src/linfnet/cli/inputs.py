@@ -266,14 +266,14 @@ class OnImages:
             return load_labelled(
                 inputs.data,
                 self.split,
-                shape=net.image_shape,
+                shape=net.picture_shape(),
                 class_names=class_names(inputs.folder, net.classes) if own else (),
                 conversion=self._conversion(inputs),
                 seed=inputs.seed,
                 on_bad=skipped,
             )
         except BadFilesError as error:
-            raise bad_files_error(error, net.image_shape) from None
+            raise bad_files_error(error, net.picture_shape()) from None
 
     def _conversion(self, inputs: ModelInputs) -> Conversion:
         given = parse_conversion(self.resize, self.grey, self.rgb)
@@ -297,7 +297,7 @@ class OnImages:
         """
         inputs, device = self.find(eps, needs_eps=needs_eps)
         net = load_model(inputs.folder, device=device)
-        skipped = SkippedFiles(net.image_shape)
+        skipped = SkippedFiles(net.picture_shape())
         images = self.load_images(net, inputs, skipped if skip else None).to(device)
         return net, images, inputs, skipped.status
 
@@ -307,6 +307,6 @@ def read_own_images(
 ) -> NamedImages:
     """Read unlabelled images for a net; an error names the options that convert the files."""
     try:
-        return read_images(paths, net.image_shape, conversion=conversion, on_bad=skipped)
+        return read_images(paths, net.picture_shape(), conversion=conversion, on_bad=skipped)
     except BadFilesError as error:
-        raise bad_files_error(error, net.image_shape) from None
+        raise bad_files_error(error, net.picture_shape()) from None

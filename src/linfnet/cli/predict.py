@@ -55,7 +55,7 @@ class Predict:
         conversion = inputs.parse_conversion(self.resize, self.grey, self.rgb)
         device = inputs.choose_device(self.device)
         _, net, classes = inputs.load_checked(self.model, device)
-        skipped = inputs.SkippedFiles(net.image_shape)
+        skipped = inputs.SkippedFiles(net.picture_shape())
         images = inputs.read_own_images(list(self.images), net, conversion, skipped).to(device)
         found = certify_images(net, images.batches(inputs.BATCH), epsilons)
         if self.json:

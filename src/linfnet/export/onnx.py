@@ -106,7 +106,8 @@ def build_onnx(classifier: Classifier, class_names: Sequence[str] = ()) -> Any:
     helper = graph.onnx.helper
     graph.constant(np.array([1], np.int64), "axis_1")
     graph.constant(np.array([-1], np.int64), "last_axis")
-    x = graph.add("Sub", ["images", graph.constant(net.normalize.mean.view(1, -1, 1, 1), "mean")], "centred")
+    mean = net.normalize.mean.view(1, -1, *[1] * (len(net.image_shape) - 1))
+    x = graph.add("Sub", ["images", graph.constant(mean, "mean")], "centred")
     x = graph.add("Div", [x, graph.constant(net.normalize.std.view(1), "std")], "normalized")
     x = graph.add("Flatten", [x], "pixels", axis=1)
     for index, layer in enumerate(net.layers):

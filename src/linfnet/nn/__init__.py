@@ -6,11 +6,14 @@ from linfnet.nn.classifier import load_weights as load_weights
 from linfnet.nn.distance import DistanceModule as DistanceModule
 from linfnet.nn.distance import LpDistance as LpDistance
 from linfnet.nn.distance import LpDistanceConv2d as LpDistanceConv2d
+from linfnet.nn.means import means_at_infinity as means_at_infinity
+from linfnet.nn.means import reestimate_means as reestimate_means
+from linfnet.nn.means import share_means as share_means
 from linfnet.nn.model_path import ModelInfo as ModelInfo
 from linfnet.nn.model_path import list_models as list_models
 from linfnet.nn.net import LinfNet as LinfNet
+from linfnet.nn.nonexpansive import Nonexpansive as Nonexpansive
 from linfnet.nn.normalization import MeanShift as MeanShift
 from linfnet.nn.normalization import Normalize as Normalize
-from linfnet.nn.normalization import means_at_infinity as means_at_infinity
-from linfnet.nn.normalization import reestimate_means as reestimate_means
-from linfnet.nn.normalization import share_means as share_means
+from linfnet.nn.proven import ProvenNet as ProvenNet
+from linfnet.nn.wrapped import WrappedNet as WrappedNet

@@ -2,10 +2,11 @@
 
 import contextlib
 import math
+import operator
 from collections.abc import Generator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,9 @@ from linfnet.nn.model_path import find_model, system_name
 from linfnet.nn.normalization import Normalize
 from linfnet.results import Results
 
+if TYPE_CHECKING:  # wrapped imports this module
+    from linfnet.nn.wrapped import WrappedNet
+
 FORMAT = "linfnet-model-1"
 # Keys of config.json that are not arguments of the constructor; `data` and `eps` describe packaged models.
 ABOUT = ("format", "system", "class_names", "data", "eps")
@@ -28,20 +32,21 @@ ABOUT = ("format", "system", "class_names", "data", "eps")
 class Classifier(nn.Module):
     """A net that maps images [B, C, H, W] in [0, 1] to logits [B, classes] and normalises its inputs itself.
 
-    A subclass defines `forward`, `least_margin` (or `certified`), and `settings`, which returns the arguments of its
-    constructor other than the first four below.
+    The inputs can have any other shape of at least one dimension, such as vectors [B, d] with values in [0, 1].
+    `Classifier.wrap` makes a classifier of a module with distance layers. A subclass defines `forward`, `least_margin`
+    (or `certified`), and `settings`, which returns the arguments of its constructor other than the first four below.
 
     Args:
-        image_shape: (C, H, W) of the images.
+        image_shape: (C, H, W) of the images, or (d,) for vectors.
         classes: number of logits.
-        mean: mean of each channel in pixel units, or one number for all channels.
-        std: one standard deviation for all channels. Mean 0 and std 1 do not change the pixels.
+        mean: mean of each channel (of each feature of a vector) in pixel units, or one number for all.
+        std: one standard deviation for all channels or features. Mean 0 and std 1 do not change the pixels.
         learn_scale: whether the temperature of the cross-entropy is trained with the net; otherwise it is 1.
     """
 
-    system: ClassVar[str]
+    system: ClassVar[str] = "own"
     """The name of the system to which the net belongs, as in config.json."""
-    certificate_names: ClassVar[tuple[str, ...]]
+    certificate_names: ClassVar[tuple[str, ...]] = ("bounds",)
     """The names of the net's certificates in results and tables, in order of preference."""
     arithmetic: ClassVar[Literal["float32", "real"]] = "real"
     """`float32` if certificates hold for the floating-point program, `real` if they ignore rounding."""
@@ -59,21 +64,52 @@ class Classifier(nn.Module):
         learn_scale: bool = False,
     ) -> None:
         super().__init__()
-        if len(image_shape) != 3 or min(image_shape) < 1:
-            raise ArgumentError(f"image_shape is {tuple(image_shape)}; expected three positive sizes (C, H, W)")
+        self.image_shape = _checked_shape(image_shape)
         if classes < 2:
             raise ArgumentError(f"classes is {classes}; expected 2 classes or more")
-        self.image_shape: tuple[int, int, int] = (image_shape[0], image_shape[1], image_shape[2])
+        if not isinstance(std, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(f"std is {std}; expected one number: l_inf balls must stay l_inf balls")
         self.classes, self.std = classes, float(std)
-        self.mean = (float(mean),) * image_shape[0] if isinstance(mean, int | float) else tuple(map(float, mean))
-        if len(self.mean) not in (1, image_shape[0]):
-            raise ArgumentError(f"mean has {len(self.mean)} numbers; expected one or {image_shape[0]}")
-        self.normalize = Normalize(self.mean, std)
+        channels = self.image_shape[0]
+        if isinstance(mean, int | float):
+            mean = [mean] * (channels if len(self.image_shape) > 1 else 1)
+        self.mean = tuple(map(float, mean))
+        if len(self.mean) not in (1, channels):
+            raise ArgumentError(f"mean has {len(self.mean)} numbers; expected one or {channels}")
+        self.normalize = Normalize(self.mean, std, dims=len(self.image_shape))
         # The temperature s of the cross-entropy; it does not change predictions.
         if learn_scale:
             self.scale = nn.Parameter(torch.ones(()))
         else:
             self.register_buffer("scale", torch.ones(()), persistent=False)
+
+    @staticmethod
+    def wrap(
+        body: nn.Module,
+        image_shape: Sequence[int],
+        classes: int,
+        *,
+        mean: float | Sequence[float] = 0.0,
+        std: float = 1.0,
+    ) -> "WrappedNet":
+        """Make a classifier of a module with distance layers, with the certificates of `LinfNet`.
+
+        The net normalises its inputs, then applies the body. The operations of the body are found by `torch.fx`; an
+        error names the first one that is not known to be 1-Lipschitz. docs/howto/own-net.md lists the operations.
+
+        Args:
+            body: maps [B, *image_shape] to logits [B, classes].
+            image_shape, classes, mean, std: as in `Classifier`.
+
+        >>> from linfnet.nn import LpDistance
+        >>> body = nn.Sequential(nn.Flatten(), LpDistance(64, 32, mean_shift=True), LpDistance(32, 10, bias=True))
+        >>> net = Classifier.wrap(body, image_shape=(1, 8, 8), classes=10, mean=0.3, std=0.4)
+        >>> net.certificate_names
+        ('margin', 'interval')
+        """
+        from linfnet.nn.wrapped import WrappedNet
+
+        return WrappedNet(body, image_shape, classes, mean=mean, std=std)
 
     @torch.no_grad()
     def certified(self, images: Tensor, labels: Tensor, epsilon: Fraction | Tensor) -> Tensor:
@@ -93,7 +129,10 @@ class Classifier(nn.Module):
 
     def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
         """Return a lower bound [N] on the margin over the box lower <= image <= upper, in real arithmetic."""
-        raise NotImplementedError
+        raise LinfnetError(
+            f"{type(self).__name__} defines neither least_margin nor certified, so it has no certificate; for modules "
+            "with distance layers use linfnet.Classifier.wrap; docs/extending.md describes other nets"
+        )
 
     @torch.no_grad()
     def keeps_class(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -157,6 +196,12 @@ class Classifier(nn.Module):
                 layer.p = p
             for module in in_training:
                 module.training = True
+
+    def picture_shape(self) -> tuple[int, int, int]:
+        """Return (C, H, W), or raise an error if the inputs of the net are not images."""
+        if len(self.image_shape) != 3:
+            raise ArgumentError(f"the inputs of the net have shape {self.image_shape}; expected images (C, H, W)")
+        return self.image_shape
 
     def check_shape(self, images: Tensor) -> Tensor:
         """Return the images, or raise an error if they are not floating-point numbers of the net's shape and dtype."""
@@ -246,6 +291,16 @@ class Classifier(nn.Module):
         net = cls.from_config(config)
         load_weights(net, read_tensors(folder / "model.safetensors")[0], folder / "model.safetensors")
         return net.to(device).eval()
+
+
+def _checked_shape(image_shape: Sequence[int]) -> tuple[int, ...]:
+    try:
+        shape = tuple(map(operator.index, image_shape))
+    except TypeError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise ArgumentError(f"image_shape is {image_shape}; expected (C, H, W) for images or (d,) for vectors")
+    return shape
 
 
 def count_parameters(net: nn.Module) -> int:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linfnet.errors import ArgumentError
+from linfnet.nn.nonexpansive import Nonexpansive, largest
 from linfnet.nn.normalization import MeanShift, along
 from linfnet.ops import check_p, linf_distance_bounds, lp_distance
 
@@ -14,7 +15,7 @@ from linfnet.ops import check_p, linf_distance_bounds, lp_distance
 IDENTITY_WEIGHT = -10.0
 
 
-class DistanceModule(nn.Module):
+class DistanceModule(Nonexpansive):
     """Base class of distance layers, with weights [features, fan_in] drawn from N(0, 1), p, mean shift and bias."""
 
     def __init__(self, fan_in: int, features: int, dim: int, p: float, bias: bool, mean_shift: bool) -> None:
@@ -36,12 +37,36 @@ class DistanceModule(nn.Module):
 
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Return bounds on the output over the box lower <= input <= upper, at p = inf and in eval mode."""
+        self._check_certifiable("bounds")
+        nearest, farthest = self._distance_bounds(lower, upper)
+        return self._finish(nearest), self._finish(farthest)
+
+    def measure(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the output and a bound [B] on the magnitude of each rounded step, at p = inf and in eval mode.
+
+        The largest distance is measured; the mean and the bias are bounded by their largest absolute entry. Rounding is
+        monotone, so the rounded sum of two bounds is a bound on every rounded sum.
+        """
+        self._check_certifiable("magnitudes")
+        distance = self._distance(x)
+        output = self._finish(distance)
+        if self.shift is None:
+            terms, sizes = (self.bias,), [largest(output)]  # the distance is the output minus the bias
+        else:
+            terms, sizes = (self.shift.running_mean, self.bias), [distance.flatten(1).amax(1)]
+        for term in terms:
+            if term is not None:
+                sizes.append(sizes[-1] + term.abs().amax())
+        return output, sizes
+
+    def _check_certifiable(self, what: str) -> None:
         if not math.isinf(self.p):
-            raise ArgumentError(f"bounds need p = inf; the layer has p = {self.p:g}")
+            raise ArgumentError(f"{what} need p = inf; the layer has p = {self.p:g}")
         if self.training and self.shift is not None:
-            raise ArgumentError("bounds need eval mode: in training the mean shift depends on the batch")
-        smallest, largest = self._distance_bounds(lower, upper)
-        return self._finish(smallest), self._finish(largest)
+            raise ArgumentError(f"{what} need eval mode: in training the mean shift depends on the batch")
+
+    def _distance(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
 
     def _distance_bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
@@ -87,7 +112,10 @@ class LpDistance(DistanceModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs [..., out_features] for x [..., in_features]."""
-        return self._finish(lp_distance(x, self.weight, self.p))
+        return self._finish(self._distance(x))
+
+    def _distance(self, x: Tensor) -> Tensor:
+        return lp_distance(x, self.weight, self.p)
 
     def _distance_bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         return linf_distance_bounds(lower, upper, self.weight)
@@ -143,8 +171,11 @@ class LpDistanceConv2d(DistanceModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs [B, out_channels, H', W'] for x [B, in_channels, H, W]."""
+        return self._finish(self._distance(x))
+
+    def _distance(self, x: Tensor) -> Tensor:
         groups = zip(self._patches(x), self.weight.chunk(self.groups), strict=True)
-        return self._finish(self._image([lp_distance(patches, weight, self.p) for patches, weight in groups], x))
+        return self._image([lp_distance(patches, weight, self.p) for patches, weight in groups], x)
 
     def _distance_bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         groups = zip(self._patches(lower), self._patches(upper), self.weight.chunk(self.groups), strict=True)

@@ -4,19 +4,20 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.nn.classifier import Classifier
 from linfnet.nn.distance import LpDistance
+from linfnet.nn.nonexpansive import Rounding
+from linfnet.nn.proven import ProvenNet
 
 # Boolean arguments of the constructor that are saved in config.json.
 SWITCHES = ("mean_shift", "hidden_bias", "negate_logits")
 
 
-class LinfNet(Classifier):
+class LinfNet(ProvenNet):
     """A stack of distance layers on normalised pixels.
 
     At p = inf and in eval mode it is `lipschitz`-Lipschitz in the l_inf norm of the pixels, for all weights.
@@ -38,8 +39,6 @@ class LinfNet(Classifier):
     """
 
     system: ClassVar[str] = "linf"
-    certificate_names: ClassVar[tuple[str, ...]] = ("margin", "interval")
-    arithmetic: ClassVar[Literal["float32", "real"]] = "float32"
 
     def __init__(
         self,
@@ -55,35 +54,39 @@ class LinfNet(Classifier):
         identity_init: bool = True,
         p: float = math.inf,
     ) -> None:
-        if any(width < 1 for width in hidden):
-            raise ArgumentError(f"hidden is {tuple(hidden)}; expected widths above 0")
+        if not isinstance(hidden, Sequence) or any(width < 1 for width in hidden):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(f"hidden is {hidden}; expected a sequence of widths above 0, such as (128, 128)")
         super().__init__(image_shape, classes, mean=mean, std=std, learn_scale=True)
         self.hidden, self.negate_logits = tuple(hidden), negate_logits
         self.mean_shift, self.hidden_bias = mean_shift, hidden_bias
         layer = partial(LpDistance, p=p, identity_init=identity_init)
-        widths = [math.prod(image_shape), *hidden]
+        widths = [math.prod(self.image_shape), *hidden]
         inner = [layer(a, b, bias=hidden_bias, mean_shift=mean_shift) for a, b in itertools.pairwise(widths)]
         self.layers = nn.Sequential(*inner, layer(widths[-1], classes, bias=True))
 
-    @property
-    def lipschitz(self) -> float:
-        """The Lipschitz constant in l_inf from pixels to logits, at p = inf and in eval mode: 1 / std."""
-        return 1 / self.std
-
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits [B, classes] of images [B, C, H, W] in [0, 1]."""
+        """Return the logits [B, classes] of images [B, C, H, W] or vectors [B, d] in [0, 1]."""
         logits = self.layers(self.normalize(self.check_shape(images)).flatten(1))
         return -logits if self.negate_logits else logits
 
-    def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        """Return bounds on the logits over the box lower <= image <= upper, at p = inf and in eval mode.
+    def _distances(self) -> list[LpDistance]:
+        layers = [layer for layer in self.layers if isinstance(layer, LpDistance)]
+        if len(layers) != len(self.layers):
+            raise ArgumentError("a layer of the net is not an LpDistance; use linfnet.Classifier.wrap for other layers")
+        return layers
 
-        The bounds hold for the floating-point results of `forward`, including rounding.
-        """
+    def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         low, high = (end.flatten(1) for end in self.normalize.bounds(self.check_shape(lower), self.check_shape(upper)))
-        for layer in self.layers:
-            low, high = cast(LpDistance, layer).bounds(low, high)
+        for layer in self._distances():
+            low, high = layer.bounds(low, high)
         return (-high, -low) if self.negate_logits else (low, high)
+
+    def measure(self, images: Tensor) -> tuple[Tensor, Rounding]:
+        values, rounding = self.normalize(self.check_shape(images)).flatten(1), Rounding()
+        for layer in self._distances():
+            values, sizes = layer.measure(values)
+            rounding = rounding.then(sizes)
+        return (-values if self.negate_logits else values), rounding
 
     def settings(self) -> dict[str, Any]:
         return {"hidden": list(self.hidden), **{key: getattr(self, key) for key in SWITCHES}}

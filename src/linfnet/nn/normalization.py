@@ -1,22 +1,20 @@
 """Normalisation with a known Lipschitz constant: pixels are divided by one std, features only shifted by their mean."""
 
-import contextlib
-import math
-from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from linfnet.distributed.group import ALONE, Group
+from linfnet.distributed.group import ALONE
 from linfnet.errors import ArgumentError
-
-if TYPE_CHECKING:  # classifier imports this module
-    from linfnet.nn.classifier import Classifier
+from linfnet.nn.nonexpansive import Nonexpansive, largest
 
 
 class Normalize(nn.Module):
     """Compute (x - mean) / std for images [B, C, H, W], with one mean per channel and one std for all channels.
+
+    `dims` is the number of dimensions of an image, 3 by default. The means belong to the first of them: with `dims` 1,
+    x is [B, d] with one mean per feature.
 
     With a single std, l_inf balls are mapped to l_inf balls. Mean and std are tensors on the device of the images
     because torch on a GPU replaces a division by a Python number by a product with its reciprocal, which rounds
@@ -29,16 +27,17 @@ class Normalize(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, mean: Sequence[float], std: float) -> None:
+    def __init__(self, mean: Sequence[float], std: float, dims: int = 3) -> None:
         super().__init__()
         values = torch.tensor([float(std), *mean], dtype=torch.float32, device="cpu")
         if not (bool(values.isfinite().all()) and values[0].item() > 0):
             raise ArgumentError(f"std is {std}, mean {tuple(mean)}; expected finite numbers, std above 0 in float32")
+        self.dims = dims
         self.register_buffer("mean", torch.tensor(list(mean), dtype=torch.float32), persistent=False)
         self.register_buffer("std", torch.tensor(float(std), dtype=torch.float32), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x - self.mean.view(-1, 1, 1)) / self.std
+        return (x - self.mean.view(-1, *[1] * (self.dims - 1))) / self.std
 
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Return exact bounds on the output over a box; both steps are monotone, including rounding."""
@@ -53,7 +52,7 @@ def along(vector: Tensor, dim: int, x: Tensor) -> Tensor:
     return vector.reshape([-1 if d == dim % x.dim() else 1 for d in range(x.dim())])
 
 
-class MeanShift(nn.Module):
+class MeanShift(Nonexpansive):
     """Subtract the mean of each feature: the batch mean in training (with gradients), the running mean in eval mode.
 
     Args:
@@ -95,6 +94,23 @@ class MeanShift(nn.Module):
             self.running_mean.lerp_(mean, 1 / self.batches if self.momentum is None else self.momentum)
         return x - along(mean, self.dim, x)
 
+    def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Return bounds on the output over a box in eval mode; a rounded difference is monotone."""
+        self._check_eval(lower)
+        return self(lower), self(upper)
+
+    def measure(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the output in eval mode and its largest absolute value [B]."""
+        self._check_eval(x)
+        output = self(x)
+        return output, [largest(output)]
+
+    def _check_eval(self, x: Tensor) -> None:
+        if self.training:
+            raise ArgumentError("certificates need eval mode: in training the mean shift depends on the batch")
+        if self.dim % x.dim() == 0:
+            raise ArgumentError(f"dim is {self.dim} for x of shape {tuple(x.shape)}; expected a dimension of features")
+
     def _shared_mean(self, x: Tensor, others: list[int]) -> Tensor:
         """Return the mean over the samples of all processes, which may have different numbers of samples."""
         count = x.new_full((1,), x.numel() / self.features)
@@ -103,54 +119,3 @@ class MeanShift(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.features}, dim={self.dim}, momentum={self.momentum}"
-
-
-def _shifts(net: nn.Module) -> list[MeanShift]:
-    return [module for module in net.modules() if isinstance(module, MeanShift)]
-
-
-def share_means(net: nn.Module, group: Group) -> None:
-    """Let the mean shifts of a net average over the samples of all processes in training."""
-    for shift in _shifts(net):
-        shift.group = group
-
-
-@torch.no_grad()
-def reestimate_means(net: "Classifier", batches: Iterable[Tensor]) -> None:
-    """Replace the running means, which were gathered at a small p, by the averages over training images at p = inf.
-
-    Args:
-        net: its p and its mode are the same afterwards.
-        batches: images [B, C, H, W] in [0, 1]; every batch has the same weight.
-    """
-    p, training, shifts = net.p, net.training, _shifts(net)
-    momenta = [shift.momentum for shift in shifts]
-    net.p = math.inf
-    net.train()
-    try:
-        for shift in shifts:
-            shift.reset()
-            shift.momentum = None
-        for batch in batches:
-            net(batch)
-    finally:
-        for shift, momentum in zip(shifts, momenta, strict=True):
-            shift.momentum = momentum
-        net.p = p
-        net.train(training)
-
-
-@contextlib.contextmanager
-def means_at_infinity(net: "Classifier", batches: Callable[[], Iterable[Tensor]]) -> Generator["Classifier"]:
-    """Context in which the net is at p = inf in eval mode, with means estimated there; its end restores the net."""
-    shifts = _shifts(net)
-    saved = [(shift.running_mean.clone(), shift.batches) for shift in shifts]
-    try:
-        if shifts:
-            reestimate_means(net, batches())
-        with net.at_infinity():
-            yield net
-    finally:
-        for shift, (mean, count) in zip(shifts, saved, strict=True):
-            shift.running_mean.copy_(mean)
-            shift.batches = count

@@ -87,7 +87,7 @@ def run_server(service: Service, bound: socket.socket, names: frozenset[str]) ->
 def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"})) -> FastAPI:
     """Create the application for one net; `names` are the host names that it accepts, besides IP addresses."""
     predictions, attacks = Gate("predict", active=8, waiting=248), Gate("attack", active=1, waiting=3)
-    shape = service.net.image_shape
+    shape = service.net.picture_shape()
     image_request, attack_request = with_shape(schemas.ImageRequest, shape), with_shape(schemas.AttackRequest, shape)
     # A number needs at most 32 bytes of JSON.
     max_json_bytes = 1024 + 32 * shape[0] * shape[1] * shape[2]
