@@ -12,6 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "linfnet"
 # A folder (or module) may import those before it and itself. Those in one set do not import each other.
 ORDER: list[set[str]] = [
     {"errors", "version"},
+    {"plugins"},
     {"boxes", "epsilon", "files", "registry"},
     {"figures", "results"},
     {"distributed"},

@@ -17,7 +17,7 @@ from rich.table import Table
 from linfnet.cli import inputs
 from linfnet.cli.console import console, only_first_prints, percent, progress_bar, results_table, titled_table
 from linfnet.cli.report import write_report
-from linfnet.cli.train import train_display
+from linfnet.cli.train import TrainDisplay
 from linfnet.comparison import Compared, compare_runs
 from linfnet.data import ImageSet, load
 from linfnet.distributed.group import ALONE, Group, joined
@@ -30,7 +30,7 @@ from linfnet.results import add_evaluations, read_results
 from linfnet.results.storage import RESULTS_FILE
 from linfnet.systems import load_model
 from linfnet.theory import nearest_neighbour_net
-from linfnet.train import new_run_path, start_run
+from linfnet.train import fit, new_run_path
 
 # Minimum width of the table of `compare`, in characters, so that numbers are never truncated.
 WIDTH = 250
@@ -148,7 +148,8 @@ class Demo:
         device = inputs.choose_device("auto")
         recipe = load_recipe("digits")
         console.print("training a net on 1,437 hand-written digits …")
-        folder = start_run(recipe, self.out or new_run_path("demo"), device, display=train_display).path
+        folder = self.out or new_run_path("demo")
+        fit(recipe, out=folder, callbacks=[TrainDisplay()], device=device)
         images, test = (load(recipe.data.name, split, device=device) for split in ("train", "test"))
         net = load_model(folder, device=device)
         trained = evaluate_with_progress(net, test, DEMO_EPSILONS, 100)

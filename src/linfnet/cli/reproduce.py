@@ -12,7 +12,7 @@ from rich.table import Table
 from linfnet.cli.console import console, draw_figure, percent
 from linfnet.cli.evaluate import evaluate_with_progress, store_evaluation
 from linfnet.cli.inputs import Changes, Device, check_counts, choose_device
-from linfnet.cli.train import train_display
+from linfnet.cli.train import TrainDisplay
 from linfnet.data import load
 from linfnet.distributed.group import launched
 from linfnet.errors import ArgumentError
@@ -139,7 +139,7 @@ class Reproduce:
             evaluation = evaluate_with_progress(net, images, folder.recipe.evaluation.eps, options.steps)
             store_evaluation(folder.path, evaluation, net)
 
-        outcome = run_study(study, options, device, evaluate=evaluate, note=console.print, display=train_display)
+        outcome = run_study(study, options, device, evaluate=evaluate, note=console.print, display=TrainDisplay)
         console.print(training_table(outcome) if study.on_train else outcome_table(outcome))
         console.print(f"outcome: {options.out / 'outcome.json'}, {options.out / 'outcome.csv'}")
         draw_figure(options.out / f"{study.name}.png", lambda path: draw_study(path, outcome))

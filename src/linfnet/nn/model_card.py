@@ -60,12 +60,13 @@ def model_card(config: Mapping[str, Any], description: str, parameters: int, res
 def _results(results: Results) -> Iterator[str]:
     """Yield a sentence about training, and a table with a row for each evaluation; accuracies are in percent."""
     if training := results.training:
-        certified = (f"certified {_percent(s)} at ε = {format_epsilon(e)}" for e, s in training.test.certified.items())
-        accuracies = ", ".join((f"clean {_percent(training.test.clean)}", *certified))
-        yield (
-            f"Trained for {training.epochs} epochs in {training.seconds:.0f} s, seed {training.seed}. Accuracy in % on "
-            f"the test images at the end of training, rounding ignored: {accuracies}."
-        )
+        yield f"Trained for {training.epochs} epochs in {training.seconds:.0f} s, seed {training.seed}."
+        measured = training.test or training.train
+        if measured is not None:
+            certified = (f"certified {_percent(s)} at ε = {format_epsilon(e)}" for e, s in measured.certified.items())
+            accuracies = ", ".join((f"clean {_percent(measured.clean)}", *certified))
+            images = "training" if training.test is None else "test"
+            yield f"Accuracy in % on the {images} images at the end of training, rounding ignored: {accuracies}."
     if results.evaluations:
         certificates = list(dict.fromkeys(name for result in results.evaluations for name in result.certified))
         header = ["images", "ε", "clean", "attacked", "attack", *(f"certified ({name})" for name in certificates)]

@@ -34,11 +34,12 @@ def headline(run: RunSummary) -> tuple[list[tuple[str, float, float | None]], st
         attacked = (f"under {at.attack}", at.attacked, known.pgd)
         figures = [("clean", at.clean, known.clean), attacked, ("certified", at.best_certified, known.certified)]
         return figures, f"{at.count:,} images, {epsilon}"
-    if training is None or run.epsilon is None or run.epsilon not in training.test.certified:
+    test = training.test if training else None
+    if test is None or run.epsilon is None or run.epsilon not in test.certified:
         return [], ""
-    proven = ("certified (real arithmetic)", training.test.certified[run.epsilon], known.certified)
+    proven = ("certified (real arithmetic)", test.certified[run.epsilon], known.certified)
     return [
-        ("clean", training.test.clean, known.clean),
+        ("clean", test.clean, known.clean),
         proven,
     ], f"measured on the test images during training, {epsilon}"
 
