@@ -47,7 +47,7 @@ class Train:
     rgb: bool = False
     """Convert the image files of --data to RGB."""
     resume: Path | None = None
-    """Resume the run in this folder from its last checkpoint. A recipe, --out, --set and --data are not allowed."""
+    """Resume the run in this folder from its last checkpoint. A recipe, --out, --data and --set are not allowed."""
     device: Device = "auto"
     tensorboard: bool = False
     """Also write the curves for TensorBoard into RUN/tensorboard (needs the extra `tensorboard`)."""
@@ -60,7 +60,7 @@ class Train:
             changes or conversion or self.data or self.out is not None or self.recipe != "digits"
         ):
             raise ArgumentError(
-                "--resume continues a run unchanged: a recipe, --out, --set and --data are not allowed with it"
+                "--resume continues a run unchanged: a recipe, --out, --data and --set are not allowed with it"
             )
         if self.grey and self.rgb:
             raise ArgumentError("--grey and --rgb are both given; expected one of them")
@@ -89,7 +89,7 @@ class Train:
             path = self.out or new_run_path(recipe.name)
             resume = launched() and group.from_first(lambda: _has_run(path, chosen))
         if resume:
-            stored, complete = group.from_first(lambda: ((run := RunFolder.open(path)).recipe, run.complete))
+            stored, complete = group.from_first(lambda: _stored(path))
             if complete:
                 if recipe is not None and restarted():
                     return path
@@ -124,6 +124,16 @@ class Train:
             console.print(f"done in {result.seconds:.0f} s: {figures(result.test.clean, certified)}")
         console.print(f"run folder: {path}")
         console.print(f"next: linfnet evaluate {shlex.quote(str(path))}")
+
+
+def _stored(path: Path) -> tuple[Recipe, bool]:
+    """Return the recipe of a run that no other process trains, and whether the run is complete."""
+    folder = RunFolder.open(path)
+    folder.lock()
+    try:
+        return folder.recipe, folder.complete
+    finally:
+        folder.release()
 
 
 def _has_run(path: Path, recipe: Recipe) -> bool:

@@ -25,6 +25,7 @@ from linfnet.files import read_tensors
 from linfnet.nn import Classifier, load_weights
 from linfnet.recipes import Recipe, change_recipe, load_recipe
 from linfnet.recipes.io import toml_literal
+from linfnet.recipes.recipe import Reported
 from linfnet.results import TrainingResult, read_results
 from linfnet.systems import check_changes, load_model, system_of
 from linfnet.train.callbacks import Callbacks, as_callbacks
@@ -116,6 +117,9 @@ def fit(
         described, images, tested = _load(chosen, train, test)
         if net is not None:
             images, tested = _for_net(net, described, images, tested)
+            described = replace(
+                described, title=f"{described.title.removesuffix(', own net')}, own net", reported=Reported()
+            )
         if folder is not None:
             if resumed:
                 _check_same(folder, described)
