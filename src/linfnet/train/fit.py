@@ -117,9 +117,8 @@ def fit(
         described, images, tested = _load(chosen, train, test)
         if net is not None:
             images, tested = _for_net(net, described, images, tested)
-            described = replace(
-                described, title=f"{described.title.removesuffix(', own net')}, own net", reported=Reported()
-            )
+            title = described.title.removesuffix(", own net")
+            described = replace(described, title=f"{title}, own net", reported=Reported())
         if folder is not None:
             if resumed:
                 _check_same(folder, described)
