@@ -165,6 +165,22 @@ class TestOwnNet:
         assert not torch.equal(net.layers[0].weight, before)
         assert fitted.recipe.title.endswith(", own net")
 
+    def test_a_net_of_no_system_leaves_its_weights_and_resumes(self, tmp_path: Path):
+        class Mine(LinfNet):
+            system = "unregistered"
+
+        def run(**options: Any) -> Fitted:
+            torch.manual_seed(3)
+            settings = {"epochs": [1, 1, 1], "limit": 150}
+            return fit("digits", net=Mine((1, 8, 8), 10, (12,)), settings=settings, device="cpu", **options)
+
+        whole = run()
+        assert not run(out=tmp_path / "run", callbacks=[Stop(4)]).finished
+        for _ in range(2):
+            assert torch.equal(weights(run(out=tmp_path / "run", resume=True)), weights(whole))
+        assert (tmp_path / "run" / "model.safetensors").is_file()
+        assert not (tmp_path / "run" / "config.json").exists()
+
     def test_what_does_not_fit_is_refused(self):
         with pytest.raises(ArgumentError, match="net has 9 classes; the training data has 10"):
             fit("digits", net=LinfNet((1, 8, 8), 9))

@@ -89,7 +89,7 @@ def fit(
             weights as an uninterrupted run. If `out` has no run, a new run starts.
         callbacks: callbacks, or functions that are called with the run after each epoch (see `linfnet.Callback`).
         net: a net to train in place, for example from `Classifier.wrap`, instead of the net of the recipe. `[model]`
-            then has no effect.
+            then has no effect. If the net is of no registered system, `out` gets its weights but no model folder.
         device: None selects a GPU if there is one.
         seed: of the initial weights and the order of the images; short for the setting `run.seed`.
         group: the processes that share the work, under torchrun.

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Generator, Iterator
 from functools import partial
+from pathlib import Path
 from threading import Event
 
 import torch
@@ -14,11 +15,12 @@ from torch import Tensor, nn
 from linfnet.data import ImageSet, augment, plan_epoch
 from linfnet.distributed.group import ALONE, GradientSum, Group
 from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.files import write_tensors
 from linfnet.nn import Classifier, count_parameters, means_at_infinity, reestimate_means, share_means
 from linfnet.recipes import Recipe, recipe_to_toml
 from linfnet.results import Results, TrainingResult, write_training
 from linfnet.schedules import StepState
-from linfnet.systems import FeatureModule, FeatureSystem, system_of
+from linfnet.systems import SYSTEMS, FeatureModule, FeatureSystem, system_of
 from linfnet.train.callbacks import Callbacks, TrainingRun, as_callbacks
 from linfnet.train.checkpoint import Progress, StoppedError, load_newest, save_checkpoint, stop_on_signals
 from linfnet.train.cuda_graphs import STEPS_TO_PAY_OFF, GraphedModule
@@ -283,12 +285,20 @@ class Trainer:
             processes=self.group.size,
         )
 
+    def _write_model(self, path: Path, result: TrainingResult) -> None:
+        """Write the model folder, or only the weights if the net is of no system: its code cannot be saved."""
+        system = getattr(self.net, "system", "")
+        if system in SYSTEMS and isinstance(self.net, SYSTEMS[system].net_type):
+            self.net.save(path, class_names=self.images.info.classes, results=Results(result))
+        else:
+            write_tensors(path / "model.safetensors", self.net.state_dict(), {"format": "pt"})
+
     def _finish(self) -> TrainingResult:
         """Evaluate the net at p = inf, and write the model folder."""
         result = self._result()
         if self._output:
             with self._output.guarded():
-                self.net.save(self._output.path, class_names=self.images.info.classes, results=Results(result))
+                self._write_model(self._output.path, result)
                 self._output.log("finish", step=self.progress.step, seconds=round(self.progress.seconds, 3))
                 write_training(self._output.path, result)  # written last: this file marks the run as finished
         self.group.any(False)  # all processes wait until the model is written
