@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from linfnet.data import known_sets, set_info
+from linfnet.data import own_name, set_title
 from linfnet.epsilon import format_epsilon, parse_rational
 from linfnet.errors import ArgumentError, LinfnetError, nearest
 from linfnet.losses import LOSSES
@@ -103,10 +103,11 @@ def _changed(flat: dict[str, Any], known: Mapping[str, Any], changes: Changes) -
 
 def _title(after: Mapping[str, Any], before: Mapping[str, Any]) -> str:
     """Return the title of a recipe with other data, another system or another epsilon."""
-    path, name, (_, system, eps) = after.get("data.path"), after.get("data.name", Data.name), _subject(after)
-    data = Path(str(path)).stem if path else set_info(name).title if name in known_sets() else name
+    name, (_, system, eps) = after.get("data.name", Data.name), _subject(after)
+    if after.get("data.path") and not after.get("data.digest"):
+        name = own_name(Path(str(after["data.path"])).stem)  # before a run has read the data
     other = f", system {system}" if system != before.get(f"{SYSTEM}name", "linf") else ""
-    return f"{data} at eps = {', '.join(map(format_epsilon, eps))}, settings of {after['name']}{other}"
+    return f"{set_title(name)} at eps = {', '.join(map(format_epsilon, eps))}, settings of {after['name']}{other}"
 
 
 def recipe_to_toml(recipe: Recipe) -> str:

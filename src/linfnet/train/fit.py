@@ -179,11 +179,12 @@ def _load(chosen: Recipe, train: object, test: object) -> tuple[Recipe, ImageSet
         tested = None if test is None else _test_set(test, chosen, images)
     if path is None and is_known(images, "train") and (tested is None or is_known(tested, "test")):
         return change_recipe(chosen, {"data.name": images.info.name}), images, tested
-    changes = {"data.name": own_name(images.info.name), "data.digest": content_digest(images)}
+    name, digest = own_name(images.info.name), content_digest(images)
     if path is not None:
-        changes["data.path"] = str(path)
-    described = change_recipe(chosen, {key: toml_literal(value) for key, value in changes.items()})
-    return described, images, tested
+        data = replace(chosen.data, path=str(path), name=name, digest=digest)
+        return replace(chosen, data=data), images, tested
+    changes = {"data.name": toml_literal(name), "data.digest": toml_literal(digest)}
+    return change_recipe(chosen, changes), images, tested
 
 
 def _test_set(test: object, chosen: Recipe, images: ImageSet) -> ImageSet:
