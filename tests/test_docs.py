@@ -75,7 +75,7 @@ class Reader:
         self.servers: list[subprocess.Popen[str]] = []
 
     def follow(self, block: Block, page: str) -> None:
-        if included := re.fullmatch(r'--8<-- "(examples/\w+\.py)"\n', block.text):
+        if included := re.fullmatch(r"--8<--\n(examples/\w+\.py)\n--8<--\n", block.text):
             assert (ROOT / included[1]).is_file(), included[1]  # test_examples.py runs it
         elif block.language == "python":
             text = block.text if self.port is None else block.text.replace(":8000/", f":{self.port}/")
