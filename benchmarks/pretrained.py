@@ -73,6 +73,7 @@ def main() -> None:
         "median_radius": certified.best_radii.clamp(min=0).median().item(),
     }
     net.save(TARGET, class_names=test.info.classes, results=trained)
+    write_json(TARGET / "config.json", {**read_json(TARGET / "config.json"), "data": "mnist", "eps": ["0.1"]})
     write_json(
         RECORDS / "pretrained-mnist.json",
         {

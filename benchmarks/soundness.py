@@ -106,7 +106,7 @@ def try_net(net: LinfNet, images: Tensor, steps: int) -> tuple[int, int, dict[st
     x, y, radii = images[radii > 0], certified.labels[radii > 0], radii[radii > 0]
     if not len(x):
         return 0, 0, {}
-    gaps = least_margins(net, x, y, radii * 0.999, steps)
+    gaps = least_margins(net, x, y, (radii * 0.999).clamp(max=1), steps)
     clean = margin(net(x), y).detach()
     least = {name: (gap / clean).min().item() for name, gap in gaps.items()}
     return len(x), int((torch.stack(list(gaps.values())).amin(0) <= 0).sum()), least

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from linfnet import evaluation as evaluation_module
 from linfnet.certificates import Certificate, certificates_of
 from linfnet.data import load
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.evaluation import EXAMPLES, evaluate, save_evaluation
+from linfnet.evaluation import EXAMPLES, evaluate, evaluator, save_evaluation
 from linfnet.files import read_tensors
 from linfnet.nn import Classifier
 from linfnet.results import AttackSettings, read_results
@@ -43,7 +42,7 @@ def test_the_sandwich(net_and_images):
 
 def test_examples_of_broken_samples_are_kept(net_and_images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     net, test = net_and_images
-    monkeypatch.setattr(evaluation_module, "BATCH", 25)
+    monkeypatch.setattr(evaluator, "BATCH", 25)
     epsilons = (Fraction(0), Fraction(3, 10))
     result = evaluate(net, test, epsilons, steps=10)
     nothing, broken = result.at[0].broken, result.at[1].broken
@@ -87,7 +86,7 @@ def test_a_certified_sample_that_breaks_is_named(net_and_images, monkeypatch: py
         )
         return {"interval": everything}
 
-    monkeypatch.setattr(evaluation_module, "certificates_of", unsound)
+    monkeypatch.setattr(evaluator, "certificates_of", unsound)
     with pytest.raises(LinfnetError) as caught:
         evaluate(net, test, (Fraction(3, 10),), steps=10)
     assert str(caught.value).startswith(f"samples {broken[:20]}")

@@ -18,6 +18,7 @@ ORDER: list[set[str]] = [
     {"distributed"},
     {"data", "ops"},
     {"nn"},
+    {"inputs"},
     {"schedules"},
     {"losses"},
     {"recipes"},

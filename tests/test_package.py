@@ -1,16 +1,34 @@
 """The package as a user imports it: its names, and the marker of type annotations."""
 
+import ast
+import importlib
 import importlib.resources
+from pathlib import Path
+
+import pytest
 
 import linfnet
 
 
-def test_the_package_exports_the_sound_certificates_only():
-    assert {"certify_images", "certify_by_margin", "certified_by_interval", "certificates_of"} <= set(linfnet.__all__)
+def test_the_table_the_list_and_the_imports_agree():
+    """`_MODULES` is what users get, `__all__` what they see, and the imports what type checkers read."""
+    imports: dict[str, str] = {}
+    for node in ast.walk(ast.parse(Path(str(linfnet.__file__)).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("linfnet."):
+            imports |= {alias.name: node.module.removeprefix("linfnet.") for alias in node.names}
+    assert imports == linfnet._MODULES | {"__version__": "version"}
+    assert set(linfnet.__all__) == set(imports)
     assert all(hasattr(linfnet, name) for name in linfnet.__all__)
+    assert set(linfnet.__all__) <= set(dir(linfnet))
+    with pytest.raises(AttributeError, match="module 'linfnet' has no attribute 'certifi'"):
+        linfnet.certifi  # noqa: B018
+
+
+def test_the_package_exports_the_sound_certificates_only():
+    """The formula in real arithmetic is found only in the module whose name says so."""
     for name in ("certified_by_margin", "margin_radius", "real_certified", "real_margin_radius"):
         assert not hasattr(linfnet, name)
-        assert not hasattr(linfnet.certificates, name)
+        assert not hasattr(importlib.import_module("linfnet.certificates"), name)
 
 
 def test_star_import_has_no_submodules():

@@ -1,7 +1,7 @@
 """l-infinity distance nets: classifiers that are 1-Lipschitz by construction and are certified by one forward pass.
 
-The names below are imported from their modules on first use, so that `import linfnet` does not import torch: the command
-line sets the wait policy of the threads before torch starts them.
+The names below are imported from their modules on first use, so that `import linfnet` does not import torch: the
+command line sets the wait policy of the threads before torch starts them.
 """
 
 import importlib
@@ -10,67 +10,78 @@ from typing import TYPE_CHECKING
 from linfnet.version import __version__
 
 if TYPE_CHECKING:
-    from linfnet.attacks import ATTACKS, pgd
-    from linfnet.certificates import (
-        Certificate,
-        Certification,
-        MarginCertificate,
-        certificates_of,
-        certified_by_interval,
-        certify_by_margin,
-        certify_images,
-    )
-    from linfnet.data import load
+    from linfnet.attacks import ATTACKS, Attacked, attack
+    from linfnet.certificates import Certified, certify
+    from linfnet.data import ImageSet, load
     from linfnet.epsilon import parse_epsilon
-    from linfnet.evaluation import evaluate
-    from linfnet.nn import Classifier, LinfNet, LpDistance, LpDistanceConv2d
+    from linfnet.errors import ArgumentError, LinfnetError
+    from linfnet.evaluation import Evaluation, evaluate
+    from linfnet.losses import LOSSES
+    from linfnet.nn import Classifier, LinfNet, LpDistance, LpDistanceConv2d, MeanShift, ModelInfo, list_models
     from linfnet.ops import linf_distance_bounds, lp_distance
-    from linfnet.systems import load_model
+    from linfnet.systems import SYSTEMS, load_model
+    from linfnet.train import Callback, Fitted, fit
 
 # The module of each name of __all__; tests/test_package.py compares it with the imports above.
 _MODULES = {
     "ATTACKS": "attacks",
-    "Certificate": "certificates",
-    "Certification": "certificates",
+    "ArgumentError": "errors",
+    "Attacked": "attacks",
+    "Callback": "train",
+    "Certified": "certificates",
     "Classifier": "nn",
+    "Evaluation": "evaluation",
+    "Fitted": "train",
+    "ImageSet": "data",
+    "LOSSES": "losses",
     "LinfNet": "nn",
+    "LinfnetError": "errors",
     "LpDistance": "nn",
     "LpDistanceConv2d": "nn",
-    "MarginCertificate": "certificates",
-    "certificates_of": "certificates",
-    "certified_by_interval": "certificates",
-    "certify_by_margin": "certificates",
-    "certify_images": "certificates",
+    "MeanShift": "nn",
+    "ModelInfo": "nn",
+    "SYSTEMS": "systems",
+    "attack": "attacks",
+    "certify": "certificates",
     "evaluate": "evaluation",
+    "fit": "train",
     "linf_distance_bounds": "ops",
+    "list_models": "nn",
     "load": "data",
     "load_model": "systems",
     "lp_distance": "ops",
     "parse_epsilon": "epsilon",
-    "pgd": "attacks",
 }
 
 __all__ = [
     "ATTACKS",
-    "Certificate",
-    "Certification",
+    "LOSSES",
+    "SYSTEMS",
+    "ArgumentError",
+    "Attacked",
+    "Callback",
+    "Certified",
     "Classifier",
+    "Evaluation",
+    "Fitted",
+    "ImageSet",
     "LinfNet",
+    "LinfnetError",
     "LpDistance",
     "LpDistanceConv2d",
-    "MarginCertificate",
+    "MeanShift",
+    "ModelInfo",
     "__version__",
-    "certificates_of",
-    "certified_by_interval",
-    "certify_by_margin",
-    "certify_images",
+    "attack",
+    "certify",
     "evaluate",
+    "fit",
     "linf_distance_bounds",
+    "list_models",
     "load",
     "load_model",
     "lp_distance",
     "parse_epsilon",
-    "pgd",
 ]
 
 

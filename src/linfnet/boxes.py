@@ -13,8 +13,11 @@ def check_images(images: Tensor, name: str = "images") -> Tensor:
     """Return the images, or raise an error if a pixel is outside [0, 1] or NaN."""
     if images.numel():
         low, high = (end.item() for end in images.aminmax())
+        if low != low:
+            raise ArgumentError(f"{name} contain NaN; expected [0, 1]")
         if not (low >= 0 and high <= 1):
-            raise ArgumentError(f"{name} have pixels from {low:.9g} to {high:.9g}; expected [0, 1] (and no NaN)")
+            remedy = ": divide by 255" if low >= 0 and 2 < high <= 255 else ""
+            raise ArgumentError(f"{name} have pixels from {low:.9g} to {high:.9g}; expected [0, 1]{remedy}")
     return images
 
 

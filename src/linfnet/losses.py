@@ -12,19 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from linfnet.epsilon import in_255ths
 from linfnet.errors import ArgumentError, at_least, check_numbers, number
 from linfnet.nn.label_margin import margin
 from linfnet.registry import Registry
 from linfnet.schedules import StepState, mixing_coefficient
-
-
-def in_255ths(value: Fraction) -> str:
-    """Return a hint for a number in pixel units that was probably meant in steps of 1/255, or an empty text.
-
-    >>> in_255ths(Fraction(8))
-    '; did you mean 8/255?'
-    """
-    return f"; did you mean {float(value):g}/255?" if 1 < value <= 255 else ""
 
 
 def scaled_cross_entropy(logits: Tensor, labels: Tensor, scale: Tensor | float = 1.0) -> Tensor:

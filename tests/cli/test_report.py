@@ -1,19 +1,22 @@
 """`linfnet watch`, `linfnet plot` and TensorBoard: the progress of training."""
 
+import io
 import json
 import re
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from linfnet.cli import console as console_module
 from linfnet.cli.main import main
 from linfnet.cli.report import watch_frame
-from linfnet.report import read_run
-from linfnet.report.terminal import draw_lines
+from linfnet.report import read_run, read_training
+from linfnet.report.terminal import draw_lines, frame
 from linfnet.train import RunFolder
 
 RECORDS = Path(__file__).parent.parent.parent / "records"
@@ -63,6 +66,19 @@ def test_once_prints_one_frame(run: Path, size: tuple[int, int], monkeypatch, ca
     if size[0] >= 80:
         assert len(printed.splitlines()) <= size[1]
         assert "finished" in printed
+
+
+@pytest.mark.parametrize("size", [(60, 40), (60, 24), (110, 40), (40, 20), (24, 8)], ids=str)
+def test_a_frame_fills_the_terminal_and_fits(run: Path, size: tuple[int, int]):
+    summary = replace(read_training(run), name="a-run-of-some-name")
+    output = Console(width=size[0], height=size[1], file=io.StringIO())
+    output.print(frame(summary, *size, "training"))
+    lines = output.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
+    assert size[1] - 3 <= len(lines) < size[1]
+    if size[0] >= 60:
+        assert lines[0].startswith("a-run-of-some-name  epoch 5/5  p ∞  ")
+    if size[0] >= 40:
+        assert lines[0].rstrip().endswith("training")
 
 
 def test_it_follows_a_run_to_its_end(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

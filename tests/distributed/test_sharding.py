@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from linfnet import evaluation as evaluation_module
 from linfnet.data import load
 from linfnet.distributed.group import Group
 from linfnet.distributed.sharding import join, own_part
-from linfnet.evaluation import evaluate
+from linfnet.evaluation import evaluate, evaluator
 from linfnet.nn import LinfNet
 from linfnet.theory import nearest_neighbour_net
 
@@ -28,7 +27,7 @@ class Recorded(Group):
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_parts_joined_are_the_whole(size: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(evaluation_module, "BATCH", 20)  # four batches, the last of 9 images
+    monkeypatch.setattr(evaluator, "BATCH", 20)  # four batches, the last of 9 images
     train, test = load("digits", "train").first(300), load("digits", "test").first(69)
     net = nearest_neighbour_net(train.pixels(), train.labels, 10)
     epsilons = (Fraction(1, 20), Fraction(3, 10))

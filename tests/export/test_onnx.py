@@ -1,17 +1,19 @@
 """ONNX files: the same bits as the net, for any batch, without a tensor of batch x out x in."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from certificates.exact import awkward_net
 
+import linfnet
 from linfnet.errors import LinfnetError
 from linfnet.export import onnx, onnx_runner, verify_onnx, write_onnx
 from linfnet.nn import LinfNet, reestimate_means
 
 pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime")
 
 
 @pytest.mark.parametrize("hidden", [(), (37,), (64, 33)], ids=str)
@@ -68,3 +70,20 @@ def test_a_file_of_another_net_is_refused(tmp_path: Path):
         verify_onnx(nets[1], tmp_path / "net.onnx", torch.rand(4, 1, 8, 8))
     with pytest.raises(LinfnetError, match="float32"):
         write_onnx(nets[0].double(), tmp_path / "net.onnx")
+
+
+def test_the_metadata_says_what_the_graph_does_not(tmp_path: Path):
+    net = LinfNet((3, 5, 4), 2, (8,), mean=(0.1, 0.2, 0.3), std=0.25).eval()
+    write_onnx(net, tmp_path / "net.onnx", ["ant, red", "bée"])
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
+    found = session.get_modelmeta().custom_metadata_map
+    assert found.pop("system") == "linf"
+    assert found.pop("linfnet") == linfnet.__version__
+    assert {name: json.loads(value) for name, value in found.items()} == {
+        "image_shape": [3, 5, 4],
+        "pixel_range": [0, 1],
+        "mean": [0.1, 0.2, 0.3],
+        "std": 0.25,
+        "lipschitz_linf": net.lipschitz,
+        "class_names": ["ant, red", "bée"],
+    }

@@ -10,7 +10,8 @@ import pytest
 from browser import Open, Visit
 
 from linfnet.cli.main import main
-from linfnet.epsilon import format_epsilon
+from linfnet.epsilon import format_epsilon, parse_epsilon
+from linfnet.errors import ArgumentError
 from linfnet.report import read_run, render
 from linfnet.results import Result, read_results
 
@@ -42,6 +43,10 @@ def test_it_opens_from_disk_and_fits(open_page: Open, report: Path, width: int, 
     assert [url for url in visit.requests if url.startswith("file:")] == [report.resolve().as_uri()]
     assert visit.overflow() == 0
     assert visit.violations() == []
+    beyond = visit.page.locator("#results .scroll").evaluate("box => box.scrollWidth - box.clientWidth")
+    assert beyond <= 0, "the table of results fits a phone"
+    names = visit.page.locator("#histogram-plot text").all_text_contents()
+    assert "correct, not certified" in names
 
 
 def test_hovering_the_curve_reads_what_was_measured(open_page: Open, report: Path, evaluated: Path):
@@ -78,15 +83,33 @@ def test_keys_and_typing_read_any_epsilon(open_page: Open, report: Path, evaluat
     visit.page.locator("#ask-eps").fill("8/255")
     visit.page.keyboard.press("Enter")
     assert read_out(visit) == {"eps": "8/255", **in_percent(measured(evaluated)["8/255"])}
-    visit.page.locator("#ask-eps").fill("eight")
-    visit.page.keyboard.press("Enter")
-    assert visit.page.locator("#ask-eps").get_attribute("aria-invalid") == "true"
-    assert visit.page.locator("#ask-error").text_content().startswith("Type a number from 0 to 1")
-    assert read_out(visit)["eps"] == "8/255"
-    visit.page.locator("#ask-eps").fill("2e-2")
-    visit.page.keyboard.press("Enter")
-    assert read_out(visit)["eps"] == "0.02"
-    assert visit.page.locator("#ask-error").text_content() == ""
+
+
+REFUSED = ("", "eight", "8", "255", "256", "-1", "0,1", "10%", "1e999", "1/0", "8//255", "0x1", "nan", "١")
+ACCEPTED = ("8/255", " 8 / 255 ", "2e-2", "1e-2", ".07", "0.", "+0.1", "1", "25.5/255")
+
+
+def test_the_typed_epsilon_follows_the_rules_of_the_command_line(open_page: Open, report: Path):
+    visit = open_page(report, width=375)
+    field, error = visit.page.locator("#ask-eps"), visit.page.locator("#ask-error")
+    for text in (*ACCEPTED, *REFUSED):
+        before = read_out(visit)
+        field.fill(text)
+        visit.page.keyboard.press("Enter")
+        assert (field.get_attribute("aria-invalid") == "true") == (text in REFUSED)
+        if text in REFUSED:
+            with pytest.raises(ArgumentError):
+                parse_epsilon(text)
+            assert read_out(visit) == before
+            assert "expected a number" in error.text_content()
+            assert ("did you mean" in error.text_content()) == (text in ("8", "255"))
+        else:
+            shown = read_out(visit)["eps"]
+            assert float(parse_epsilon(shown)) == pytest.approx(float(parse_epsilon(text)), abs=1e-4)
+            assert error.text_content() == ""
+    assert error.get_attribute("role") == "alert"  # announced when it changes
+    assert visit.overflow() == 0
+    assert visit.violations() == []
 
 
 def test_between_measured_points_the_curve_counts_radii(open_page: Open, report: Path, evaluated: Path):

@@ -154,6 +154,20 @@ def test_an_interrupted_run_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "wide, seed 0: resumed, evaluated" in printed
 
 
+def test_an_interrupted_evaluation_says_how_to_resume(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("linfnet.cli.reproduce.evaluate_with_progress", interrupted)
+        assert reproduce("--row", "wide") == 130
+    assert "wide, seed 0: interrupted; run the same command again to resume it" in capsys.readouterr().err
+    assert reproduce("--row", "wide") == 0
+    assert "wide, seed 0: already finished, evaluated" in capsys.readouterr().out
+
+
 def test_a_shortened_study_says_so_and_has_its_own_folders(capsys: pytest.CaptureFixture[str]):
     assert reproduce("--row", "narrow", "--scale", "0.5") == 0
     assert "SHORTENED: every phase × 0.5" in capsys.readouterr().out

@@ -14,7 +14,8 @@ import torch
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from linfnet import LinfNet, certified_by_interval
+from linfnet import LinfNet
+from linfnet.certificates import certified_by_interval
 from linfnet.certificates.real import real_margin_radius
 from linfnet.serve import Service, create_app
 from linfnet.systems.ibp import IbpNet

@@ -16,6 +16,7 @@ from browser import Open, Visit
 from PIL import Image
 
 from linfnet import LinfNet
+from linfnet.data import load
 from linfnet.serve import Service, bind, create_app, url_of
 
 SEVEN = ((0.28, 0.25), (0.7, 0.25), (0.45, 0.82))
@@ -42,6 +43,13 @@ def colour_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("colour")
     torch.manual_seed(0)
     LinfNet((3, 32, 32), 3, (16,), mean=0.5, std=0.25).save(folder, class_names=("airplane", "automobile", "<b>bird"))
+    yield from serve(folder)
+
+
+@pytest.fixture(scope="module")
+def small_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("small")
+    LinfNet((1, 8, 8), 10, (16,)).save(folder, class_names=list("0123456789"))
     yield from serve(folder)
 
 
@@ -101,6 +109,43 @@ def test_a_digit_drawn_with_the_keyboard(open_page: Open, url: str):
     read(page, "class", "^1$")
     page.keyboard.press("Escape")
     assert page.locator("#answer").is_hidden()
+
+
+def test_every_sample_digit_is_classified_and_certified(open_page: Open, url: str):
+    visit = open_page(url, width=375)
+    page = ready(visit)
+    for digit in range(10):
+        page.click(f"button[aria-label='Sample digit {digit}']")
+        read(page, "class", f"^{digit}$")
+        assert float(read(page, "radius", r"^0\.\d{4}$")) > 0.1
+    assert visit.overflow() == 0
+    assert (visit.errors, visit.violations()) == ([], [])
+
+
+def test_a_sample_of_the_nets_size_is_sent_as_it_is(open_page: Open, small_url: str):
+    page = ready(open_page(small_url))
+    with page.expect_response("**/api/predict*") as answered:
+        page.click("button[aria-label='Sample digit 1']")
+    pixels = torch.tensor(json.loads(answered.value.body())["pixels"])
+    expected = load("digits", "test").pixels(slice(162, 163))[0]
+    assert (pixels - expected).abs().max() <= 1 / 15  # the samples have 16 grey levels, the data set has 17
+
+
+def test_undo_restores_the_drawing_before_the_last_stroke(open_page: Open, url: str):
+    page = ready(open_page(url))
+    drawing = "document.getElementById('pad').toDataURL()"
+    assert page.locator("#undo").is_disabled()
+    draw(page)
+    before = page.evaluate(drawing)
+    draw(page, ((0.1, 0.9), (0.9, 0.9)))
+    assert page.evaluate(drawing) != before
+    page.click("#undo")
+    assert page.evaluate(drawing) == before
+    read(page, "class", "^7$")
+    page.focus("#pad")
+    page.keyboard.press("Control+z")
+    page.locator("#answer").wait_for(state="hidden")
+    assert page.locator("#undo").is_disabled()
 
 
 @pytest.mark.parametrize(("width", "dark"), [(375, True), (375, False), (1440, True)])

@@ -106,7 +106,7 @@ def test_what_is_right_stays_so_at_an_epsilon_of_zero():
     images = load("digits", "test").first(4)
     images = replace(images, images=torch.zeros_like(images.images), labels=torch.zeros_like(images.labels))
     assert not net.keeps_class(images.pixels(), images.labels).any()
-    found = evaluate(net, images, (Fraction(0),), steps=1)
+    found = evaluate(net, (images.pixels(), images.labels), (Fraction(0),), steps=1)
     assert found.clean == found.results[0].attacked == found.results[0].certified["smoothing"] == 1
     (attacked,) = attack_all(net, images.pixels(), images.labels, [Fraction(0)], known_attacks(steps=1, queries=1))
     assert attacked.robust == 1

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from linfnet.attacks.pgd import best_pgd
-from linfnet.errors import at_least
+from linfnet.data.arrays import as_tensor
+from linfnet.errors import ArgumentError
+from linfnet.inputs import Images, check_count, check_net, prepare_images, prepare_labels
 from linfnet.nn import Classifier
 from linfnet.nn.label_margin import margin
 
@@ -44,7 +46,7 @@ class Closest:
 
 def closest_break(
     net: Classifier,
-    image: Tensor,
+    image: Images,
     label: int,
     *,
     radius: float = 0.0,
@@ -60,7 +62,7 @@ def closest_break(
         net: attacked at p = inf in eval mode, regardless of its current p and mode.
         image: [C, H, W] in [0, 1].
         label: the class of the image.
-        radius: the certified radius; four epsilons are tried within it, all others outside it.
+        radius: the certified radius, which may be above 1; four epsilons are tried within it, all others outside it.
         steps: PGD steps for each epsilon and exponent.
         exponents: values of p; at each epsilon, `best_pgd` is run once with the slopes of each p.
         points: number of epsilons in each round.
@@ -74,18 +76,24 @@ def closest_break(
     >>> 0.25 <= found.distance < 0.251 and found.complete
     True
     """
-    at_least("points", points, 1)
-    at_least("rounds", rounds, 1)
+    check_net(net)
+    pixels = as_tensor(image)
+    if tuple(pixels.shape) != net.image_shape:
+        raise ArgumentError(f"image has shape {tuple(pixels.shape)}; expected one image of shape {net.image_shape}")
+    original = prepare_images(net, pixels.unsqueeze(0))
+    truth = prepare_labels([label], original, net.classes)
+    check_count("points", points)
+    check_count("rounds", rounds)
     trials: dict[float, Trial] = {}
     best, distance = None, math.inf
 
     def result(complete: bool) -> Closest:
         return Closest(tuple(trials[epsilon] for epsilon in sorted(trials)), best, distance, complete)
 
-    for epsilons in _rounds(trials, max(0.0, radius), points, rounds):
-        for part in torch.tensor(epsilons, dtype=torch.float64, device=image.device).split(BATCH):
-            images = image.expand(len(part), *image.shape).contiguous()
-            labels = torch.full((len(part),), label, device=image.device)
+    for epsilons in _rounds(trials, min(max(0.0, radius), 1.0), points, rounds):
+        for part in torch.tensor(epsilons, dtype=torch.float64, device=original.device).split(BATCH):
+            images = original.expand(len(part), *net.image_shape).contiguous()
+            labels = truth.expand(len(part))
             for p in exponents:
                 if stop():
                     return result(complete=False)

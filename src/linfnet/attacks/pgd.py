@@ -9,15 +9,17 @@ Therefore `smoothed_logits` computes the outputs of each layer at p = inf and us
 import contextlib
 import math
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linfnet.boxes import check_images, inner_box
+from linfnet.boxes import inner_box
+from linfnet.data.arrays import Labels
+from linfnet.epsilon import Epsilon, parse_epsilon
 from linfnet.errors import ArgumentError
+from linfnet.inputs import Images, check_count, check_net, prepare_epsilon, prepare_images, prepare_labels
 from linfnet.losses import scaled_cross_entropy
 from linfnet.nn import Classifier
 from linfnet.nn.distance import DistanceModule
@@ -30,9 +32,9 @@ AttackObjective = Callable[[Tensor, Tensor, float], Tensor]
 
 def pgd(
     net: Classifier,
-    images: Tensor,
-    labels: Tensor,
-    epsilon: Fraction,
+    images: Images,
+    labels: Labels,
+    epsilon: Epsilon,
     generator: torch.Generator | None = None,
     *,
     steps: int = 100,
@@ -47,20 +49,23 @@ def pgd(
         net: attacked at p = inf in eval mode, regardless of its current p and mode.
         images: [N, C, H, W] in [0, 1].
         labels: [N], the true classes.
-        epsilon: exact, in pixel units.
-        generator: source of the noise, on the device of the images.
+        epsilon: in pixel units.
+        generator: source of the noise, on the device of the net.
         steps: number of steps.
         as_is: attack the net at its current p and in its current mode; in training mode this updates its running
             means.
     """
-    lower, upper = inner_box(check_images(images), epsilon)
-    size = float(epsilon)
-    noise = torch.randn(images.shape, generator=generator, device=images.device, dtype=images.dtype) * (size / 4)
-    moved = torch.clamp(images + noise.clamp(-size / 2, size / 2), lower, upper)
+    check_count("steps", steps)
+    pixels, exact = prepare_images(check_net(net), images), parse_epsilon(epsilon)
+    truth = prepare_labels(labels, pixels, net.classes)
+    lower, upper = inner_box(pixels, exact)
+    size = float(exact)
+    noise = torch.randn(pixels.shape, generator=generator, device=pixels.device, dtype=pixels.dtype) * (size / 4)
+    moved = torch.clamp(pixels + noise.clamp(-size / 2, size / 2), lower, upper)
     with contextlib.nullcontext() if as_is else net.at_infinity():
         for _ in range(steps):
             moved.requires_grad_(True)
-            loss = scaled_cross_entropy(net(moved), labels, net.scale.detach())
+            loss = scaled_cross_entropy(net(moved), truth, net.scale.detach())
             (slope,) = torch.autograd.grad(loss, moved)
             moved = torch.clamp(moved.detach() + size / 4 * slope.sign(), lower, upper)
     return moved.detach()
@@ -136,9 +141,9 @@ def smoothed_logits(net: Classifier, images: Tensor, p: float) -> Tensor:
 
 def best_pgd(
     net: Classifier,
-    images: Tensor,
-    labels: Tensor,
-    epsilon: Fraction | Tensor,
+    images: Images,
+    labels: Labels,
+    epsilon: Epsilon | Tensor,
     generator: torch.Generator | None = None,
     *,
     steps: int = 100,
@@ -155,8 +160,8 @@ def best_pgd(
 
     Args:
         net, images, labels: as in `pgd`.
-        epsilon: exact, in pixel units; a float64 tensor [N] contains one epsilon per image.
-        generator: source of the random starts, on the device of the images.
+        epsilon: in pixel units; a float64 tensor [N] contains one epsilon per image.
+        generator: source of the random starts, on the device of the net.
         steps: number of steps from each start.
         restarts: number of starts.
         objective: "margin", "dlr" or "ce".
@@ -164,32 +169,37 @@ def best_pgd(
         rival: k > 0 targets the class with the k-th largest logit, the label excluded; 0 targets the closest class
             at each step.
     """
+    check_net(net)
+    check_count("steps", steps)
+    check_count("restarts", restarts)
     if objective not in OBJECTIVES:
         raise ArgumentError(f"objective is {objective!r}; expected one of {', '.join(OBJECTIVES)}")
     check_p(p)
     if not 0 <= rival < net.classes:
         raise ArgumentError(f"rival is {rival}; expected a number from 0 to {net.classes - 1}, the net's other classes")
-    lower, upper = inner_box(check_images(images), epsilon)
-    sizes = epsilon if isinstance(epsilon, Tensor) else torch.full(labels.shape, float(epsilon), device=images.device)
-    sizes = sizes.to(images).view(-1, 1, 1, 1)
-    best, least = images.clone(), torch.full(labels.shape, math.inf, device=images.device, dtype=images.dtype)
+    pixels = prepare_images(net, images)
+    truth, exact = prepare_labels(labels, pixels, net.classes), prepare_epsilon(epsilon, pixels)
+    lower, upper = inner_box(pixels, exact)
+    sizes = exact if isinstance(exact, Tensor) else torch.full(truth.shape, float(exact), device=pixels.device)
+    sizes = sizes.to(pixels).view(-1, *[1] * (pixels.dim() - 1))
+    best, least = pixels.clone(), torch.full(truth.shape, math.inf, device=pixels.device, dtype=pixels.dtype)
     goal, scale, targets = OBJECTIVES[objective], net.scale.item(), None
     with net.at_infinity():
         if rival:
             with torch.no_grad():
-                others = net(images).scatter(1, labels.unsqueeze(1), -math.inf).argsort(1, descending=True)
-            targets = torch.stack([labels, others[:, rival - 1]], 1)
+                others = net(pixels).scatter(1, truth.unsqueeze(1), -math.inf).argsort(1, descending=True)
+            targets = torch.stack([truth, others[:, rival - 1]], 1)
         for start in range(restarts):
             active = (least > 0).nonzero().flatten()
             if not len(active):
                 break
             low, high = lower[active], upper[active]
             noise = torch.rand(low.shape, generator=generator, device=low.device, dtype=low.dtype)
-            moved = images[active] if start == 0 else torch.clamp(low + noise * (high - low), low, high)
+            moved = pixels[active] if start == 0 else torch.clamp(low + noise * (high - low), low, high)
             for step in range(steps + 1):
                 moved.requires_grad_(True)
                 logits = smoothed_logits(net, moved, p)
-                gap = margin(logits.detach(), labels[active])
+                gap = margin(logits.detach(), truth[active])
                 better = gap < least[active]
                 best[active[better]], least[active[better]] = moved.detach()[better], gap[better]
                 # These are the logits of the net: a sample with margin <= 0 is misclassified and needs no further step.
@@ -197,7 +207,7 @@ def best_pgd(
                 if step == steps or not bool(going.any()):
                     break
                 if targets is None:
-                    value = goal(logits, labels[active], scale)
+                    value = goal(logits, truth[active], scale)
                 else:  # use only the logits of the label and of the targeted class
                     value = goal(logits.gather(1, targets[active]), torch.zeros_like(active), scale)
                 (slope,) = torch.autograd.grad(value.sum(), moved)

@@ -1,12 +1,14 @@
 """The Square attack (Andriushchenko et al., 2020): change random squares by ±eps and accept what lowers the margin."""
 
 import math
-from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-from linfnet.boxes import check_images, inner_box
+from linfnet.boxes import inner_box
+from linfnet.data.arrays import Labels
+from linfnet.epsilon import Epsilon
+from linfnet.inputs import Images, check_count, check_net, prepare_epsilon, prepare_images, prepare_labels
 from linfnet.nn import Classifier
 from linfnet.nn.label_margin import margin
 
@@ -27,9 +29,9 @@ def square_share(progress: float) -> float:
 @torch.no_grad()
 def square_attack(
     net: Classifier,
-    images: Tensor,
-    labels: Tensor,
-    epsilon: Fraction | Tensor,
+    images: Images,
+    labels: Labels,
+    epsilon: Epsilon | Tensor,
     *,
     queries: int = 1000,
     generator: torch.Generator | None = None,
@@ -41,28 +43,38 @@ def square_attack(
         queries: number of forward passes per sample.
         generator: source of the random squares, on the CPU.
     """
-    lower, upper = inner_box(check_images(images), epsilon)
-    channels, rows, columns = net.image_shape
+    check_count("queries", queries)
+    pixels = prepare_images(check_net(net), images)
+    truth, device = prepare_labels(labels, pixels, net.classes), pixels.device
+    # Inputs without rows and columns, such as vectors, are one row of pixels.
+    shape = (1, 1, *net.image_shape)
+    channels, rows, columns = math.prod(shape[:-2]), shape[-2], shape[-1]
+    box = inner_box(pixels, prepare_epsilon(epsilon, pixels))
+    lower, upper, start = (each.reshape(-1, channels, rows, columns) for each in (*box, pixels))
+
+    def margins(moved: Tensor, labels: Tensor) -> Tensor:
+        return margin(net(moved.view(-1, *net.image_shape)), labels)
+
     with net.at_infinity():
         # Start from vertical stripes: in each column, every channel is at the lower or upper end of its box.
-        signs = torch.rand((len(images), channels, 1, columns), generator=generator).to(images.device) < 0.5
+        signs = torch.rand((len(start), channels, 1, columns), generator=generator).to(device) < 0.5
         moved = torch.where(signs, lower, upper)
-        gap, start = margin(net(moved), labels), margin(net(images), labels)
-        moved = torch.where((start < gap).view(-1, 1, 1, 1), images, moved)
-        gap = torch.minimum(gap, start)
+        gap, before = margins(moved, truth), margins(start, truth)
+        moved = torch.where((before < gap).view(-1, 1, 1, 1), start, moved)
+        gap = torch.minimum(gap, before)
         for query in range(queries):
             active = (gap > 0).nonzero().flatten()
             if not len(active):
                 break
             covered = square_share(query / queries) * rows * columns
             side = min(max(1, round(math.sqrt(covered))), rows, columns)
-            inside = _squares(len(active), side, rows, columns, generator).to(images.device)
-            signs = torch.rand((len(active), channels, 1, 1), generator=generator).to(images.device) < 0.5
+            inside = _squares(len(active), side, rows, columns, generator).to(device)
+            signs = torch.rand((len(active), channels, 1, 1), generator=generator).to(device) < 0.5
             trial = torch.where(inside, torch.where(signs, lower[active], upper[active]), moved[active])
-            least = margin(net(trial), labels[active])
+            least = margins(trial, truth[active])
             better = least < gap[active]
             moved[active[better]], gap[active[better]] = trial[better], least[better]
-    return moved
+    return moved.view_as(pixels)
 
 
 def _squares(count: int, side: int, rows: int, columns: int, generator: torch.Generator | None) -> Tensor:

@@ -1,8 +1,7 @@
 """The registry of attacks, and a sequence of attacks: each attacks the samples that survived the previous attacks."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -11,11 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from linfnet.attacks.outcome import Attacked, into_ball, other_class
 from linfnet.attacks.pgd import best_pgd, pgd
 from linfnet.attacks.square import square_attack
 from linfnet.boxes import inner_box
-from linfnet.epsilon import format_epsilon
-from linfnet.errors import ArgumentError, LinfnetError, at_least, require
+from linfnet.data.arrays import Labels
+from linfnet.epsilon import Epsilon, format_epsilon, parse_epsilons
+from linfnet.errors import ArgumentError, LinfnetError, require
+from linfnet.inputs import Images, check_count, check_net, prepare_images, prepare_labels
 from linfnet.nn import Classifier
 from linfnet.nn.label_margin import label_on_top
 from linfnet.ops import check_p
@@ -157,40 +159,25 @@ def known_attacks(
         check_p(p)
     settings: dict[str, Any] = {"steps": steps, "restarts": restarts, "exponents": exponents, "queries": queries}
     for name in ("steps", "restarts", "queries"):
-        at_least(name, settings[name], 1)
+        check_count(name, settings[name])
     attacks: dict[str, Attack] = {}
     for name in names:
-        accepted = inspect.signature(ATTACKS[name]).parameters.keys() & settings.keys()
+        accepted = accepted_settings(name) & settings.keys()
         attacks[name] = partial(ATTACKS[name], **{key: settings[key] for key in accepted})
     return attacks
 
 
-@dataclass(frozen=True)
-class Attacked:
-    """The result of all attacks on N samples at one epsilon."""
-
-    epsilon: Fraction
-    clean: Tensor
-    """bool [N]: which samples are classified correctly without a perturbation."""
-    survived: Tensor
-    """bool [N]: which samples are classified correctly even after all attacks."""
-    after: dict[str, float]
-    """The share of samples that have survived so far, after each attack by name."""
-    images: Tensor
-    """[N, C, H, W]: the misclassified image if the attacks broke a sample, otherwise the original image."""
-
-    @property
-    def robust(self) -> float:
-        """The share of samples that survived all attacks."""
-        return self.survived.double().mean().item()
+def accepted_settings(name: str) -> Set[str]:
+    """Return the names of the arguments that an attack of the registry accepts."""
+    return inspect.signature(ATTACKS[name]).parameters.keys()
 
 
 @torch.no_grad()
 def attack_all(
     net: Classifier,
-    images: Tensor,
-    labels: Tensor,
-    epsilons: Sequence[Fraction],
+    images: Images,
+    labels: Labels,
+    epsilons: Epsilon | Sequence[Epsilon],
     attacks: Mapping[str, Attack],
     *,
     seed: int = 0,
@@ -202,38 +189,38 @@ def attack_all(
 
     Args:
         net, images, labels: as in `pgd`.
-        epsilons: exact, in pixel units.
+        epsilons: in pixel units.
         attacks: the attacks by name, in the order in which they run, as returned by `known_attacks`.
         seed: every attack gets a new generator with this seed.
         report: called before each attack with its name, the epsilon and the number of remaining samples.
     """
+    pixels, sizes = prepare_images(check_net(net), images), sorted(parse_epsilons(epsilons))
+    truth = prepare_labels(labels, pixels, net.classes)
+    check_count("seed", seed, 0)
     with net.at_infinity():
-        clean = label_on_top(net(images), labels)
-        survived, moved = clean.clone(), images.clone()
+        logits = torch.cat([net(part) for part in pixels.split(BATCH)])
+        clean, prediction = label_on_top(logits, truth), logits.argmax(1)
+        prediction[~clean] = other_class(logits[~clean], truth[~clean])
+        survived, moved = clean.clone(), pixels.clone()
         results: list[Attacked] = []
-        for epsilon in sorted(epsilons):
+        for epsilon in sizes:
             after: dict[str, float] = {}
             for name, attack in attacks.items():
                 left = survived.nonzero().flatten()
                 report(name, epsilon, len(left))
-                generator = torch.Generator(images.device).manual_seed(seed)
+                generator = torch.Generator(pixels.device).manual_seed(seed)
                 # At epsilon 0 no image can change. Misclassification by the random noise of a net is not an attack.
                 for part in left.split(BATCH) if len(left) and epsilon else ():
                     with torch.enable_grad():
-                        found = attack(net, images[part], labels[part], epsilon, generator).detach()
-                    check_inside(found, images[part], epsilon, name)
-                    lost = ~net.keeps_class(found, labels[part])
-                    moved[part[lost]], survived[part[lost]] = found[lost], False
+                        found = attack(net, pixels[part], truth[part], epsilon, generator)
+                    found = into_ball(found, pixels[part], epsilon, name)
+                    logits, kept = net.logits_and_kept(found, truth[part])
+                    lost = part[~kept]
+                    moved[lost], survived[lost] = found[~kept], False
+                    prediction[lost] = other_class(logits[~kept], truth[lost])
                 after[name] = survived.double().mean().item()
-            results.append(Attacked(epsilon, clean, survived.clone(), after, moved.clone()))
+            results.append(Attacked(epsilon, clean, survived.clone(), after, moved.clone(), prediction.clone()))
     return results
-
-
-def check_inside(found: Tensor, images: Tensor, epsilon: Fraction, name: str) -> None:
-    """Raise an error if an attack returned an image outside the ball, which would prove nothing."""
-    lower, upper = inner_box(images, epsilon)
-    if not bool(((found >= lower) & (found <= upper)).all()):
-        raise LinfnetError(f"attack {name!r} left the ball of eps = {format_epsilon(epsilon)}: its result is invalid")
 
 
 def check_sandwich(epsilon: Fraction, certified: Tensor, survived: Tensor) -> None:

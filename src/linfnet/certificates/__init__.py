@@ -4,6 +4,8 @@ For an l_inf-distance net, both certificates hold for the floating-point program
 contains the formulas of the paper, which ignore rounding.
 """
 
+from linfnet.certificates.certified import Certified as Certified
+from linfnet.certificates.certified import certify as certify
 from linfnet.certificates.images import Certificate as Certificate
 from linfnet.certificates.images import Certification as Certification
 from linfnet.certificates.images import certificates_of as certificates_of

@@ -12,10 +12,13 @@ from torch import Tensor
 from linfnet.certificates.interval import STEPS, certified_by_interval, interval_radius
 from linfnet.certificates.margin import certified_shares, certify_by_margin
 from linfnet.certificates.real import real_margin_radius
-from linfnet.certificates.rounding import check_plain, float_above
+from linfnet.certificates.rounding import float_above
+from linfnet.data.arrays import Labels
 from linfnet.distributed.sharding import join
+from linfnet.epsilon import Epsilon, parse_epsilons
 from linfnet.errors import LinfnetError
-from linfnet.figures import new_figure, save_figure
+from linfnet.figures import OCHRE, TEAL, new_figure, save_figure, style_axes
+from linfnet.inputs import Images, check_net, prepare_images, prepare_labels
 from linfnet.nn import Classifier
 from linfnet.results.storage import LABEL, PREDICTION, REAL_MARGIN_RADIUS, RUNNER_UP, radius_column, write_columns
 
@@ -57,7 +60,7 @@ def certificates_of(net: Classifier, *, steps: int = STEPS) -> dict[str, Certifi
     >>> list(certificates_of(LinfNet((1, 8, 8), 10)))
     ['margin', 'interval']
     """
-    check_plain(net)
+    check_net(net)
     kind = (net.arithmetic, net.confidence)
 
     def margin_radius(images: Tensor, labels: Tensor) -> Tensor:
@@ -126,8 +129,8 @@ class Certification:
 @torch.no_grad()
 def certify_images(
     net: Classifier,
-    batches: Iterable[tuple[Tensor, Tensor | None]],
-    epsilons: Sequence[Fraction] = (),
+    batches: Iterable[tuple[Images, Labels | None]],
+    epsilons: Epsilon | Sequence[Epsilon] = (),
     *,
     steps: int = STEPS,
     advance: Callable[[int], None] = lambda samples: None,
@@ -137,25 +140,28 @@ def certify_images(
     Args:
         net: evaluated at p = inf in eval mode, regardless of its current p and mode.
         batches: images [n, C, H, W] in [0, 1] with their labels [n], or with None to certify the predicted classes.
-        epsilons: exact, in pixel units.
+        epsilons: in pixel units.
         steps: number of halvings of [0, 1] if radii are computed by bisection.
         advance: called with the number of images after each batch.
     """
     certificates = certificates_of(net, steps=steps)
     parts: list[Certification] = []
+    sizes = parse_epsilons(epsilons)
     for images, labels in batches:
+        pixels = prepare_images(net, images)
+        known = None if labels is None else prepare_labels(labels, pixels, net.classes)
         with net.at_infinity():
-            logits = net(images)
+            logits = net(pixels)
         best = logits.topk(2).indices
-        classes = best[:, 0] if labels is None else labels
-        radii = {name: certificate.radius(images, classes) for name, certificate in certificates.items()}
-        certified = {name: certificates[name].at_each(images, classes, radii[name], epsilons) for name in radii}
+        classes = best[:, 0] if known is None else known
+        radii = {name: certificate.radius(pixels, classes) for name, certificate in certificates.items()}
+        certified = {name: certificates[name].at_each(pixels, classes, radii[name], sizes) for name in radii}
         # The program divides by the std in float32, which differs slightly from `net.std`.
         lipschitz = 1 / net.normalize.std.item()
         real = real_margin_radius(logits, classes, lipschitz) if net.lipschitz is not None else None
-        named = (classes, best[:, 0], best[:, 1], tuple(epsilons), radii, certified, real)
+        named = (classes, best[:, 0], best[:, 1], sizes, radii, certified, real)
         parts.append(Certification(*named, net.arithmetic, net.confidence))
-        advance(len(images))
+        advance(len(pixels))
     if not parts:
         raise LinfnetError("there are no images to certify")
     return join(parts, partial(torch.cat, dim=-1))
@@ -185,10 +191,10 @@ def plot_curve(curve: Curve, path: Path, title: str) -> None:
     axes = figure.subplots()
     epsilons, shares = curve
     for name, column in shares.items():
-        style = "--" if name == "margin" else "-"
-        axes.plot([float(epsilon) for epsilon in epsilons], [100 * share for share in column], style, label=name)
+        style, colour = ("--", OCHRE) if name == "margin" else ("-", TEAL)
+        axes.plot(list(map(float, epsilons)), [100 * share for share in column], style, color=colour, label=name)
     axes.set(xlabel="ε (pixels in [0, 1])", ylabel="certified accuracy in %", title=title, ylim=(0, 100))
     axes.set_xlim(left=0)
-    axes.grid(alpha=0.3)
-    axes.legend()
+    style_axes(axes)
+    axes.legend(frameon=False)
     save_figure(figure, path)

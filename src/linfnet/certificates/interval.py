@@ -1,12 +1,13 @@
 """The interval certificate: bounds on the logits over the box of all perturbed images, and radii by bisection."""
 
-from fractions import Fraction
-
 import torch
 from torch import Tensor
 
 from linfnet.boxes import outer_box
-from linfnet.certificates.rounding import check_plain, check_program
+from linfnet.certificates.rounding import check_program
+from linfnet.data.arrays import Labels
+from linfnet.epsilon import Epsilon
+from linfnet.inputs import Images, check_count, check_net, prepare_epsilon, prepare_images, prepare_labels
 from linfnet.nn import Classifier
 from linfnet.nn.label_margin import label_on_top
 
@@ -15,7 +16,7 @@ STEPS = 16
 
 
 @torch.no_grad()
-def certified_by_interval(net: Classifier, images: Tensor, labels: Tensor, epsilon: Fraction | Tensor) -> Tensor:
+def certified_by_interval(net: Classifier, images: Images, labels: Labels, epsilon: Epsilon | Tensor) -> Tensor:
     """Return bool [N]: which samples are certified at epsilon by interval bounds. Perturbed images stay in [0, 1].
 
     For an l_inf-distance net the end points of the box are rounded outwards, and every step of the net is monotone in
@@ -26,19 +27,20 @@ def certified_by_interval(net: Classifier, images: Tensor, labels: Tensor, epsil
         net: evaluated at p = inf in eval mode, regardless of its current p and mode.
         images: [N, C, H, W] in [0, 1].
         labels: [N].
-        epsilon: exact, in pixel units; a float64 tensor [N] contains one epsilon per image.
+        epsilon: in pixel units; a float64 tensor [N] contains one epsilon per image.
     """
-    check_plain(net)
+    pixels = prepare_images(check_net(net), images)
+    classes, size = prepare_labels(labels, pixels, net.classes), prepare_epsilon(epsilon, pixels)
     if net.arithmetic != "float32":
-        return net.certified(images, labels, epsilon)
-    checked = check_program(net, images)
+        return net.certified(pixels, classes, size)
+    checked = check_program(net, pixels)
     with checked.at_infinity():
-        lower, upper = checked.bounds(*outer_box(images, epsilon))
-    return label_on_top(lower, labels, upper)
+        lower, upper = checked.bounds(*outer_box(pixels, size))
+    return label_on_top(lower, classes, upper)
 
 
 @torch.no_grad()
-def interval_radius(net: Classifier, images: Tensor, labels: Tensor, *, steps: int = STEPS) -> Tensor:
+def interval_radius(net: Classifier, images: Images, labels: Labels, *, steps: int = STEPS) -> Tensor:
     """Return float64 [N]: the largest multiple of 2^-steps that is certified by interval bounds.
 
     The radius is found by bisection of [0, 1], at the cost of two forward passes for each of `steps` + 2 trials; every
@@ -46,7 +48,7 @@ def interval_radius(net: Classifier, images: Tensor, labels: Tensor, *, steps: i
     net has radii in closed form (`Classifier.certified_radius`), they are returned instead.
 
     Args:
-        net: evaluated at p = inf in eval mode.
+        net: evaluated at p = inf in eval mode, regardless of its current p and mode.
         images: [N, C, H, W] in [0, 1]; perturbed images stay in [0, 1].
         labels: [N].
         steps: number of halvings of [0, 1].
@@ -57,18 +59,20 @@ def interval_radius(net: Classifier, images: Tensor, labels: Tensor, *, steps: i
     >>> interval_radius(net, torch.tensor([[[[0.25]]]]), torch.tensor([0]), steps=8) >= 1 / 4 - 1 / 128
     tensor([True])
     """
-    check_plain(net)
-    closed_form = net.certified_radius(images, labels)
+    check_count("steps", steps)
+    pixels = prepare_images(check_net(net), images)
+    classes = prepare_labels(labels, pixels, net.classes)
+    closed_form = net.certified_radius(pixels, classes)
     if closed_form is not None:
         return closed_form
-    certified = torch.full(labels.shape, -torch.inf, dtype=torch.float64, device=labels.device)
-    _try(net, images, labels, certified, torch.zeros_like(certified))
+    certified = torch.full(classes.shape, -torch.inf, dtype=torch.float64, device=pixels.device)
+    _try(net, pixels, classes, certified, torch.zeros_like(certified))
     limit = torch.ones_like(certified)
-    _try(net, images, labels, certified, limit)
+    _try(net, pixels, classes, certified, limit)
     # All values are multiples of 2^-steps, so midpoints are exact in float64: the reported radius is the tested one.
     for _ in range(steps):
         middle = (certified.clamp(min=0) + limit) / 2
-        success = _try(net, images, labels, certified, middle)
+        success = _try(net, pixels, classes, certified, middle)
         limit = torch.where(success, limit, torch.minimum(limit, middle))
     return certified
 

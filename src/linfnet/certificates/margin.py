@@ -27,6 +27,9 @@ from linfnet.certificates.rounding import (
     unit_and_tiny,
     up,
 )
+from linfnet.data.arrays import Labels
+from linfnet.epsilon import Epsilon, parse_epsilon
+from linfnet.inputs import Images, check_net, prepare_images, prepare_labels
 from linfnet.nn import Classifier
 from linfnet.nn.label_margin import label_on_top, margin
 
@@ -45,9 +48,9 @@ class MarginCertificate:
     real_radii: Tensor
     """float64 [N]: `real_margin_radius`, which ignores rounding; negative if another class has a larger logit."""
 
-    def at(self, epsilon: Fraction) -> Tensor:
+    def at(self, epsilon: Epsilon) -> Tensor:
         """Return bool [N]: which samples are certified at epsilon."""
-        return self.radii >= float_above(epsilon)
+        return self.radii >= float_above(parse_epsilon(epsilon))
 
 
 def certified_shares(radii: Tensor, epsilons: Iterable[Fraction]) -> list[float]:
@@ -61,7 +64,7 @@ def certified_shares(radii: Tensor, epsilons: Iterable[Fraction]) -> list[float]
 
 
 @torch.no_grad()
-def certify_by_margin(net: Classifier, images: Tensor, labels: Tensor | None = None) -> MarginCertificate:
+def certify_by_margin(net: Classifier, images: Images, labels: Labels | None = None) -> MarginCertificate:
     """Compute the sound margin certificate of an l_inf-distance net for given labels or for the predicted classes.
 
     Args:
@@ -69,10 +72,12 @@ def certify_by_margin(net: Classifier, images: Tensor, labels: Tensor | None = N
         images: [N, C, H, W] in [0, 1].
         labels: [N]; by default the predicted classes.
     """
-    checked = check_program(net, images)
+    pixels = prepare_images(check_net(net), images)
+    known = None if labels is None else prepare_labels(labels, pixels, net.classes)
+    checked = check_program(net, pixels)
     with checked.at_infinity():
-        run = forward_with_magnitudes(checked, images)
-    classes = run.logits.argmax(1) if labels is None else labels
+        run = forward_with_magnitudes(checked, pixels)
+    classes = run.logits.argmax(1) if known is None else known
     gap = margin(run.logits.double(), classes)
     real_radii = real_margin_radius(run.logits, classes, 1 / run.std)
     return MarginCertificate(run.logits, classes, _sound_radius(run, classes, gap), real_radii)

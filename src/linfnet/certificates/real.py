@@ -4,14 +4,16 @@
 theorems use the functions of this module, which need only the logits.
 """
 
-from fractions import Fraction
-
 from torch import Tensor
 
+from linfnet.data.arrays import Labels
+from linfnet.epsilon import Epsilon, parse_epsilon
+from linfnet.errors import at_least
+from linfnet.inputs import prepare_labels, prepare_logits
 from linfnet.nn.label_margin import margin
 
 
-def real_margin_radius(logits: Tensor, labels: Tensor, lipschitz: float) -> Tensor:
+def real_margin_radius(logits: Tensor, labels: Labels, lipschitz: float) -> Tensor:
     """Return margin / (2 * lipschitz), float64 [N]: no smaller perturbation changes the class if rounding is ignored.
 
     The radius is negative if another class has a larger logit.
@@ -20,9 +22,11 @@ def real_margin_radius(logits: Tensor, labels: Tensor, lipschitz: float) -> Tens
     >>> real_margin_radius(torch.tensor([[1.0, 0.5]]), torch.tensor([0]), 2.0)
     tensor([0.1250], dtype=torch.float64)
     """
-    return margin(logits.double(), labels) / (2 * lipschitz)
+    at_least("lipschitz", lipschitz, 0, strictly=True)
+    values = prepare_logits(logits)
+    return margin(values.double(), prepare_labels(labels, values, values.shape[1])) / (2 * lipschitz)
 
 
-def real_certified(logits: Tensor, labels: Tensor, lipschitz: float, epsilon: Fraction) -> Tensor:
+def real_certified(logits: Tensor, labels: Labels, lipschitz: float, epsilon: Epsilon) -> Tensor:
     """Return bool [N]: which samples have a `real_margin_radius` strictly above epsilon."""
-    return real_margin_radius(logits, labels, lipschitz) > float(epsilon)
+    return real_margin_radius(logits, labels, lipschitz) > float(parse_epsilon(epsilon))

@@ -10,11 +10,12 @@ from fractions import Fraction
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from linfnet.boxes import check_images
 from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.inputs import check_net
 from linfnet.nn import Classifier, LinfNet
 from linfnet.nn.distance import DistanceModule
 from linfnet.nn.normalization import MeanShift
@@ -55,32 +56,12 @@ def unit_and_tiny(dtype: torch.dtype) -> tuple[Fraction, Fraction]:
     return unit, Fraction(info.tiny) * unit
 
 
-def check_plain(net: Classifier) -> None:
-    """Raise an error if the net is not a `Classifier`, or if all or part of it is compiled.
-
-    A compiled net is a different program: the compiler may replace a division by a product with the reciprocal.
-    """
-    # `torch.compile(net)` wraps the net and `net.compile()` replaces its call; submodules can be compiled as well.
-    if isinstance(net, nn.Module) and any(map(_is_compiled, net.modules())):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentError("the net is compiled; certificates hold for the plain program: certify the original net")
-    if not isinstance(net, Classifier):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentError(
-            f"net is a {type(net).__name__}, not a linfnet Classifier; "
-            "expected a LinfNet or a net of another system (to certify your own module, subclass linfnet.nn.Classifier)"
-        )
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    # The wrapper is recognised by its attribute because importing its class takes a second.
-    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None  # pyright: ignore
-
-
 def check_program(net: Classifier, images: Tensor) -> LinfNet:
     """Return the net, or raise an error if an assumption of the proofs does not hold.
 
     They assume one precision, pixels in [0, 1], a positive std, and arithmetic with subnormal numbers.
     """
-    check_plain(net)
+    check_net(net)
     if net.arithmetic != "float32":
         raise ArgumentError(
             f"the net of system {net.system!r} has no certificate for the float32 program; "

@@ -2,6 +2,7 @@
 
 import contextlib
 import webbrowser
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -13,8 +14,9 @@ from linfnet.cli.inputs import Epsilons, Model, Split, find_inputs, finished_run
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, require
 from linfnet.export import push_to_hub, verify_onnx, vnnlib_property, write_card, write_onnx
-from linfnet.files import make_folder, write_text
+from linfnet.files import make_folder, read_table, write_text
 from linfnet.nn import Classifier
+from linfnet.nn.model_card import names_in
 from linfnet.nn.model_path import find_model
 from linfnet.systems import load_model
 
@@ -54,7 +56,7 @@ class Export:
         finished_run(model)
         net = load_model(model)
         if self.onnx is not None:
-            self._write_onnx(net, self.onnx)
+            self._write_onnx(net, self.onnx, names_in(read_table(model / "config.json")))
         if self.vnnlib is not None:
             self._write_vnnlib(net, self.vnnlib, epsilons)
         if self.card:
@@ -79,14 +81,16 @@ class Export:
             for epsilon in inputs.epsilons:
                 name = f"{sample}-eps-{format_epsilon(epsilon).replace('/', '-of-')}.vnnlib"
                 write_text(folder / name, vnnlib_property(pixels, label, net.classes, epsilon))
-        console.print(f"{len(self.samples) * len(inputs.epsilons)} properties: {folder}")
+        count = len(self.samples) * len(inputs.epsilons)
+        console.print(f"{count} {'property' if count == 1 else 'properties'}: {folder}")
 
     @staticmethod
-    def _write_onnx(net: Classifier, path: Path) -> None:
+    def _write_onnx(net: Classifier, path: Path, class_names: Sequence[str]) -> None:
         if path.is_dir():
             raise ArgumentError(f"--onnx is {path}, a folder; expected a file")
+        require("onnxruntime", "onnx")  # before the file is written, because a file that was not checked is of no use
         make_folder(path.parent)
-        files = write_onnx(net, path)
+        files = write_onnx(net, path, class_names)
         verify_onnx(net, path, torch.rand(CHECKED, *net.image_shape, generator=torch.Generator().manual_seed(0)))
         console.print(f"wrote {', '.join(map(str, files))}: bitwise equal to the net on {CHECKED} random images")
 

@@ -58,8 +58,8 @@ class Report:
         return 0
 
 
-def watch_frame(run: Path) -> tuple[Group, str]:
-    """Return the current frame, and the state of the run: training, finished or stopped."""
+def watch_frame(run: Path, *, whole: bool = False) -> tuple[Group, str]:
+    """Return the current frame, with all panels if `whole`, and the state of the run: training, finished or stopped."""
     folder = RunFolder.open(run)
     locked = (
         folder.locked
@@ -67,7 +67,7 @@ def watch_frame(run: Path) -> tuple[Group, str]:
     summary = read_training(run)
     finished = summary.finished or any(event["event"] == "finish" for event in summary.events)
     state = "finished" if finished else "training" if locked else "stopped"
-    return frame(summary, *console.size, state), state
+    return frame(summary, *console.size, state, whole=whole), state
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,12 @@ class Watch:
         """Draw frames until the run has finished or stopped."""
         if not self.every > 0:
             raise ArgumentError(f"--every is {self.every:g}; expected a number of seconds above 0")
-        shown, state = watch_frame(self.run_folder)
+        shown, state = watch_frame(self.run_folder, whole=True)
         if self.once or state != "training":
             console.print(shown)
         else:
-            with Live(shown, console=console, auto_refresh=False, vertical_overflow="crop") as live:
+            first, state = watch_frame(self.run_folder)
+            with Live(first, console=console, auto_refresh=False, vertical_overflow="crop") as live:
                 while state == "training":
                     time.sleep(self.every)
                     shown, state = watch_frame(self.run_folder)
@@ -116,7 +117,7 @@ class Plot:
         out = self.out or default
         if out.suffix not in (".png", ".svg", ".pdf"):
             raise ArgumentError(f"--out is {str(out)!r}; expected a file name that ends in .png, .svg or .pdf")
-        draw_run(out, recipe, read_events(log), recipe.title)
+        draw_run(out, recipe, read_events(log))
         console.print(f"figure: {out}")
         return 0
 

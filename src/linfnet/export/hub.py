@@ -3,20 +3,48 @@
 from pathlib import Path
 from typing import Any
 
+from linfnet.epsilon import format_epsilon
 from linfnet.errors import LinfnetError, require
 from linfnet.files import read_json, write_text
 from linfnet.nn import Classifier, count_parameters
 from linfnet.nn.model_card import model_card
+from linfnet.recipes import Recipe
 from linfnet.results import read_results
 from linfnet.results.storage import RESULTS_FILE
-from linfnet.systems import load_model
+from linfnet.systems import has_effect, load_model
+from linfnet.train import RunFolder
 
 
-def write_card(folder: Path, net: Classifier) -> Path:
-    """Write the model card of a folder with all results in the folder; `net` is the net of the folder."""
-    card = model_card(read_json(folder / "config.json"), net.describe(), count_parameters(net), read_results(folder))
+def write_card(folder: Path, net: Classifier, *, source: str | None = None) -> Path:
+    """Write the model card of a folder with its results and recipe.
+
+    Args:
+        folder: the model folder.
+        net: the net of the folder.
+        source: the argument of `load_model` in the example. Default: the name of the folder.
+    """
+    config, results = read_json(folder / "config.json"), read_results(folder)
+    recipe = _describe(RunFolder.open(folder).recipe) if (folder / "recipe.toml").is_file() else ""
+    source = source or folder.resolve().name
+    options = {"name": source.rpartition("/")[2], "source": source, "recipe": recipe}
+    card = model_card(config, net.describe(), count_parameters(net), results, **options)
     write_text(folder / "README.md", card)
     return folder / "README.md"
+
+
+def _describe(recipe: Recipe) -> str:
+    """Return the most important settings of a recipe."""
+    schedule, optimizer = recipe.schedule, recipe.optimizer
+    parts = [f"recipe {recipe.name}"]
+    if has_effect(recipe, "schedule.p_end"):
+        constant, rising, infinite = schedule.epochs
+        parts.append(
+            f"p = {schedule.p_start:g} for {constant} epochs, rising to {schedule.p_end:g} for {rising}, "
+            f"infinite for {infinite}"
+        )
+    if has_effect(recipe, "loss"):
+        parts.append(f"loss {recipe.loss.name}, θ = {format_epsilon(recipe.loss.theta)}")
+    return "; ".join([*parts, f"Adam, learning rate {optimizer.lr:g}, batches of {optimizer.batch}"])
 
 
 def push_to_hub(folder: Path, name: str, *, private: bool = True) -> str:
@@ -24,7 +52,7 @@ def push_to_hub(folder: Path, name: str, *, private: bool = True) -> str:
     huggingface_hub: Any = require("huggingface_hub", "hub")
     # Without results.json, keep the existing card: it may contain the results with which the net was saved.
     if (folder / RESULTS_FILE).is_file() or not (folder / "README.md").is_file():
-        write_card(folder, load_model(folder))
+        write_card(folder, load_model(folder), source=f"hf://{name}")
     api: Any = huggingface_hub.HfApi()
     files = ["model.safetensors", "config.json", "README.md"]
     try:

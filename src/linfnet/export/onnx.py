@@ -5,9 +5,10 @@ form of a layer, one subtraction of shape [batch, out, in], needs gigabytes for 
 iteration of a Scan subtracts a few rows of weights and computes the largest absolute values.
 """
 
+import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -23,6 +24,7 @@ from linfnet.errors import ArgumentError, LinfnetError, require
 from linfnet.files import replacing
 from linfnet.nn import Classifier, LinfNet
 from linfnet.nn.distance import DistanceModule
+from linfnet.version import __version__
 
 OPSET = 18
 # Largest number of rows of weights in an iteration of a Scan: they fit into the cache, and the overhead is small.
@@ -90,8 +92,11 @@ class _Graph:
         return self.add("Reshape", [transposed, shape], f"{name}.distance")
 
 
-def build_onnx(classifier: Classifier) -> Any:
-    """Return an ONNX model of the net at p = inf in eval mode, from `images` [batch, C, H, W] to `logits`."""
+def build_onnx(classifier: Classifier, class_names: Sequence[str] = ()) -> Any:
+    """Return an ONNX model of the net at p = inf in eval mode, from `images` [batch, C, H, W] to `logits`.
+
+    The metadata properties of the model are the values of `onnx_metadata`.
+    """
     if classifier.system != LinfNet.system:
         raise LinfnetError(f"ONNX export is for l_inf-distance nets; this net is of system {classifier.system!r}")
     net = cast(LinfNet, classifier)
@@ -117,12 +122,31 @@ def build_onnx(classifier: Classifier) -> Any:
     whole = helper.make_graph(graph.nodes, "linfnet", [images], [logits], graph.constants)
     model = helper.make_model(whole, producer_name="linfnet", opset_imports=[helper.make_opsetid("", OPSET)])
     model.ir_version = 9
+    helper.set_model_props(model, onnx_metadata(net, class_names))
     return model
 
 
-def write_onnx(net: Classifier, path: Path) -> list[Path]:
+def onnx_metadata(net: Classifier, class_names: Sequence[str] = ()) -> dict[str, str]:
+    """Return what a reader of an ONNX file cannot see in the graph; values other than texts are JSON.
+
+    With the Lipschitz constant K, half the gap between the two largest logits divided by K is a certified radius in
+    real arithmetic.
+    """
+    numbers: dict[str, Any] = {
+        "image_shape": list(net.image_shape),
+        "pixel_range": [0, 1],
+        "mean": list(net.mean),
+        "std": net.std,
+        "lipschitz_linf": net.lipschitz,
+        "class_names": list(class_names) or [str(index) for index in range(net.classes)],
+    }
+    values = {name: json.dumps(value, ensure_ascii=False) for name, value in numbers.items()}
+    return {"linfnet": __version__, "system": net.system, **values}
+
+
+def write_onnx(net: Classifier, path: Path, class_names: Sequence[str] = ()) -> list[Path]:
     """Write the net at p = inf as ONNX, with large weights in a separate file `PATH.data`; return the written files."""
-    model = build_onnx(net)
+    model = build_onnx(net, class_names)
     onnx = require("onnx", "onnx")
     if sum(parameter.numel() * 4 for parameter in net.parameters()) <= INLINE_BYTES:
         with replacing(path) as temporary:

@@ -6,6 +6,8 @@ from linfnet.nn.classifier import load_weights as load_weights
 from linfnet.nn.distance import DistanceModule as DistanceModule
 from linfnet.nn.distance import LpDistance as LpDistance
 from linfnet.nn.distance import LpDistanceConv2d as LpDistanceConv2d
+from linfnet.nn.model_path import ModelInfo as ModelInfo
+from linfnet.nn.model_path import list_models as list_models
 from linfnet.nn.net import LinfNet as LinfNet
 from linfnet.nn.normalization import MeanShift as MeanShift
 from linfnet.nn.normalization import Normalize as Normalize

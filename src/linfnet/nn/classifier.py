@@ -21,6 +21,8 @@ from linfnet.nn.normalization import Normalize
 from linfnet.results import Results
 
 FORMAT = "linfnet-model-1"
+# Keys of config.json that are not arguments of the constructor; `data` and `eps` describe packaged models.
+ABOUT = ("format", "system", "class_names", "data", "eps")
 
 
 class Classifier(nn.Module):
@@ -157,10 +159,21 @@ class Classifier(nn.Module):
                 module.training = True
 
     def check_shape(self, images: Tensor) -> Tensor:
-        """Return the images, or raise an error if the net expects another shape."""
+        """Return the images, or raise an error if they are not floating-point numbers of the net's shape and dtype."""
+        if not isinstance(images, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(f"images is a {type(images).__name__}; expected a tensor: torch.as_tensor(images)")
+        if not images.is_floating_point():
+            raise ArgumentError(f"images have dtype {images.dtype}; expected numbers in [0, 1]: images.float() / 255")
         if tuple(images.shape[1:]) != self.image_shape:
             shape = " x ".join(map(str, self.image_shape))
-            raise ArgumentError(f"images have shape {tuple(images.shape)}; the net expects [B, {shape}]")
+            remedy = ": pass image.unsqueeze(0)" if tuple(images.shape) == self.image_shape else ""
+            raise ArgumentError(f"images have shape {tuple(images.shape)}; the net expects [B, {shape}]{remedy}")
+        dtype = self.normalize.std.dtype
+        if images.dtype != dtype:
+            remedy = "images.float()" if dtype == torch.float32 else f"images.to({dtype})"
+            raise ArgumentError(
+                f"images have dtype {images.dtype}, the net computes in {dtype}; expected the same: pass {remedy}"
+            )
         return images
 
     def config(self) -> dict[str, Any]:
@@ -182,7 +195,7 @@ class Classifier(nn.Module):
             raise LinfnetError(f"the config's format is {config.get('format')!r}; expected {FORMAT!r}")
         if (system := system_name(config)) != cls.system:
             raise LinfnetError(f"the config describes a net of system {system!r}; expected {cls.system!r}")
-        arguments = {key: value for key, value in config.items() if key not in ("format", "system", "class_names")}
+        arguments = {key: value for key, value in config.items() if key not in ABOUT}
         try:
             net = cls(**arguments)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -214,7 +227,9 @@ class Classifier(nn.Module):
         config = {**self.config(), "class_names": list(class_names)}
         write_tensors(folder / "model.safetensors", self.state_dict(), {"format": "pt", "linfnet": FORMAT})
         write_json(folder / "config.json", config)
-        write_text(folder / "README.md", model_card(config, self.describe(), count_parameters(self), results))
+        name = folder.resolve().name
+        card = model_card(config, self.describe(), count_parameters(self), results, name=name, source=name)
+        write_text(folder / "README.md", card)
 
     @classmethod
     def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Self:

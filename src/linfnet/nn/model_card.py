@@ -1,37 +1,72 @@
 """The model card (README.md of a model folder): description, results and usage, in the format of the hub."""
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from linfnet.data import known_sets, set_info
 from linfnet.epsilon import format_epsilon
-from linfnet.results import Results
+from linfnet.results import Accuracies, Result, Results
 
 CARD = """\
 ---
-library_name: linfnet
-pipeline_tag: image-classification
-tags: [linfnet, certified-robustness, l-infinity]
+{metadata}
 ---
-# A net with certificates
+# {name}
+
+{lead}
 
 {description}
 
-{channels}×{rows}×{columns} images in [0, 1] → {classes} classes, {parameters:,} parameters. Normalisation (mean {mean},
-std {std:g}) is part of the model.
+## Results
+
+{results}
+
+## Usage
 
 ```python
-from linfnet import load_model
+import linfnet  # pip install linfnet
 
-net = load_model("path/to/this/folder")
-logits = net(images)  # [batch, {channels}, {rows}, {columns}] in [0, 1]
+net = linfnet.load_model({source})
+certified = linfnet.certify(net, images)  # images: float32 [N, {shape}], values from 0 to 1
+print(certified.prediction, certified.radius)
 ```
 
-## Classes
-{names}
+No change of at most `radius` in each {value} of an image alters its predicted class.
 
-## Results
-{results}
+## The model
+
+| | |
+| --- | --- |
+| input | {inputs}, values from 0 to 1 |
+| normalisation | mean {mean}, standard deviation {std:g}; part of the model |
+| output | {classes} classes: {names} |
+| parameters | {parameters:,} |
+| training | {training} |
+
+## Limits
+
+- ε and radii are in {value} units: black is 0 and white is 1, so ε = 0.1 is about 26 of 255 grey levels.
+- A certificate is about one image and about changes of at most ε in each {value}. It says nothing about rotations,
+  blur or other images, and it does not say that the predicted class is correct. The certified accuracies above count
+  only correctly classified images.
+- Images must look like those of the training set: same size, same range of values, same kind of content.
+
+## Citation
+
+```bibtex
+@inproceedings{{zhang2022boosting,
+  title     = {{Boosting the Certified Robustness of L-infinity Distance Nets}},
+  author    = {{Zhang, Bohang and Jiang, Du and He, Di and Wang, Liwei}},
+  booktitle = {{International Conference on Learning Representations}},
+  year      = {{2022}},
+  url       = {{https://arxiv.org/abs/2110.06850}}
+}}
+```
 """
+
+# The names of the data sets on the hub.
+HUB_SETS = {"mnist": "ylecun/mnist", "fashion-mnist": "zalando-datasets/fashion_mnist", "cifar10": "uoft-cs/cifar10"}
 
 
 def names_in(config: Mapping[str, Any]) -> list[str]:
@@ -40,42 +75,156 @@ def names_in(config: Mapping[str, Any]) -> list[str]:
     return [str(name) for name in cast(list[Any], given)] if isinstance(given, list) else []
 
 
-def model_card(config: Mapping[str, Any], description: str, parameters: int, results: Results | None = None) -> str:
-    """Return the text of README.md for a net with this config, with a table of its results."""
-    channels, rows, columns = config["image_shape"]
+def model_card(
+    config: Mapping[str, Any],
+    description: str,
+    parameters: int,
+    results: Results | None = None,
+    *,
+    name: str,
+    source: str,
+    recipe: str = "",
+    licence: str = "unknown",
+) -> str:
+    """Return the text of README.md for a net.
+
+    Args:
+        config: the contents of config.json.
+        description: one or two sentences about the kind of net and its certificates.
+        parameters: number of trainable parameters.
+        results: results of the training and of evaluations.
+        name: the title of the card.
+        source: the argument of `load_model` in the example.
+        recipe: a sentence about the settings of the training.
+        licence: an identifier of the hub, such as mit; the card of a new net says unknown.
+    """
+    results = results or Results()
+    shown = shown_results(results.evaluations)
+    shape: Sequence[int] = config["image_shape"]
     return CARD.format(
+        metadata=_metadata(name, licence, shown),
+        name=name,
+        lead=_lead(results, shown),
         description=description,
-        channels=channels,
-        rows=rows,
-        columns=columns,
-        classes=config["classes"],
-        parameters=parameters,
+        results=_results(results, shown),
+        source=json.dumps(source, ensure_ascii=False),
+        shape=", ".join(map(str, shape)),
+        inputs=f"{'×'.join(map(str, shape))} images" if len(shape) == 3 else f"arrays of shape {list(shape)}",
+        value="pixel" if len(shape) == 3 else "number",
         mean=", ".join(f"{value:g}" for value in config["mean"]),
         std=config["std"],
-        names=", ".join(names_in(config)) or f"numbered 0 to {config['classes'] - 1}",
-        results="\n\n".join(_results(results or Results())) or "The model was saved without results.",
+        classes=config["classes"],
+        names=_cell(", ".join(names_in(config))) or f"numbered 0 to {config['classes'] - 1}",
+        parameters=parameters,
+        training=_training(results, recipe),
     )
 
 
-def _results(results: Results) -> Iterator[str]:
-    """Yield a sentence about training, and a table with a row for each evaluation; accuracies are in percent."""
-    if training := results.training:
-        yield f"Trained for {training.epochs} epochs in {training.seconds:.0f} s, seed {training.seed}."
-        measured = training.test or training.train
-        if measured is not None:
-            certified = (f"certified {_percent(s)} at ε = {format_epsilon(e)}" for e, s in measured.certified.items())
-            accuracies = ", ".join((f"clean {_percent(measured.clean)}", *certified))
-            images = "training" if training.test is None else "test"
-            yield f"Accuracy in % on the {images} images at the end of training, rounding ignored: {accuracies}."
-    if results.evaluations:
-        certificates = list(dict.fromkeys(name for result in results.evaluations for name in result.certified))
-        header = ["images", "ε", "clean", "attacked", "attack", *(f"certified ({name})" for name in certificates)]
-        rows = [header, ["---", "---", *["---:"] * 2, "---", *["---:"] * len(certificates)]]
-        for result in results.evaluations:
+def shown_results(results: Sequence[Result]) -> list[Result]:
+    """Return the evaluations of the folder's own net, without those on a part of images that were all evaluated."""
+    own = [result for result in results if not result.net]
+    whole = {(result.data, result.split, result.eps) for result in own if result.limit is None}
+    return [result for result in own if result.limit is None or (result.data, result.split, result.eps) not in whole]
+
+
+def _title(data: str) -> str:
+    return set_info(data).title if data in known_sets() else data
+
+
+def _metadata(name: str, licence: str, shown: Sequence[Result]) -> str:
+    """Return the YAML metadata; strings and lists are written as JSON, which is a part of YAML."""
+    sets = [HUB_SETS[data] for data in dict.fromkeys(result.data for result in shown) if data in HUB_SETS]
+    lines = {
+        "library_name": "linfnet",
+        "license": licence,
+        "pipeline_tag": "image-classification",
+        "tags": ["linfnet", "certified-robustness", "adversarial-robustness", "l-infinity"],
+        **({"datasets": sets} if sets else {}),
+        "metrics": ["accuracy"],
+    }
+    text = "\n".join(f"{key}: {json.dumps(value)}" for key, value in lines.items())
+    tests = [json.dumps(_entry(result), ensure_ascii=False) for result in shown if result.split == "test"]
+    if not tests:
+        return text
+    entries = "\n".join(f"  - {entry}" for entry in tests)
+    return f"{text}\nmodel-index:\n- name: {json.dumps(name, ensure_ascii=False)}\n  results:\n{entries}"
+
+
+def _entry(result: Result) -> dict[str, Any]:
+    """Return the data set and the accuracies of an evaluation, as the hub lists them."""
+    at = f"at ε = {format_epsilon(result.eps)}"
+    shares = {
+        "clean": result.clean,
+        f"under {result.attack} {at}": result.attacked,
+        **{f"certified by {name} {at}": share for name, share in result.certified.items()},
+    }
+    metrics = [{"type": "accuracy", "name": name, "value": round(100 * share, 2)} for name, share in shares.items()]
+    data = {"name": _title(result.data), "type": HUB_SETS.get(result.data, result.data), "split": result.split}
+    return {"task": {"type": "image-classification"}, "dataset": data, "metrics": metrics}
+
+
+def _measured(results: Results) -> Accuracies | None:
+    """Return the accuracies on the test images at the end of the training."""
+    return results.training.test if results.training else None
+
+
+def _lead(results: Results, shown: Sequence[Result]) -> str:
+    """Return what the net is, with its certified accuracy on the largest test set.
+
+    It is the accuracy at the epsilon for which the net was trained, or else at the smallest evaluated epsilon.
+    """
+    measured = _measured(results)
+    aims = list(measured.certified) if measured else []
+    tests = [result for result in shown if result.split == "test" and result.eps > 0]
+    if not tests:
+        return "An image classifier with certified robustness: each prediction comes with a radius of proven stability."
+    best = max(tests, key=lambda result: (result.count, result.eps in aims[:1], -result.eps))
+    chance = f" (with probability {best.confidence:g} for each image)" if best.confidence < 1 else ""
+    return (
+        f"An image classifier with certified robustness. On {_title(best.data)}, {_percent(best.best_certified)} % of "
+        f"{best.count:,} test images are classified correctly, and it is proven{chance} that no change of at most "
+        f"{format_epsilon(best.eps)} in each pixel alters their class."
+    )
+
+
+def _training(results: Results, recipe: str) -> str:
+    if (training := results.training) is None:
+        return _cell(recipe) or "not recorded"
+    machine = f" on {'a CPU' if training.device == 'cpu' else 'a GPU'}" if training.device else ""
+    cost = f"{training.epochs:,} epochs in {training.seconds:,.0f} s{machine}, seed {training.seed}"
+    return f"{cost}; {_cell(recipe)}" if recipe else cost
+
+
+def _results(results: Results, shown: Sequence[Result]) -> str:
+    """Return a table with a row for each evaluation, or else the accuracies at the end of the training, in percent."""
+    if shown:
+        certificates = list(dict.fromkeys(name for result in shown for name in result.certified))
+        attacks = {str(result.attack) for result in shown}
+        attack = attacks.pop() if len(attacks) == 1 else ""
+        header = ["data", "images", "ε", "clean", attack or "attacked"]
+        rows = [[*header, *(f"certified by {name}" for name in certificates)]]
+        rows.append(["---", *["---:"] * (len(rows[0]) - 1)])
+        for result in shown:
+            attacked = _percent(result.attacked) + ("" if attack else f" ({result.attack})")
+            named = [f"{_cell(_title(result.data))}, {result.split}", f"{result.count:,}", format_epsilon(result.eps)]
             shares = (_percent(result.certified.get(name)) for name in certificates)
-            named = (result.images, format_epsilon(result.eps), _percent(result.clean), _percent(result.attacked))
-            rows.append([*named, str(result.attack), *shares])
-        yield "Accuracy in %:\n\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
+            rows.append([*named, _percent(result.clean), attacked, *shares])
+        table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        return f"{table}\n\nAccuracy in % of all images: unchanged (clean), under the attack, and certified at ε."
+    if measured := _measured(results):
+        certified = (f"certified {_percent(s)} at ε = {format_epsilon(e)}" for e, s in measured.certified.items())
+        accuracies = ", ".join((f"clean {_percent(measured.clean)}", *certified))
+        return f"Accuracy in % on the test images at the end of the training, rounding ignored: {accuracies}."
+    return "The model was saved without results."
+
+
+def _cell(text: str) -> str:
+    """Return a text that can stand in a cell of a table.
+
+    >>> _cell("a|b")
+    'a\\\\|b'
+    """
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _percent(share: float | None) -> str:

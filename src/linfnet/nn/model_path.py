@@ -1,9 +1,12 @@
 """Find the folder of a model: a given folder, a model of the package, or a model on the Hugging Face hub."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
 
+from linfnet.epsilon import parse_epsilon
 from linfnet.errors import LinfnetError, require
 from linfnet.files import read_table
 
@@ -16,6 +19,43 @@ PREFIXES = ("hf://", "hf:/")
 def pretrained_names() -> tuple[str, ...]:
     """Return the names of the models in the package."""
     return tuple(sorted(folder.name for folder in PRETRAINED.iterdir()))
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What is known about a model of the package without loading its weights."""
+
+    name: str
+    system: str
+    """The name of its system, such as `linf`."""
+    data: str
+    """The data set on which it was trained."""
+    eps: tuple[Fraction, ...]
+    """The epsilons for which it was trained."""
+    image_shape: tuple[int, ...]
+    class_names: tuple[str, ...]
+
+
+def packaged_info(name: str) -> ModelInfo:
+    """Return what is known about a model of the package, from its config.json."""
+    config: Mapping[str, Any] = read_table(PRETRAINED / name / "config.json")
+    return ModelInfo(
+        name=name,
+        system=system_name(config),
+        data=config["data"],
+        eps=tuple(map(parse_epsilon, config["eps"])),
+        image_shape=tuple(config["image_shape"]),
+        class_names=tuple(config["class_names"]),
+    )
+
+
+def list_models() -> dict[str, ModelInfo]:
+    """Return the models of the package: for each name that `load_model` accepts, what is known about the model.
+
+    >>> list(list_models()), list_models()["mnist-small"].data
+    (['mnist-small'], 'mnist')
+    """
+    return {name: packaged_info(name) for name in pretrained_names()}
 
 
 def find_model(name: Path | str) -> Path:

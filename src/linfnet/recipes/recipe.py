@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
+from linfnet.epsilon import in_255ths
 from linfnet.errors import ArgumentError, check_numbers, number
-from linfnet.losses import Mixture, Objective, in_255ths
+from linfnet.losses import Mixture, Objective
 from linfnet.ops import check_p
 from linfnet.schedules import Phases
 

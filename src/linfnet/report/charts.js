@@ -50,15 +50,18 @@ function curveChart(figure) {
         node("path", { d: `M${x - 6} ${top}L${x} ${top - 6}L${x + 6} ${top}L${x} ${top + 6}Z`, style: `fill:var(--paper);stroke:var(--ink);stroke-width:1.5` }, svg);
         if (!several) {
           const text = `${run.reference.name} ${percent(run.reference.certified)}`;
-          // Put the text beside the mark if the curve is far below it, otherwise under the curve.
-          const free = y(certifiedAt(run, run.reference.eps)) - top > 30;
-          const under = clamp(y(certifiedAt(run, plot.value(x + 8 * text.length))) + 24, top + 24, top + 52);
-          node("text", { class: "label soft", x: x + (free ? 12 : 8), y: free ? top + 5 : under }, svg, text);
+          // Put the text beside the mark if the curve is far below it, otherwise under the falling curve: to the left of
+          // the mark if there is room, else a shorter text to the right.
+          const { name } = run.reference, here = y(certifiedAt(run, run.reference.eps));
+          const write = (dx, y, anchor, words) => node("text", { class: "label soft", x: x + dx, y, "text-anchor": anchor }, svg, words);
+          if (here - top > 30) write(12, top + 5, "start", text);
+          else if (x - left > 8 * text.length) write(-8, Math.max(top, here) + 24, "end", text);
+          else write(8, Math.max(top, y(certifiedAt(run, plot.value(x + 8 * name.length)))) + 22, "start", name);
         }
       }
       if (several) return;
       const middle = (left + right) * 0.5;
-      node("text", { class: "label", x: middle, y: y(certifiedAt(run, plot.value(middle)) / 2) - 2, "text-anchor": "middle", style: `fill:${run.stroke}` }, svg, "certified");
+      node("text", { class: "label", x: middle, y: y(certifiedAt(run, plot.value(middle)) / 3), "text-anchor": "middle", style: `fill:${run.stroke}` }, svg, "certified");
       const last = run.measured[run.measured.length - 1];
       if (last) node("text", { class: "label", x: plot.x(last.eps) + 9, y: y(last.attacked) - 8, style: `fill:${run.warm}` }, svg, run.attack);
     },
@@ -94,6 +97,8 @@ function linesChart(panel) {
   const several = charts.several, series = panel.series;
   const xs = series.flatMap((s) => s.points.map((p) => p[0]));
   const ys = series.flatMap((s) => s.points.map((p) => p[1])).filter((v) => !panel.log || v > 0);
+  // The first tenth of the epochs does not determine the axis of shares: it would leave no room for the rest.
+  const late = series.flatMap((s) => s.points.filter((p, k, all) => p[0] > 0.1 * all[all.length - 1][0]).map((p) => p[1]));
   const stops = [...new Set([...xs, ...(panel.phases ? panel.phases.p.map((q) => q[0]) : [])])].sort((a, b) => a - b);
   const ends = panel.phases ? panel.phases.ends : null;
   const high = Math.max(...xs, ends ? ends[2] : 0, 2);
@@ -106,7 +111,7 @@ function linesChart(panel) {
     size: () => ({ height: 210, margin: { left: 44, right: 8, top: ends ? 22 : 8, bottom: 28 } }),
     draw(svg, plot) {
       const { left, right, top: upper, bottom } = plot.area;
-      low = share ? Math.floor(Math.min(...ys) * 10) / 10 : panel.log ? Math.min(...ys) : Math.min(0, ...ys);
+      low = share ? Math.floor(Math.min(...late) * 10) / 10 : panel.log ? Math.min(...ys) : Math.min(0, ...ys);
       top = share ? niceTop(Math.max(...ys)) : Math.max(...ys);
       if (top <= low) top = panel.log ? low * 10 : low + 1;
       if (ends) {
@@ -126,10 +131,12 @@ function linesChart(panel) {
       y = plot.scale(low, top, panel.log);
       yAxis(svg, plot, ticks, y, (t) => (share ? percentTick(t, top) : short(t)));
       xAxis(svg, plot, niceSteps(0, high, (right - left) / 70).filter((t) => t === Math.round(t)), short, "");
+      const clip = node("clipPath", { id: `${plot.name}-clip` }, svg);
+      node("rect", { x: left, y: upper - 2, width: right - left + 4, height: bottom - upper + 3 }, clip);
       for (const s of series) {
         const points = s.points.filter((q) => !panel.log || q[1] > 0).map(([e, v]) => [plot.x(e), y(v)]);
         const style = `stroke:${strokeOf(s)};stroke-dasharray:${several ? DASHES[s.colour % 6] : ""}`;
-        node("path", { class: `curve ${s.style}`, d: path(points), style }, svg);
+        node("path", { class: `curve ${s.style}`, d: path(points), style, "clip-path": `url(#${plot.name}-clip)` }, svg);
         if (points.length === 1) node("circle", { cx: points[0][0], cy: points[0][1], r: 3, style: `fill:${strokeOf(s)}` }, svg);
       }
     },
@@ -141,7 +148,7 @@ function linesChart(panel) {
         if (!latest) continue;
         const infinite = panel.id === "p" && p.get(epoch) === "inf";
         first.push({ name: s.name, text: infinite ? "∞" : share ? percent(latest[1]) : short(latest[1]), key: s.name, value: latest[1], colour: strokeOf(s) });
-        if (!infinite && (!panel.log || latest[1] > 0)) dots.push({ x: latest[0], y: y(latest[1]), colour: strokeOf(s) });
+        if (!infinite && latest[1] >= low) dots.push({ x: latest[0], y: y(latest[1]), colour: strokeOf(s) });
       }
       return { lines: [first], dots };
     },
@@ -160,7 +167,7 @@ function histogramChart(figure) {
   let y;
   return {
     low, high, start: stops.find((s) => s > eps) ?? stops[0], stops, only: true,
-    size: (w) => ({ height: w < 560 ? 240 : 300, margin: { left: 44, right: 12, top: 26, bottom: 46 } }),
+    size: (w) => ({ height: w < 560 ? 260 : 300, margin: { left: 44, right: 12, top: w < 560 ? 46 : 26, bottom: 46 } }),
     draw(svg, plot) {
       const { left, right, top, bottom } = plot.area;
       y = plot.scale(0, most, false);
@@ -186,8 +193,10 @@ function histogramChart(figure) {
         node("line", { class: "axis", x1: plot.x(at), x2: plot.x(at), y1: top - 22, y2: bottom, "stroke-dasharray": "3 3" }, svg);
         node("text", { x: plot.x(at) + (anchor === "end" ? -6 : 6), y: top - 12, "text-anchor": anchor, style }, svg, name);
       }
-      const between = room > 140 ? kinds[1][0] : room > 50 ? "correct" : "";
-      node("text", { x: plot.x(0) + room / 2, y: top - 12, "text-anchor": "middle", style: fill(1) }, svg, between);
+      // Without room between the marks, the name of the middle kind is in a row of its own above the others.
+      const across = 7 * kinds[1][0].length, centre = plot.x(0) + room / 2;
+      const [x, up] = room > across ? [centre, 12] : [clamp(centre, left + across / 2, right - across / 2), 32];
+      if (room > 0) node("text", { x, y: top - up, "text-anchor": "middle", style: fill(1) }, svg, kinds[1][0]);
     },
     read(x) {
       const k = clamp(Math.floor(x / width) - first, 0, bins - 1);
@@ -210,17 +219,19 @@ if (charts.curve) {
   const chart = curveChart(charts.curve), plot = new Plot("curve", chart);
   const form = document.getElementById("ask"), input = document.getElementById("ask-eps");
   const error = document.getElementById("ask-error");
+  const ask = () => {
+    const [typed, reason] = parseEpsilon(input.value);
+    input.setAttribute("aria-invalid", String(reason !== ""));
+    error.textContent = reason;
+    if (reason) return;
+    const known = chart.stops.find((s) => Math.abs(s - typed) < 1e-12);
+    plot.move(known ?? typed);
+    chart.start = plot.at;
+  };
+  input.addEventListener("change", ask);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    const match = /^\s*(\d*\.?\d+(?:e[+-]?\d+)?)\s*(?:\/\s*(\d+))?\s*$/i.exec(input.value);
-    const typed = match ? Number(match[1]) / Number(match[2] || 1) : NaN;
-    const valid = typed >= 0 && typed <= 1;
-    input.setAttribute("aria-invalid", String(!valid));
-    error.textContent = valid ? "" : "Type a number from 0 to 1, such as 0.1 or 8/255.";
-    if (!valid) return;
-    const known = chart.stops.find((s) => Math.abs(s - typed) < 1e-12);
-    plot.move(known ?? Math.min(typed, chart.high));
-    chart.start = plot.at;
+    ask();
   });
 }
 charts.training.forEach((panel, k) => new Plot(`training-${k}`, linesChart(panel)));

@@ -10,7 +10,6 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from linfnet.data import set_info
 from linfnet.epsilon import format_epsilon
 from linfnet.nn.model_path import system_name
 from linfnet.recipes import recipe_to_toml
@@ -18,6 +17,7 @@ from linfnet.report.charts import certified_curve, histogram, reference_name, tr
 from linfnet.report.gallery import gallery
 from linfnet.report.results_table import attack_name, certificate_names, headline, published, row_groups
 from linfnet.report.run_summary import RunSummary
+from linfnet.reproduce.plots import run_title
 from linfnet.version import __version__
 
 
@@ -64,6 +64,8 @@ def render(runs: Sequence[RunSummary]) -> str:
         notes=[(f"{run.name}: " if several else "") + note for run in runs for note in run.notes],
         table=table,
         certificates=certificate_names(runs),
+        counts=sorted({result.count for run in runs for result in run.results.evaluations}),
+        other_nets={result.net for run in runs for result in run.results.evaluations},
         attack=attack_name([result for run in runs for result in run.results.evaluations]),
         main_attack=attack_name([result for run in runs for result in run.main]),
         panels=panels,
@@ -97,9 +99,7 @@ def _title(runs: Sequence[RunSummary]) -> str:
     if len(runs) > 1:
         return f"{len(runs)} runs compared"
     run = runs[0]
-    if run.recipe is None or run.epsilon is None:
-        return run.name
-    return f"{set_info(run.recipe.data.name).title} at ε = {format_epsilon(run.epsilon)}"
+    return run.name if run.recipe is None else run_title(run.recipe)
 
 
 def _facts(run: RunSummary) -> list[str]:

@@ -24,6 +24,17 @@ function element(name, attributes = {}, parent = null, text = null) {
   return child;
 }
 
+// Return the number that a text denotes, and why it is not an epsilon or "". The rules are those of linfnet.epsilon.
+function parseEpsilon(text) {
+  const plain = text.replaceAll(" ", "");
+  const match = /^([+-]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,2})?)(?:\/(\d{1,40}))?$/.exec(plain);
+  const value = match ? Number(match[1]) / Number(match[2] ?? 1) : NaN;
+  if (!Number.isFinite(value)) return [NaN, `ε is “${text.trim().slice(0, 50)}”; expected a number like 8/255 or 0.1`];
+  if (value >= 0 && value <= 1) return [value, ""];
+  const meant = /^\d+$/.test(plain) && value <= 255 ? `; did you mean ${value}/255?` : "";
+  return [NaN, `ε is ${plain}; expected a number from 0 to 1 (pixel units)${meant}`];
+}
+
 // Decode ascending numbers from base64 of little-endian float64.
 function unpack(text) {
   const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
@@ -76,6 +87,7 @@ function lengths(levels) {
 // A chart that is redrawn when its box changes size, with a cross-hair that follows the pointer and the keys.
 class Plot {
   constructor(name, chart) {
+    this.name = name;
     this.box = document.getElementById(`${name}-plot`);
     this.readout = document.getElementById(`${name}-readout`);
     this.chart = chart;
@@ -137,12 +149,13 @@ class Plot {
 
   move(value) {
     this.at = value;
-    const { top, bottom } = this.area, x = this.x(value);
+    // A typed value may be beyond the end of the axis; it is read there, and marked at the end.
+    const { top, bottom } = this.area, inside = clamp(value, this.chart.low, this.chart.high), x = this.x(inside);
     this.cross.replaceChildren();
     node("line", { class: "cross", x1: x, x2: x, y1: top, y2: bottom }, this.cross);
     const reading = this.chart.read(value, this);
     for (const dot of reading.dots || [])
-      node("circle", { cx: this.x(dot.x ?? value), cy: dot.y, r: 4, style: `fill:${dot.colour};stroke:var(--paper);stroke-width:1.5` }, this.cross);
+      node("circle", { cx: this.x(dot.x ?? inside), cy: dot.y, r: 4, style: `fill:${dot.colour};stroke:var(--paper);stroke-width:1.5` }, this.cross);
     this.readout.replaceChildren();
     const words = [];
     for (const line of reading.lines) {
@@ -156,7 +169,7 @@ class Plot {
         words.push(`${item.name} ${item.text}`);
       }
     }
-    this.box.setAttribute("aria-valuenow", +value.toPrecision(6));
+    this.box.setAttribute("aria-valuenow", +inside.toPrecision(6));
     this.box.setAttribute("aria-valuetext", words.join(", "));
   }
 }

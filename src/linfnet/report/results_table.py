@@ -15,7 +15,7 @@ def published(run: RunSummary) -> list[tuple[str, Figures]]:
     if run.recipe is None or reported is None or not (reported.source and reported.certified):
         return []
     name = reference_name(reported.source)
-    source = reported.source if name == "paper" else f"{name} run, {reported.source}"
+    source = reported.source if name == "paper" else f"{name} run"
     cost = f" ({reported.cost})" if reported.cost else ""
     figures = Figures(reported.clean, reported.pgd, reported.certified)
     logs = [cell.log for cell in STUDIES["table1"].cells if cell.label == run.recipe.name]
@@ -33,7 +33,7 @@ def headline(run: RunSummary) -> tuple[list[tuple[str, float, float | None]], st
     if at is not None:
         attacked = (f"under {at.attack}", at.attacked, known.pgd)
         figures = [("clean", at.clean, known.clean), attacked, ("certified", at.best_certified, known.certified)]
-        return figures, f"{at.count:,} images, {epsilon}"
+        return figures, f"On {at.count:,} test images, at {epsilon}.{_about_reference(run)}"
     test = training.test if training else None
     if test is None or run.epsilon is None or run.epsilon not in test.certified:
         return [], ""
@@ -41,7 +41,15 @@ def headline(run: RunSummary) -> tuple[list[tuple[str, float, float | None]], st
     return [
         ("clean", test.clean, known.clean),
         proven,
-    ], f"measured on the test images during training, {epsilon}"
+    ], f"Measured on the test images during training, at {epsilon}.{_about_reference(run)}"
+
+
+def _about_reference(run: RunSummary) -> str:
+    """Return a sentence about the published figures, unless they are the paper's."""
+    reported = run.recipe.reported if run.recipe and published(run) else None
+    if reported is None or reference_name(reported.source) == "paper":
+        return ""
+    return f" The reference run is an earlier run of the same recipe ({reported.source})."
 
 
 def row_groups(run: RunSummary) -> list[tuple[str, list[Result]]]:

@@ -14,6 +14,7 @@ from linfnet.report.run_summary import RunSummary
 COLOURS = ("cyan", "red", "magenta", "yellow", "bright_magenta", "green")
 # The bits of a Braille character, by row and column of its dots.
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+LEAST_ROWS, MOST_ROWS = 4, 16  # the heights of a chart, in characters
 LABELS = 8  # width of the labels to the left of a chart, in characters
 
 
@@ -52,20 +53,24 @@ def draw_panel(panel: Chart, columns: int, rows: int) -> Text:
     log, share = bool(panel.get("log")), panel.get("unit") == "%"
     lines = [[(e, math.log10(v) if log else v) for e, v in s["points"] if v > 0 or not log] for s in panel["series"]]
     values = [v for line in lines for _, v in line] or [0.0, 1.0]
-    low, high = min(values) if log else min(0.0, *values), max(values)
-    high = min(1.0, math.ceil(10 * high + 0.2) / 10) if share else high
-    if high <= low:
-        high = low + 1
     phases = panel["phases"]
     ends: list[int] = phases["ends"] if phases else []
     last = max([1.0, *(e for line in lines for e, _ in line), *ends])
+    low, high = min(values) if log else min(0.0, *values), max(values)
+    if share:  # as in the report, the first tenth of the epochs does not determine the axis
+        late = [v for line in lines for e, v in line if e > 0.1 * line[-1][0]] or values
+        low, high = math.floor(10 * min(late)) / 10, min(1.0, math.ceil(10 * high + 0.2) / 10)
+    if high <= low:
+        high = low + 1
     # A line cannot show an infinite p, so the title shows it.
     infinite = panel["id"] == "p" and phases and phases["p"][-1][1] == "inf"
     text = Text(f"{panel['title']}  ", style="bold", overflow="ellipsis", no_wrap=True)
     for series in reversed(panel["series"]):  # the last line is the most important and must not be cut off
         value = series["points"][-1][1]
         shown = f"{100 * value:.2f} %" if share else "∞" if infinite else f"{value:.4g}"
-        text.append(f"{series['name']} {shown}  ", style=f"not bold {_colour(series)}")
+        item = f"{series['name']} {shown}"
+        if len(text) + len(item) <= columns:
+            text.append(f"{item}  ", style=f"not bold {_colour(series)}")
     drawn = draw_lines(lines, max(columns - LABELS - 1, 4), rows, x=(0, last), y=(low, high))
     for row, characters in enumerate(drawn):
         label = _label(high if row == 0 else low, log, share) if row in (0, rows - 1) else ""
@@ -84,28 +89,53 @@ def _label(value: float, log: bool, share: bool) -> str:
     return f"{100 * value:.0f} %" if share else f"{10**value if log else value:.3g}"
 
 
-def frame(run: RunSummary, width: int, height: int, state: str) -> Group:
-    """Return all panels of a run and a line about its progress, fitted to the size of the terminal if possible."""
+def frame(run: RunSummary, width: int, height: int, state: str, *, whole: bool = False) -> Group:
+    """Return the panels of a run and a line about its progress, fitted to the size of the terminal.
+
+    If the terminal is too low for all panels, the last ones are left out, unless `whole` is true.
+    """
     charts = training_panels([run])
     across = max(1, min(3, width // 38))
-    rows = (height - 3) // max(1, math.ceil(len(charts) / across)) - 3
+    wanted = math.ceil(len(charts) / across)
+    rows = _rows(max(height - 3, wanted * (LEAST_ROWS + 3) if whole else 0), wanted)
     grid = Table.grid(padding=(0, 2, 0, 0))
-    panels = [draw_panel(panel, width // across - 2, max(2, min(rows, 10))) for panel in charts]
-    for start in range(0, len(panels), across):
-        grid.add_row(*panels[start : start + across])
+    for start, high in zip(range(0, len(charts), across), rows, strict=False):
+        grid.add_row(*(draw_panel(panel, width // across - 2, high) for panel in charts[start : start + across]))
     head = Text(f"{run.name}  ", style="bold", overflow="ellipsis", no_wrap=True)
-    head.append("  ".join([*_progress(run, state == "training"), state]), style="not bold")
-    return Group(head, Text(), grid) if panels else Group(head)
+    head.append(_progress(run, state, width - len(head)), style="not bold")
+    return Group(head, Text(), grid) if charts else Group(head)
 
 
-def _progress(run: RunSummary, training: bool) -> list[str]:
-    """Return texts about the epoch, the schedule and the time at the newest logged epoch."""
+def _rows(height: int, wanted: int) -> list[int]:
+    """Return the heights of rows of panels that fill a height; each panel also needs three lines of text.
+
+    >>> _rows(37, 6), _rows(21, 6), _rows(5, 6)
+    ([5, 5, 4, 4, 4], [4, 4, 4], [2])
+    """
+    count = max(1, min(wanted, height // (LEAST_ROWS + 3)))
+    high, rest = divmod(height, count)
+    return [max(2, min(high - 3 + (k < rest), MOST_ROWS)) for k in range(count)]
+
+
+def _progress(run: RunSummary, state: str, width: int) -> str:
+    """Return a text about the newest logged epoch; the least important parts are left out if it is too wide."""
     epochs: list[dict[str, Any]] = [event for event in run.events if event["event"] == "epoch"]
     if not epochs or run.recipe is None:
-        return ["no epoch yet"]
+        return f"no epoch yet  {state}"
     last, total = epochs[-1], run.recipe.schedule.phases().total
-    p = "∞" if last["p"] == "inf" else f"{last['p']:.4g}"
     seconds = float(last["seconds"])
     left = seconds / max(last["epoch"], 1) * (total - last["epoch"])
-    parts = [f"epoch {last['epoch']}/{total}", f"p {p}", f"lr {last['lr']:.2g}", f"{seconds:.0f} s"]
-    return [*parts, *([f"about {left:.0f} s left"] if left and training else [])]
+    parts = {
+        "epoch": f"epoch {last['epoch']}/{total}",
+        "p": "p ∞" if last["p"] == "inf" else f"p {last['p']:.4g}",
+        "lr": f"lr {last['lr']:.2g}",
+        "seconds": f"{seconds:.0f} s",
+        "left": f"about {left:.0f} s left" if left and state == "training" else "",
+        "state": state,
+    }
+    for key in ("", "lr", "seconds", "p", "left"):
+        parts.pop(key, "")
+        text = "  ".join(filter(None, parts.values()))
+        if len(text) <= width:
+            break
+    return text

@@ -1,6 +1,7 @@
 """Plots of a run's event log, as in the paper's Figure 2(a), and of a study, with our results and the paper's."""
 
 import gzip
+import itertools
 import math
 import zlib
 from collections.abc import Callable
@@ -8,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from linfnet.data import known_sets, set_info
+from linfnet.epsilon import format_epsilon
 from linfnet.errors import LinfnetError
-from linfnet.figures import new_figure, save_figure
+from linfnet.figures import GREEN, INK, OCHRE, RUST, SOFT, TEAL, VIOLET, new_figure, save_figure, style_axes
 from linfnet.recipes import Recipe, load_recipe
 from linfnet.reproduce.outcome import TRAINING_FIGURES, Outcome, Spread, spreads
 from linfnet.reproduce.studies import Cell, differing_sections
@@ -20,9 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SHARES = {"above": ("above θ", "tab:green"), "between": ("0 to θ", "tab:orange"), "below": ("below 0", "tab:red")}
+SHARES = {"above": ("above θ", TEAL), "between": ("0 to θ", OCHRE), "below": ("below 0", RUST)}
 # Some systems have no theta: their margins are counted above and below 0.
-SHARES_WITHOUT_THETA = {"above": ("above 0", "tab:green"), "below": ("below 0", "tab:red")}
+SHARES_WITHOUT_THETA = {"above": ("above 0", TEAL), "below": ("below 0", RUST)}
 
 
 class CurvePoint(NamedTuple):
@@ -76,40 +79,80 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return parse_events(content.decode(errors="replace"))
 
 
-def draw_run(path: Path, recipe: Recipe, events: list[dict[str, Any]], title: str) -> None:
+def run_title(recipe: Recipe) -> str:
+    """Return the data set and the first epsilon of a run, which may differ from those in the title of its recipe.
+
+    >>> run_title(load_recipe("mnist-0.1", ["data.name=fashion-mnist"]))
+    'Fashion-MNIST at ε = 0.1'
+    """
+    name = recipe.data.name
+    title = set_info(name).title if name in known_sets() else name
+    return f"{title} at ε = {format_epsilon(recipe.evaluation.eps[0])}"
+
+
+def draw_run(path: Path, recipe: Recipe, events: list[dict[str, Any]]) -> None:
     """Plot margins, loss and accuracies by epoch, with p on the upper axis; the suffix selects PNG, SVG or PDF."""
     epochs = [event for event in events if event["event"] == "epoch"]
     tests = [event for event in events if event["event"] == "test"]
     if not epochs:
         raise LinfnetError("the event log has no epoch yet: there is nothing to draw")
     figure = new_figure(7, 9)
+    figure.suptitle(run_title(recipe), x=0.02, ha="left", color=INK, fontsize=14, fontweight="bold")
     shares, losses, accuracies = figure.subplots(3, 1, sharex=True)
     numbers, tested = ([event["epoch"] for event in kind] for kind in (epochs, tests))
     bands = SHARES if has_effect(recipe, "loss") else SHARES_WITHOUT_THETA
     names, colours = zip(*bands.values(), strict=True)
-    shares.stackplot(numbers, *(_percentages(epochs, key) for key in bands), labels=names, colors=colours, alpha=0.7)
-    shares.set(ylabel="training margins in %", ylim=(0, 100), title=title)
-    losses.plot(numbers, [event["loss"] for event in epochs], label="loss")
-    losses.set(ylabel="training loss")
-    accuracies.plot(numbers, _percentages(epochs, "accuracy"), label="train, at p")
-    accuracies.plot(tested, _percentages(tests, "accuracy_at_p"), ".-", label="test, at p")
-    accuracies.plot(tested, _percentages(tests, "clean"), ".-", label="test, at ∞")
+    shares.stackplot(numbers, *(_percentages(epochs, key) for key in bands), labels=names, colors=colours, alpha=0.8)
+    shares.set(ylabel="training margins in %", ylim=(0, 100))
+    _plot(losses, numbers, [event["loss"] for event in epochs], "training loss", TEAL)
+    losses.set(ylabel="loss", ylim=(0, None))
+    _plot(accuracies, numbers, _percentages(epochs, "accuracy"), "training", SOFT)
+    # The accuracies at p and at infinity are often equal: a ring and a dot are visible at the same point.
+    _plot(accuracies, tested, _percentages(tests, "accuracy_at_p"), "test at p", GREEN, marker="o", mfc="none", ms=7)
+    _plot(accuracies, tested, _percentages(tests, "clean"), "test at p = ∞", VIOLET, marker=".")
     certified = [test["certified"] for test in tests]
-    for epsilon in certified[0] if tests else ():
-        accuracies.plot(tested, _percentages(certified, epsilon), ".-", label=f"certified at {epsilon}")
+    for epsilon, colour in zip(certified[0] if tests else (), itertools.cycle((TEAL, OCHRE, RUST)), strict=False):
+        shown = _percentages(certified, epsilon)
+        _plot(accuracies, tested, shown, f"certified at ε = {epsilon}", colour, marker=".")
     accuracies.set(ylabel="accuracy in %", xlabel="epoch", xlim=(min(numbers), max(max(numbers), min(numbers) + 1)))
     if points := [point for point in AUTHORS_CURVE if point.epoch <= comparable_epochs(recipe)]:
         at = [point.epoch for point in points]
-        losses.plot(at, [point.loss for point in points], "kx", label="the authors' run")
-        accuracies.plot(at, [100 * point.accuracy for point in points], "kx", label="the authors' run, train")
+        losses.plot(at, [point.loss for point in points], "x", color=INK, label="the authors' run")
+        accuracies.plot(at, [100 * point.accuracy for point in points], "x", color=INK, label="the authors' training")
+    accuracies.xaxis.get_major_locator().set_params(integer=True)
+    for axes in (shares, losses, accuracies):
+        style_axes(axes)
+    for axes in (losses, accuracies):
+        axes.legend(ncols=4, **LEGEND)
     marked = [epochs[k] for k in sorted({round(k * (len(epochs) - 1) / 6) for k in range(7)})]
     labels = ["∞" if epoch["p"] == "inf" else f"{epoch['p']:.3g}" for epoch in marked]
     upper = shares.secondary_xaxis("top")
-    upper.set_xticks([epoch["epoch"] for epoch in marked], labels)
-    upper.set_xlabel("p")
-    for axes in (shares, losses, accuracies):
-        axes.legend(fontsize=8)
+    upper.set_xticks([epoch["epoch"] for epoch in marked], [f"p = {labels[0]}", *labels[1:]])
+    upper.get_xticklabels()[0].set_horizontalalignment("left")
+    upper.spines["top"].set_visible(False)
+    upper.tick_params(colors=SOFT, labelsize=9, length=0)
+    shares.legend(ncols=3, **{**LEGEND, "bbox_to_anchor": (0, 1.07)})
     save_figure(figure, path)
+
+
+# A legend in one row above the axes, aligned with their left side.
+LEGEND: dict[str, Any] = {
+    "loc": "lower left",
+    "bbox_to_anchor": (0, 1),
+    "frameon": False,
+    "fontsize": 9,
+    "labelcolor": "linecolor",
+    "borderaxespad": 0,
+    "columnspacing": 1.2,
+    "handlelength": 1.2,
+    "handletextpad": 0.5,
+}
+
+
+def _plot(axes: "Axes", x: list[int], y: list[float], label: str, colour: str, **options: Any) -> None:
+    """Plot a line, unless it has no point to show: then the legend must not name it either."""
+    if any(map(math.isfinite, y)):
+        axes.plot(x, y, label=label, color=colour, linewidth=1.6, clip_on=False, **options)
 
 
 def _percentages(tables: list[dict[str, Any]], key: str) -> list[float]:
@@ -137,10 +180,10 @@ class Series(NamedTuple):
 
 _, _TEST, _TRAIN, _ABOVE = TRAINING_FIGURES
 CERTIFIED = (
-    Series(_TEST, "test", "tab:blue", "certified"),
-    Series(_TRAIN, "train", "tab:orange", "certified_train"),
+    Series(_TEST, "test", TEAL, "certified"),
+    Series(_TRAIN, "train", OCHRE, "certified_train"),
 )
-MARGINS = Series(_ABOVE, "margins above θ", "tab:green", "above_theta")
+MARGINS = Series(_ABOVE, "margins above θ", GREEN, "above_theta")
 
 
 def draw_study(path: Path, outcome: Outcome) -> None:
@@ -168,6 +211,7 @@ def _bars(outcome: Outcome, figure: "Figure") -> None:
     axes.set_yticks(range(len(outcome.cells)), [cell.label for cell in outcome.cells])
     axes.invert_yaxis()
     axes.set_xlabel("certified in %")
+    style_axes(axes, grid="x")
     axes.legend(fontsize=7)
 
 
@@ -185,6 +229,7 @@ def _lines(outcome: Outcome, figure: "Figure") -> None:
             axes.set_xscale("symlog", linthresh=positive[0])
             axes.set_xticks(positions, [f"{position:g}" for position in positions])
         axes.set(xlabel=outcome.study.axis, ylabel=label)
+        style_axes(axes)
         axes.legend(fontsize=7)
 
 

@@ -96,8 +96,8 @@ def run_study(
                 evaluate(RunFolder.open(run.path))
                 done += ", evaluated"
             runs.append(gather(run, options))
-        except StoppedError as stopped:
-            step = str(stopped).split(";")[0]
+        except (StoppedError, KeyboardInterrupt) as stopped:
+            step = str(stopped).split(";")[0] or "interrupted"
             raise StoppedError(f"{name}: {step}; run the same command again to resume it") from None
         except UnwritableError:
             raise  # the next run would fail for the same reason

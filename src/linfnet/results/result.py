@@ -13,13 +13,14 @@ Share = Annotated[float, "from 0 to 1"]
 
 @dataclass(frozen=True)
 class AttackSettings:
-    """An attack and its number of steps."""
+    """An attack and its number of steps, which is 0 for attacks without this setting."""
 
     name: str = "pgd"
     steps: int = 100
 
     def __str__(self) -> str:
-        return f"{self.name.upper() if self.name == 'pgd' else self.name}-{self.steps}"
+        name = self.name.upper() if self.name == "pgd" else self.name
+        return f"{name}-{self.steps}" if self.steps else name
 
 
 # The paper's attack, and the default everywhere.

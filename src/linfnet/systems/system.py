@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from linfnet.data import SetInfo
-from linfnet.errors import ArgumentError, check_numbers
+from linfnet.errors import ArgumentError, LinfnetError, check_numbers, nearest
 from linfnet.files import read_table
 from linfnet.nn.classifier import Classifier
-from linfnet.nn.model_path import find_model, system_name
+from linfnet.nn.model_path import find_model, pretrained_names, system_name
 from linfnet.recipes import Recipe, options_from_mapping
 from linfnet.registry import Registry
 from linfnet.schedules import StepState
@@ -122,10 +122,20 @@ def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> Cla
     """Load the net of any system from a run or model folder, in eval mode at p = inf; nothing is unpickled.
 
     Args:
-        folder: a folder, the name of a model in the package, or `hf://user/name`.
+        folder: a folder, the name of a model in the package (see `list_models`), or `hf://user/name`.
         device: where the net is placed.
+
+    >>> from linfnet.systems import load_model
+    >>> load_model("mnist-small").image_shape
+    (1, 28, 28)
     """
+    if not isinstance(folder, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(f"the model is a {type(folder).__name__}; expected a folder or a name")
     path = find_model(folder)
+    if not path.is_dir():
+        names = pretrained_names()
+        hint = nearest(str(folder), names)
+        raise LinfnetError(f"{folder} is not a folder or a packaged model ({', '.join(names)}){hint}")
     config = read_table(path / "config.json")
     # Only registered names are accepted: a config.json cannot cause an import.
     return SYSTEMS[system_name(config)].net_type.load_with_config(path, config, device=device)

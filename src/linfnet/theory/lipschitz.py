@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from linfnet.errors import at_least
-from linfnet.figures import new_figure, save_figure
+from linfnet.figures import RUST, TEAL, new_figure, save_figure, style_axes
 from linfnet.nn import LinfNet
 from linfnet.ops import check_p
 
@@ -151,9 +151,11 @@ def draw_quantiles(path: Path, estimate: Estimate) -> None:
     """Plot the quantiles of the lower bounds on the Lipschitz constant over the images, and the upper bound."""
     figure = new_figure(5, 3.5)
     axis = figure.subplots()
-    axis.plot(QUANTILES, estimate.quantiles(), marker=".", label=f"lower bound, {len(estimate.values)} images")
-    axis.axhline(estimate.upper, linestyle="--", color="tab:red", label=f"upper bound {estimate.upper:.4g}")
+    lower = f"lower bound, {len(estimate.values)} images"
+    axis.plot(QUANTILES, estimate.quantiles(), marker=".", color=TEAL, label=lower)
+    axis.axhline(estimate.upper, linestyle="--", color=RUST, label=f"upper bound {estimate.upper:.4g}")
     axis.axhline(1.0, linestyle=":", color="black", label="p = ∞")
     axis.set(yscale="log", xlabel="quantile", ylabel=f"Lipschitz constant at p = {estimate.p:g}")
+    style_axes(axis)
     axis.legend(loc="center left", fontsize=8)
     save_figure(figure, path)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from linfnet.figures import new_figure, save_figure
+from linfnet.figures import RUST, SOFT, TEAL, new_figure, save_figure, style_axes
 from linfnet.nn import LinfNet
 from linfnet.systems.layers import Box, through
 from linfnet.theory.construct import nearest_neighbour_net
@@ -140,16 +140,18 @@ def draw_three_points(path: Path, contenders: list[Contender], share: float = 0.
         axis.plot(line.numpy(), contender.score(line).numpy(), color="black")
         boxes = torch.stack(contender.around_points(share * RADIUS), 1).tolist()
         for left, right, low, high, proven in boxes:
-            colour = "tab:green" if proven else "tab:red"
+            colour = TEAL if proven else RUST
             axis.bar(left, high - low, right - left, bottom=low, align="edge", alpha=0.3, color=colour)
         axis.axhline(0, linestyle=":", color="black")
+        style_axes(axis)
         axis.set_title(f"{contender.name}: bounds at {share:g} r", fontsize=9)
     axis = figure.add_subplot(grid[1, :])
     radii = [contender.proven / RADIUS for contender in contenders]
-    colours = ["tab:blue"] * (len(radii) - 1) + ["tab:green"]
+    colours = [SOFT] * (len(radii) - 1) + [TEAL]
     axis.barh([contender.name for contender in contenders], radii, color=colours)
     axis.axvline(1.0, linestyle="--", color="black")
     axis.set_xlabel("proven radius / r")
+    style_axes(axis, grid="x")
     axis.tick_params(axis="y", labelsize=7)
     axis.invert_yaxis()
     save_figure(figure, path)

@@ -1,5 +1,5 @@
 // The drawing pad: strokes by mouse, finger or keyboard, in white on black like the images of MNIST.
-const SIZE = 280, WIDTH = 22, STEP = 8;
+const SIZE = 280, WIDTH = 22, STEP = 8, UNDOS = 20;
 
 export class Pad {
   constructor(canvas, pen, changed) {
@@ -18,7 +18,23 @@ export class Pad {
     canvas.addEventListener("blur", () => { pen.hidden = true; });
   }
 
+  // Remember the drawing, so that `undo` can restore it.
+  remember() {
+    this.before = [...this.before.slice(1 - UNDOS), { image: this.brush.getImageData(0, 0, SIZE, SIZE), empty: this.empty }];
+  }
+
+  undo() {
+    const last = this.before.pop();
+    if (!last) return;
+    this.brush.putImageData(last.image, 0, 0);
+    this.empty = last.empty;
+    this.key.down = false;
+    this.pen.classList.remove("down");
+    this.changed(true);
+  }
+
   clear() {
+    this.before = [];
     this.canvas.width = this.canvas.height = SIZE;
     this.brush.fillStyle = "#000";
     this.brush.fillRect(0, 0, SIZE, SIZE);
@@ -44,6 +60,7 @@ export class Pad {
     event.preventDefault();
     this.canvas.setPointerCapture(event.pointerId);
     this.at = this.position(event);
+    this.remember();
     this.line(this.at, this.at);
     this.changed(false);
   }
@@ -67,9 +84,10 @@ export class Pad {
   press(event) {
     const directions = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
     const direction = directions[event.key];
+    if (this.enabled && event.key === "z" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); return this.undo(); }
     if (!this.enabled || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "Escape") { this.clear(); this.key.down = false; this.changed(true); }
-    else if (event.key === " ") { this.key.down = !this.key.down; if (this.key.down) this.line(this.key, this.key); this.changed(!this.key.down); }
+    else if (event.key === " ") { this.key.down = !this.key.down; if (this.key.down) { this.remember(); this.line(this.key, this.key); } this.changed(!this.key.down); }
     else if (direction) {
       const clamp = (value) => Math.min(SIZE - WIDTH / 2, Math.max(WIDTH / 2, value));
       const next = { x: clamp(this.key.x + STEP * direction[0]), y: clamp(this.key.y + STEP * direction[1]) };

@@ -1,5 +1,6 @@
 // Send a drawing or a picture to the server and show the response; nothing is stored.
 import { Pad } from "/static/pad.js";
+import { SIDE, offerSamples } from "/static/samples.js";
 import { drawBand, drawRuler, floor, showChange, showImage } from "/static/certificate_chart.js";
 
 const $ = (id) => document.getElementById(id);
@@ -131,6 +132,7 @@ async function startAttack() {
 }
 
 function reset() {
+  $("undo").disabled = true;
   cleared++; // responses to older requests are ignored
   attacking?.abort();
   clearTimeout(timer);
@@ -148,6 +150,7 @@ async function drop(file) {
     let body = file, fit = picture.width === columns && picture.height === rows ? "none" : model.fit;
     if (picture.width > MAX_SIDE || picture.height > MAX_SIDE || !["image/png", "image/jpeg"].includes(file.type)) body = await shrink(picture);
     pad.clear();
+    $("undo").disabled = true;
     $("hint").hidden = true;
     paint(picture);
     await predict(body, body.type, fit, true).catch(() => {});
@@ -171,9 +174,21 @@ function paint(picture) {
   pad.painted = true;
 }
 
+// Digits of the net's size are sent as they are; others are prepared by the server like a drawing.
+async function choose(canvas, pixels) {
+  pad.clear();
+  reset();
+  $("hint").hidden = true;
+  paint(canvas);
+  const [, rows, columns] = model.image_shape;
+  if (rows === SIDE && columns === SIDE) return predict(JSON.stringify({ pixels }), "application/json", "none", true);
+  predict(await shrink(canvas), "image/png", model.fit, true);
+}
+
 let last = 0;
 const pad = new Pad($("pad"), $("pen"), async (finished) => {
   $("hint").hidden = !pad.empty;
+  $("undo").disabled = !pad.before.length;
   if (pad.empty) return reset();
   attacking?.abort();
   clearTimeout(timer);
@@ -184,6 +199,7 @@ const pad = new Pad($("pad"), $("pen"), async (finished) => {
 
 $("pad").addEventListener("pointerdown", () => { if (pad.painted) { pad.clear(); pad.painted = false; } }, { capture: true });
 $("clear").addEventListener("click", () => { pad.clear(); pad.painted = false; reset(); });
+$("undo").addEventListener("click", () => pad.undo());
 $("file").addEventListener("change", (event) => { drop(event.target.files[0]); event.target.value = ""; });
 for (const name of ["dragover", "dragleave", "drop"]) {
   document.addEventListener(name, (event) => {
@@ -201,6 +217,9 @@ pad.enabled = drawable;
 $("slate").classList.toggle("still", !drawable);
 $("pad").tabIndex = drawable ? 0 : -1;
 if (!drawable) $("pad").setAttribute("aria-label", "The chosen image");
+$("undo").hidden = !drawable;
+$("samples").hidden = model.fit !== "digit";
+if (model.fit === "digit") offerSamples($("samples"), choose);
 document.title = `${model.name} · linfnet`;
 $("model").textContent = model.name;
 $("title").textContent = model.fit === "digit" ? "Draw a digit, get a certified class" : drawable ? "Draw or drop an image, get a certified class" : "Drop an image, get a certified class";

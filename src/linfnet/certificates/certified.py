@@ -1,0 +1,111 @@
+"""`linfnet.certify`: the certified radius of each image by one certificate of the net."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from linfnet.certificates.images import certificates_of
+from linfnet.certificates.margin import certify_by_margin
+from linfnet.certificates.rounding import float_above
+from linfnet.data.arrays import Labels
+from linfnet.epsilon import Epsilon, parse_epsilon
+from linfnet.errors import ArgumentError, nearest
+from linfnet.inputs import Images, check_net, net_device, prepare_images, prepare_labels
+from linfnet.nn import Classifier
+
+BATCH = 500
+
+
+@dataclass(frozen=True)
+class Certified:
+    """The certified radii of N images; the tensors are on the device of the images."""
+
+    radius: Tensor
+    """float64 [N], rounded down, in pixel units: if no pixel changes by more than this, the net predicts the label.
+    -inf if the logit of the label is not strictly the largest for the image itself."""
+    prediction: Tensor
+    """int64 [N]: the class with the largest logit."""
+    labels: Tensor
+    """int64 [N]: the certified classes; these are the predicted classes if no labels were given."""
+    method: str
+    """The name of the certificate, such as `margin` or `interval`."""
+    arithmetic: str
+    """`float32` if the certificate holds for the floating-point program, `real` if it ignores rounding."""
+    confidence: float
+    """The probability that each radius is correct: 1 except for methods that use random samples."""
+
+    def at(self, eps: Epsilon) -> Tensor:
+        """Return bool [N]: which images are certified at epsilon, that is, whose radius is at least epsilon."""
+        return self.radius >= float_above(parse_epsilon(eps))
+
+    def __len__(self) -> int:
+        return len(self.radius)
+
+    def __repr__(self) -> str:
+        correct = int((self.radius >= 0).sum())
+        return f"Certified({len(self)} images, {correct} with a radius, {self.method}, {self.arithmetic})"
+
+
+@torch.no_grad()
+def certify(
+    net: Classifier,
+    images: Images,
+    labels: Labels | None = None,
+    *,
+    method: str | None = None,
+    advance: Callable[[int], None] = lambda images: None,
+) -> Certified:
+    """Compute for each image a radius within which the net provably predicts the label.
+
+    The net is evaluated at p = inf in eval mode, regardless of its current p and mode, on the device where it is.
+
+    Args:
+        net: a net of any system, or your own module in `Classifier.wrap`.
+        images: [N, C, H, W] in [0, 1], a tensor or a NumPy array of the dtype of the net (float32).
+        labels: integers [N]; by default the predicted classes.
+        method: a name in `net.certificate_names`; by default the first, which is `margin` for l_inf-distance nets: one
+            forward pass. `interval` is usually slightly larger, at the cost of about 36 passes.
+        advance: called with the number of images after each batch.
+
+    >>> from linfnet.nn import LinfNet
+    >>> net = LinfNet((1, 1, 1), 2, (), identity_init=False)
+    >>> _ = net.layers[0].weight.data.copy_(torch.tensor([[0.0], [1.0]]))
+    >>> found = certify(net, torch.tensor([0.25, 0.75]).view(2, 1, 1, 1), [0, 0])
+    >>> found.prediction, found.at("0.2")
+    (tensor([0, 1]), tensor([ True, False]))
+    """
+    checked = check_net(net)
+    name = checked.certificate_names[0] if method is None else method
+    if name not in checked.certificate_names:
+        known = ", ".join(checked.certificate_names)
+        raise ArgumentError(
+            f"method is {name!r}; expected one of {known}{nearest(str(name), checked.certificate_names)}"
+        )
+    certificate, device = certificates_of(checked)[name], net_device(checked)
+    pixels = prepare_images(checked, images, move=False)
+    known_labels = None if labels is None else prepare_labels(labels, pixels, checked.classes)
+    radii, predictions = list[Tensor](), list[Tensor]()
+    for start in range(0, max(len(pixels), 1), BATCH):
+        part = pixels[start : start + BATCH].to(device)
+        classes = None if known_labels is None else known_labels[start : start + BATCH].to(device)
+        if name == "margin" and checked.arithmetic == "float32":  # a single pass computes both
+            by_margin = certify_by_margin(checked, part, classes)
+            logits, radius = by_margin.logits, by_margin.radii
+        else:
+            with checked.at_infinity():
+                logits = checked(part)
+            radius = certificate.radius(part, logits.argmax(1) if classes is None else classes)
+        radii.append(radius.to(pixels.device))
+        predictions.append(logits.argmax(1).to(pixels.device))
+        advance(len(part))
+    prediction = torch.cat(predictions)
+    return Certified(
+        radius=torch.cat(radii),
+        prediction=prediction,
+        labels=prediction if known_labels is None else known_labels,
+        method=name,
+        arithmetic=certificate.arithmetic,
+        confidence=certificate.confidence,
+    )

@@ -1,0 +1,171 @@
+"""Evaluate a net on labelled data: clean, attacked and certified accuracy, with the outcome for each sample."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from linfnet.attacks import NamedAttack, UserAttack, check_sandwich, named_attack, other_class
+from linfnet.certificates import certificates_of
+from linfnet.certificates.real import real_margin_radius
+from linfnet.certificates.rounding import float_above
+from linfnet.data import ImageSet, as_image_set
+from linfnet.distributed.group import ALONE, Group
+from linfnet.distributed.sharding import gather, join, own_part
+from linfnet.epsilon import Epsilon, parse_epsilons
+from linfnet.errors import ArgumentError
+from linfnet.evaluation.outcome import AtEpsilon, Broken, Evaluation
+from linfnet.inputs import check_count, check_net, net_device
+from linfnet.nn import Classifier
+from linfnet.nn.label_margin import label_on_top
+from linfnet.results import AttackSettings
+
+BATCH = 500
+
+
+def own_images(images: ImageSet, group: Group) -> slice:
+    """Return the part of a set that this process evaluates."""
+    return own_part(len(images), BATCH, group)
+
+
+def evaluate(
+    net: Classifier,
+    data: object,
+    eps: Epsilon | Sequence[Epsilon],
+    *,
+    attack: str | UserAttack | None = "pgd",
+    steps: int = 100,
+    seed: int = 0,
+    advance: Callable[[int], None] = lambda samples: None,
+    group: Group = ALONE,
+) -> Evaluation:
+    """Evaluate a net at p = inf in eval mode: at each epsilon, apply every certificate of the net and attack it.
+
+    The net computes on its device, regardless of its current p and mode. If the attack breaks a certified sample, which
+    would be a bug in linfnet, an error names the sample.
+
+    Args:
+        net: a net of any system, or your own module in `Classifier.wrap`.
+        data: labelled images: a pair (images, labels), a PyTorch `Dataset` or `DataLoader`, an `ImageSet`, or anything
+            else that `linfnet.data.as_image_set` accepts.
+        eps: one epsilon or a list of several, in pixel units: `"8/255"`, a number, a `Fraction` or a ratio `(8, 255)`.
+        attack: a name in `ATTACKS`, a function `(net, images, labels, eps) -> images` as in `linfnet.attack`, or None;
+            without an attack, the attacked accuracy is the clean accuracy. Only correctly classified samples are
+            attacked.
+        steps: number of steps of gradient attacks.
+        seed: the random numbers for batch k of 500 images are drawn with seed + k.
+        advance: called with the number of samples that this process has finished, once per batch and epsilon.
+        group: the processes that share the work; each process returns the evaluation of all images.
+
+    >>> from linfnet.nn import LinfNet
+    >>> net = LinfNet((1, 1, 1), 2, (), identity_init=False)
+    >>> _ = net.layers[0].weight.data.copy_(torch.tensor([[0.0], [1.0]]))
+    >>> evaluate(net, (torch.tensor([[0.1], [0.4], [0.9]]), [0, 0, 1]), "0.2")
+    Evaluation(own-test, 3 images, clean 1.0000, eps 0.2: attacked 0.6667 certified 0.6667)
+    """
+    checked, sizes = check_net(net), parse_epsilons(eps)
+    check_count("steps", steps)
+    check_count("seed", seed, 0)
+    chosen = NamedAttack("none", 0, _no_attack) if attack is None else named_attack(attack, steps=steps)
+    images = _images_for(checked, data)
+    own = own_images(images, group)
+    found = gather(_evaluate_part(checked, images, own, sizes, chosen, seed, advance), group)
+    for at in found.at:
+        check_sandwich(at.eps, at.certified_by_any, at.survived)
+    return replace(found, at=tuple(replace(at, broken=at.broken.best()) for at in found.at))
+
+
+def _images_for(net: Classifier, data: object) -> ImageSet:
+    """Return the data as images of the shape of the net, or raise an error if shape or classes differ."""
+    shape = net.image_shape
+    # The layout is recognised from the number of channels; if it is not 1 or 3, or could be the width, it is NCHW.
+    recognised = len(shape) == 3 and shape[0] in (1, 3) and shape[-1] not in (1, 3)
+    images = as_image_set(data, classes=net.classes, layout=None if recognised else "NCHW")
+    own = tuple(images.images.shape[1:])
+    # An `ImageSet` stores vectors [N, d] as images [N, 1, 1, d].
+    if own != tuple(shape) and own != (1,) * (3 - len(shape)) + tuple(shape):
+        raise ArgumentError(f"data has images of shape {own}; the net expects {tuple(shape)}")
+    return images
+
+
+def _no_attack(net: Classifier, images: Tensor, labels: Tensor, epsilon: Fraction, source: torch.Generator) -> Tensor:
+    return images
+
+
+def _evaluate_part(
+    net: Classifier,
+    whole: ImageSet,
+    own: slice,
+    epsilons: tuple[Fraction, ...],
+    attack: NamedAttack,
+    seed: int,
+    advance: Callable[[int], None],
+) -> Evaluation:
+    """Evaluate the images of this process: the slice `own`, which starts at a multiple of BATCH."""
+    device, certificates = net_device(net), certificates_of(net)
+    images = replace(whole, images=whole.images[own], labels=whole.labels[own].to(device))
+    parts = [slice(start, start + BATCH) for start in range(0, len(images), BATCH)] or [slice(0, 0)]
+    labels = images.labels
+
+    def pixels_of(part: slice) -> Tensor:
+        return images.as_pixels(images.images[part].to(device)).reshape(-1, *net.image_shape)
+
+    with net.at_infinity():
+        with torch.no_grad():
+            logits = torch.cat([net(pixels_of(part)) for part in parts])
+        correct = label_on_top(logits, labels)
+        radii: dict[str, Tensor] = {}
+        radii_seconds = dict.fromkeys(certificates, 0.0)
+        for name, certificate in certificates.items():
+            if not certificate.resolution:  # radii in closed form are computed once for all epsilons
+                start = _now(device)
+                radii[name] = torch.cat([certificate.radius(pixels_of(part), labels[part]) for part in parts])
+                radii_seconds[name] = _now(device) - start
+        order = next(iter(radii.values()), torch.full_like(labels, -torch.inf, dtype=torch.float64))
+        results: list[AtEpsilon] = []
+        for eps in epsilons:
+            start, seconds = time.perf_counter(), dict(radii_seconds)
+            survived = torch.zeros_like(correct)
+            certified = {name: torch.zeros_like(correct) for name in certificates}
+            broken = Broken(labels[:0], pixels_of(slice(0, 0)), labels[:0], order[:0])
+            for number, part in enumerate(parts):
+                pixels, truth, right = pixels_of(part), labels[part], correct[part]
+                for name, certificate in certificates.items():
+                    began, closed = _now(device), radii.get(name)
+                    flags = certificate.at(pixels, truth, eps) if closed is None else closed[part] >= float_above(eps)
+                    certified[name][part] = flags
+                    seconds[name] += _now(device) - began
+                generator = torch.Generator(device).manual_seed(seed + own.start // BATCH + number)
+                moved = attack.perturb(net, pixels[right], truth[right], eps, generator)
+                attacked, robust = net.logits_and_kept(moved, truth[right])
+                # At epsilon 0 no image changes, so correct samples stay correct, even if the net draws new noise.
+                robust |= eps == 0
+                survived[part] = right.masked_scatter(right, robust)
+                index = right.nonzero().flatten()[~robust] + part.start
+                others = other_class(attacked[~robust], labels[index])
+                broken = join([broken, Broken(index + own.start, moved[~robust], others, order[index])]).best()
+                advance(len(truth))
+            results.append(AtEpsilon(eps, certified, survived, broken, time.perf_counter() - start, seconds))
+    return Evaluation(
+        data=images.info.name,
+        split=images.split,
+        limit=len(whole) if len(whole) < whole.info.sizes.get(whole.split, 0) else None,
+        attack=AttackSettings(attack.name, attack.steps),
+        arithmetic=net.arithmetic,
+        confidence=net.confidence,
+        logits=logits,
+        labels=labels,
+        radii=radii,
+        real_radii=real_margin_radius(logits, labels, 1 / net.normalize.std.item()) if net.lipschitz else None,
+        at=tuple(results),
+    )
+
+
+def _now(device: torch.device) -> float:
+    """Wait until the device has finished its work, and return the time in seconds."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

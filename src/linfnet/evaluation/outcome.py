@@ -1,0 +1,129 @@
+"""The outcome of an evaluation: accuracies, and for each sample whether it is certified and survived the attack."""
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from linfnet.distributed.sharding import LONGEST, SUMMED
+from linfnet.epsilon import format_epsilon
+from linfnet.errors import ArgumentError
+from linfnet.nn.label_margin import label_on_top, margin
+from linfnet.results import AttackSettings, Result
+
+# Largest number of broken samples that are saved for each epsilon.
+EXAMPLES = 12
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Samples that are misclassified after the attack."""
+
+    index: Tensor  # [n]
+    images: Tensor  # [n, C, H, W]: the attacked images
+    predictions: Tensor  # [n]: the classes that the net predicts for the attacked images
+    radii: Tensor  # [n]: the certified radii of the samples
+
+    def best(self) -> "Broken":
+        """Return up to EXAMPLES samples with the largest certified radii."""
+        order = self.radii.argsort(descending=True, stable=True)[:EXAMPLES]
+        return Broken(self.index[order], self.images[order], self.predictions[order], self.radii[order])
+
+
+@dataclass(frozen=True)
+class AtEpsilon:
+    """The outcome for each sample [N] at one epsilon."""
+
+    eps: Fraction
+    certified: dict[str, Tensor]  # bool [N] for each certificate name
+    survived: Tensor  # bool [N]: classified correctly even after the attack
+    broken: Broken  # a few examples
+    seconds: float = field(metadata=LONGEST)
+    certify_seconds: dict[str, float] = field(metadata=SUMMED)  # for all samples together, for each certificate name
+
+    @property
+    def certified_by_any(self) -> Tensor:
+        """bool [N]: which samples are certified by at least one certificate."""
+        return torch.stack(list(self.certified.values())).any(0)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The outcome of an evaluation at p = inf: the accuracies `clean`, `attacked` and `certified`, and each sample.
+
+    With several epsilons, `results` contains the accuracies for each of them.
+    """
+
+    data: str
+    split: str
+    limit: int | None
+    attack: AttackSettings
+    arithmetic: str
+    confidence: float
+    logits: Tensor  # [N, K]
+    labels: Tensor  # [N]
+    radii: dict[str, Tensor]  # float64 [N] in pixel units, for certificates in closed form; -inf if misclassified
+    real_radii: Tensor | None  # float64 [N] in pixel units: `real_margin_radius`, for Lipschitz nets
+    at: tuple[AtEpsilon, ...]
+
+    @property
+    def margins(self) -> Tensor:
+        """The margins [N] in the units of the logits."""
+        return margin(self.logits, self.labels)
+
+    @property
+    def clean(self) -> float:
+        """The share of samples for which the logit of the true class is strictly the largest."""
+        return share(label_on_top(self.logits, self.labels))
+
+    @property
+    def attacked(self) -> float:
+        """The accuracy under the attack, if there is one epsilon."""
+        return self.result.attacked
+
+    @property
+    def certified(self) -> float:
+        """The share of samples certified by at least one certificate, if there is one epsilon."""
+        assert self.result
+        return share(self.at[0].certified_by_any)
+
+    @property
+    def result(self) -> Result:
+        """The result, if there is one epsilon."""
+        if len(self.at) != 1:
+            raise ArgumentError(f"the evaluation has {len(self.at)} epsilons; expected one: use .results")
+        return self._result(self.at[0])
+
+    def __repr__(self) -> str:
+        rows = ((at.eps, share(at.survived), share(at.certified_by_any)) for at in self.at)
+        shown = ", ".join(f"eps {format_epsilon(eps)}: attacked {a:.4f} certified {c:.4f}" for eps, a, c in rows)
+        return f"Evaluation({self.data}-{self.split}, {len(self.labels)} images, clean {self.clean:.4f}, {shown})"
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """One result for each epsilon."""
+        return tuple(map(self._result, self.at))
+
+    def _result(self, at: AtEpsilon) -> Result:
+        count = len(self.labels)
+        return Result(
+            data=self.data,
+            split=self.split,
+            count=count,
+            eps=at.eps,
+            clean=self.clean,
+            attacked=share(at.survived),
+            certified={name: share(flags) for name, flags in at.certified.items()},
+            attack=self.attack,
+            limit=self.limit,
+            arithmetic=self.arithmetic,
+            confidence=self.confidence,
+            certify_seconds={name: float(f"{spent / max(count, 1):.3g}") for name, spent in at.certify_seconds.items()},
+            seconds=round(at.seconds, 2),
+        )
+
+
+def share(flags: Tensor) -> float:
+    """Return the share of flags [N] that are set."""
+    return flags.double().mean().item()
