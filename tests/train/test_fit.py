@@ -139,7 +139,7 @@ class TestSettings:
         [
             ({"widht": 3}, "unknown key 'widht'; did you mean 'model.width'"),
             ({"theta": 8}, r"loss.theta is 8; expected at most 2 \(pixel units\); did you mean 8/255\?"),
-            ({"evaluation.eps": [8]}, r"expected one or more numbers in \[0, 1\]; did you mean 8/255\?"),
+            ({"evaluation.eps": [8]}, r"evaluation.eps is 8; expected a number from 0 to 1 .*; did you mean 8/255\?"),
             ({"data.mode": "gray"}, "data.mode is 'gray'; expected 'grey' or 'rgb'"),
         ],
     )

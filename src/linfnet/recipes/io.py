@@ -209,6 +209,8 @@ def _coerce(key: str, value: Any, kind: Any) -> Any:
         return value
     if get_origin(kind) is tuple:
         items = cast(list[Any], [*value] if isinstance(value, list | tuple) else [value])
+        if kind == tuple[Fraction, ...] and isinstance(value, tuple) and list(map(type, items)) == [int, int]:
+            items = [value]  # a ratio such as (8, 255)
         kinds = get_args(kind)
         kinds = kinds[:1] * len(items) if kinds[-1] is Ellipsis else kinds
         if len(items) != len(kinds):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
-from linfnet.epsilon import in_255ths
+from linfnet.epsilon import format_epsilon, parse_epsilon
 from linfnet.errors import ArgumentError, check_numbers, number
 from linfnet.losses import Mixture, Objective
 from linfnet.ops import check_p
@@ -153,10 +153,10 @@ class EvaluationSettings(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.eps or not all(0 <= eps <= 1 for eps in self.eps):
-            epsilons = [str(eps) for eps in self.eps]
-            hint = next((in_255ths(eps) for eps in self.eps if in_255ths(eps)), "")
-            raise ArgumentError(f"evaluation.eps is {epsilons}; expected one or more numbers in [0, 1]{hint}")
+        if not self.eps:
+            raise ArgumentError("evaluation.eps is []; expected one or more numbers from 0 to 1")
+        for eps in self.eps:
+            parse_epsilon(format_epsilon(eps), "evaluation.eps")
 
 
 @dataclass(frozen=True)

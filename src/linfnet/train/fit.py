@@ -22,6 +22,7 @@ from linfnet.data import (
 from linfnet.distributed.group import ALONE, Group
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_tensors
+from linfnet.inputs import check_net
 from linfnet.nn import Classifier, load_weights
 from linfnet.recipes import Recipe, change_recipe, load_recipe
 from linfnet.recipes.io import toml_literal
@@ -108,13 +109,14 @@ def fit(
         train = None
     if seed is not None:
         changes["run.seed"] = seed
+    net = None if net is None else check_net(net)
     chosen = _choose(recipe, changes, net)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if resume and out is None:
         raise ArgumentError("resume is True, but out is not given; expected the run folder")
     folder, resumed = _open(chosen, None if out is None else Path(out), resume, group)
     try:
-        described, images, tested = _load(chosen, train, test)
+        described, images, tested = _load(chosen, train, test, net)
         if net is not None:
             images, tested = _for_net(net, described, images, tested)
             title = described.title.removesuffix(", own net")
@@ -164,7 +166,9 @@ def _open(chosen: Recipe, out: Path | None, resume: bool, group: Group) -> tuple
     return (RunFolder.new(out, chosen) if group.first else RunFolder(out, chosen)), False
 
 
-def _load(chosen: Recipe, train: object, test: object) -> tuple[Recipe, ImageSet, ImageSet | None]:
+def _load(
+    chosen: Recipe, train: object, test: object, net: Classifier | None
+) -> tuple[Recipe, ImageSet, ImageSet | None]:
     """Return the data, and the recipe with a description of the data."""
     if train is None:
         if chosen.data.in_memory:
@@ -175,7 +179,8 @@ def _load(chosen: Recipe, train: object, test: object) -> tuple[Recipe, ImageSet
             return chosen, images, tested
         path = None if chosen.data.path is None or not own_test else Path(chosen.data.path).expanduser().resolve()
     else:
-        images, path = as_image_set(train, name="own", split="train"), None
+        classes = None if net is None or isinstance(train, ImageSet) else net.classes
+        images, path = as_image_set(train, classes=classes, name="own", split="train"), None
         tested = None if test is None else _test_set(test, chosen, images)
     if path is None and is_known(images, "train") and (tested is None or is_known(tested, "test")):
         return change_recipe(chosen, {"data.name": images.info.name}), images, tested
