@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from linfnet.data import own_name, set_title
-from linfnet.epsilon import format_epsilon, parse_rational
+from linfnet.epsilon import format_epsilon, parse_epsilon, parse_rational
 from linfnet.errors import ArgumentError, LinfnetError, nearest
 from linfnet.losses import LOSSES
 from linfnet.recipes.recipe import Data, EvaluationSettings, Recipe
@@ -217,7 +217,8 @@ def _coerce(key: str, value: Any, kind: Any) -> Any:
             raise ArgumentError(f"{key} is {value}; expected a list of {len(kinds)} numbers")
         return tuple(_coerce(key, item, inner) for item, inner in zip(items, kinds, strict=True))
     if kind is Fraction:
-        return parse_rational(value, key)
+        # The message of an epsilon that is out of range shows it as the user has written it.
+        return parse_epsilon(value, key) if key == "evaluation.eps" else parse_rational(value, key)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) < 2**63 else math.inf
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
