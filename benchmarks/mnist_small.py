@@ -14,15 +14,14 @@ from linfnet.certificates import certified_by_interval
 from linfnet.certificates.real import real_certified
 from linfnet.cli.console import console, results_table
 from linfnet.cli.evaluate import evaluate_with_progress
-from linfnet.cli.train import train_display
+from linfnet.cli.train import TrainDisplay
 from linfnet.data import ImageSet, load
 from linfnet.epsilon import format_epsilon
 from linfnet.files import write_json
 from linfnet.nn import LinfNet
 from linfnet.recipes import load_recipe, recipe_to_toml
-from linfnet.results import read_results
 from linfnet.theory import nearest_neighbour_net
-from linfnet.train import accuracy, environment, predict, start_run
+from linfnet.train import accuracy, environment, fit, predict
 
 CHANGES = ("model.depth=4", "model.width=256", "schedule.epochs=[3, 18, 4]", "schedule.snap_p=true", "run.test_every=5")
 NEIGHBOURS = 5000
@@ -42,11 +41,11 @@ def main() -> None:
     recipe = load_recipe("mnist-0.1", CHANGES)
     images, test = load("mnist", "train"), load("mnist", "test")
     with tempfile.TemporaryDirectory() as folder:
-        run = start_run(recipe, Path(folder) / "run", torch.device("cpu"), display=train_display)
-        trained = evaluate_with_progress(LinfNet.load(run.path), test, recipe.evaluation.eps, 100)
-        training = read_results(run.path).training
+        fitted = fit(recipe, out=Path(folder) / "run", device="cpu", callbacks=[TrainDisplay()])
+        trained = evaluate_with_progress(fitted.net, test, recipe.evaluation.eps, 100)
     (result,) = trained.results
-    assert training is not None
+    training, tested = fitted.result, fitted.result.test
+    assert tested is not None
     console.print(results_table("MNIST test images, accuracy in %", [("trained", result)]))
     few = images.first(NEIGHBOURS)
     neighbour = certified_without_attack(
@@ -60,8 +59,8 @@ def main() -> None:
             "environment": environment(),
             "recipe": recipe_to_toml(recipe),
             "train": {
-                "clean": training.test.clean,
-                "certified": {format_epsilon(eps): share for eps, share in training.test.certified.items()},
+                "clean": tested.clean,
+                "certified": {format_epsilon(eps): share for eps, share in tested.certified.items()},
                 "epochs": training.epochs,
                 "seconds": training.seconds,
                 "seed": training.seed,

@@ -13,8 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from linfnet.certificates import certify_images
-from linfnet.cli.inputs import choose_device
-from linfnet.cli.train import train_display
+from linfnet.cli.train import TrainDisplay
 from linfnet.data import load
 from linfnet.files import read_json, write_json, write_text
 from linfnet.nn import LinfNet, count_parameters
@@ -22,7 +21,7 @@ from linfnet.nn.model_card import model_card
 from linfnet.nn.model_path import PRETRAINED
 from linfnet.recipes import load_recipe, recipe_to_toml
 from linfnet.results import Result, Results, read_results, results_from_json, results_to_json
-from linfnet.train import RunFolder, environment, start_run
+from linfnet.train import RunFolder, environment, fit
 
 CHANGES = ("model.depth=4", "model.width=320", "schedule.epochs=[7, 90, 13]", "schedule.snap_p=true")
 EPSILONS = (Fraction(1, 20), Fraction(1, 10), Fraction(1, 5), Fraction(3, 10))
@@ -62,7 +61,7 @@ def main() -> None:
     test = load("mnist", "test")
     with tempfile.TemporaryDirectory() as folder:
         recipe = load_recipe("mnist-0.1", CHANGES)
-        run = options.run or start_run(recipe, Path(folder) / "run", choose_device("auto"), display=train_display).path
+        run = options.run or fit(recipe, out=Path(folder) / "run", callbacks=[TrainDisplay()]).folder
         net, trained, recipe = LinfNet.load(run), read_results(run), RunFolder.open(run).recipe
     certified = certify_images(net, zip(test.pixels().split(BATCH), test.labels.split(BATCH), strict=True), EPSILONS)
     rows = zip(EPSILONS, certified.certified["margin"], certified.certified["interval"], strict=True)

@@ -108,7 +108,7 @@ def test_a_net_runs_once_on_attacked_images(net_and_images, monkeypatch: pytest.
     forward, calls = net.forward, []
     monkeypatch.setattr(net, "forward", lambda images: calls.append(len(images)) or forward(images))
     evaluate(net, test, (Fraction(1, 20),), steps=3)
-    # Logits of all images, three steps of the attack, and one pass on its result; the margin certificate calls `measure`.
+    # Logits of all images, three steps of the attack, and one pass on its result. The margin calls `measure` instead.
     assert sum(size == 60 for size in calls) == 1
     assert sum(0 < size < 60 for size in calls) == 4
 

@@ -1,5 +1,6 @@
 """Every public function is called with each kind of input: the right answer, or one clear line."""
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Iterator
@@ -61,6 +62,12 @@ def evaluated(net: Any, images: Any, labels: Any, eps: Any) -> object:
     return found.clean, found.attacked, found.certified
 
 
+def fitted(net: Any, images: Any, labels: Any, eps: Any) -> object:
+    settings = {"epochs": [1, 0, 1], "evaluation.eps": eps}
+    found = linfnet.fit("digits", (images, labels), settings=settings, net=copy.deepcopy(net), device="cpu")
+    return list(found.net.state_dict().values()), found.result.train
+
+
 def closest(net: Any, images: Any, labels: Any, eps: Any) -> object:
     found = closest_break(net, images[0], labels[0], steps=2, points=2, rounds=1, exponents=(math.inf,))
     return found.distance, found.image
@@ -80,6 +87,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], set[str]]] = {
     "attack smoothed": (attacked("smoothed"), EVERYTHING),
     "attack of a user": (attacked(stripes), EVERYTHING),
     "evaluate": (evaluated, EVERYTHING),
+    "fit": (fitted, EVERYTHING),
     "certify_images": (all_certificates, EVERYTHING),
     "certify_by_margin": (by_margin, EVERYTHING),
     "certified_by_interval": (certified_by_interval, EVERYTHING),
@@ -174,6 +182,12 @@ OTHERWISE: dict[tuple[str, str], str | Change | None] = {
     ("evaluate", "images uint8"): lambda x: (x * 255).byte().float() / 255,
     ("evaluate", "images int64"): "convert integers from 0 to 255 to uint8",
     ("evaluate", "one image"): "expected one for each",
+    ("fit", "images float64"): None,
+    ("fit", "images of NumPy, float64"): None,
+    ("fit", "images uint8"): lambda x: (x * 255).byte(),
+    ("fit", "images int64"): "convert integers from 0 to 255 to uint8",
+    ("fit", "one image"): "expected one for each",
+    ("fit", "net compiled in place"): None,  # a copy is trained, which is not compiled
     # One label and one image are passed.
     ("closest_break", "labels too few"): None,
     ("closest_break", "labels one-hot"): "labels has shape",

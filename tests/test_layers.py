@@ -12,7 +12,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "linfnet"
 # A folder (or module) may import those before it and itself. Those in one set do not import each other.
 ORDER: list[set[str]] = [
     {"errors", "version"},
-    {"boxes", "epsilon", "files", "plugins", "registry"},
+    {"plugins"},
+    {"boxes", "epsilon", "files", "registry"},
     {"figures", "results"},
     {"distributed"},
     {"data", "ops"},

@@ -20,15 +20,18 @@ if TYPE_CHECKING:
     from linfnet.nn import Classifier, LinfNet, LpDistance, LpDistanceConv2d, MeanShift, ModelInfo, list_models
     from linfnet.ops import linf_distance_bounds, lp_distance
     from linfnet.systems import SYSTEMS, load_model
+    from linfnet.train import Callback, Fitted, fit
 
 # The module of each name of __all__; tests/test_package.py compares it with the imports above.
 _MODULES = {
     "ATTACKS": "attacks",
     "ArgumentError": "errors",
     "Attacked": "attacks",
+    "Callback": "train",
     "Certified": "certificates",
     "Classifier": "nn",
     "Evaluation": "evaluation",
+    "Fitted": "train",
     "ImageSet": "data",
     "LOSSES": "losses",
     "LinfNet": "nn",
@@ -41,6 +44,7 @@ _MODULES = {
     "attack": "attacks",
     "certify": "certificates",
     "evaluate": "evaluation",
+    "fit": "train",
     "linf_distance_bounds": "ops",
     "list_models": "nn",
     "load": "data",
@@ -55,9 +59,11 @@ __all__ = [
     "SYSTEMS",
     "ArgumentError",
     "Attacked",
+    "Callback",
     "Certified",
     "Classifier",
     "Evaluation",
+    "Fitted",
     "ImageSet",
     "LinfNet",
     "LinfnetError",
@@ -69,6 +75,7 @@ __all__ = [
     "attack",
     "certify",
     "evaluate",
+    "fit",
     "linf_distance_bounds",
     "list_models",
     "load",

@@ -75,7 +75,7 @@ def _rows(folder: Path, run: str, data: str | None) -> Iterator[Compared]:
             certify_seconds_per_image=result.certify_seconds.get(result.best),
             parameters=None if result.net else parameters,
         )
-    if training and not results.evaluations and data is None:
+    if training and training.test and not results.evaluations and data is None:
         for eps, share in training.test.certified.items() or ((None, None),):
             named = (run, system, "test, after training", "" if eps is None else format_epsilon(eps))
             yield Compared(*named, training.test.clean, None, share, "", "real", 1.0, seconds, None, parameters)

@@ -49,10 +49,17 @@ def parse_epsilon(value: Epsilon, name: str = "eps") -> Fraction:
     exact = parse_rational(value, name)
     if not 0 <= exact <= 1:
         shown = "/".join(map(str, value)) if isinstance(value, tuple) else value
-        grey_level = exact.denominator == 1 and 1 < exact <= 255
-        hint = f"; did you mean {exact}/255?" if grey_level else ""
-        raise ArgumentError(f"{name} is {shown}; expected a number from 0 to 1 (pixel units){hint}")
+        raise ArgumentError(f"{name} is {shown}; expected a number from 0 to 1 (pixel units){in_255ths(exact)}")
     return exact
+
+
+def in_255ths(value: Fraction) -> str:
+    """Return a hint for a number that was probably meant in steps of 1/255, or an empty text.
+
+    >>> in_255ths(Fraction(8)), in_255ths(Fraction(1, 2))
+    ('; did you mean 8/255?', '')
+    """
+    return f"; did you mean {value}/255?" if value.denominator == 1 and 1 < value <= 255 else ""
 
 
 def parse_epsilons(values: Epsilon | Sequence[Epsilon], name: str = "eps") -> tuple[Fraction, ...]:

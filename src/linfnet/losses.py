@@ -12,19 +12,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linfnet.errors import at_least, check_numbers, number
+from linfnet.epsilon import in_255ths
+from linfnet.errors import ArgumentError, at_least, check_numbers, number
 from linfnet.nn.label_margin import margin
 from linfnet.registry import Registry
 from linfnet.schedules import StepState, mixing_coefficient
 
 
 def scaled_cross_entropy(logits: Tensor, labels: Tensor, scale: Tensor | float = 1.0) -> Tensor:
-    """Return the cross-entropy of `scale * logits`, averaged over the batch."""
+    """Return the cross-entropy of `scale * logits`, averaged over the batch.
+
+    Args:
+        logits: [B, K].
+        labels: int64 [B].
+        scale: the temperature s. The logits of distance nets are distances, whose differences are small: s is trained.
+
+    >>> scaled_cross_entropy(torch.zeros(1, 2), torch.tensor([0]))
+    tensor(0.6931)
+    """
     return F.cross_entropy(scale * logits, labels)
 
 
 def thresholded(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
-    """Return the logits, with the threshold subtracted from the logit of the true class.
+    """Return the logits [B, K], with the threshold subtracted from the logit of the true class.
+
+    Args:
+        logits: [B, K].
+        labels: int64 [B].
+        threshold: theta in the units of the logits.
 
     >>> thresholded(torch.tensor([[3.0, 1.0]]), torch.tensor([0]), 2.0)
     tensor([[1., 1.]])
@@ -55,6 +70,11 @@ def hinge(logits: Tensor, labels: Tensor, threshold: float, *, max_share: float 
 def clipped_hinge(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
     """Return the mean of min(max(1 - margin / threshold, 0), 1), which is constant for misclassified samples.
 
+    Args:
+        logits: [B, K].
+        labels: int64 [B].
+        threshold: theta in the units of the logits; samples with at least this margin have loss 0.
+
     >>> clipped_hinge(torch.tensor([[1.0, 0.0]]), torch.tensor([1]), 2.0)
     tensor(1.)
     """
@@ -64,7 +84,18 @@ def clipped_hinge(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
 def mixture(
     logits: Tensor, labels: Tensor, *, threshold: float, mixing: Tensor | float, scale: Tensor | float
 ) -> Tensor:
-    """Return the paper's objective: mixing * scaled cross-entropy + clipped hinge."""
+    """Return the paper's objective: mixing * scaled cross-entropy + clipped hinge.
+
+    Args:
+        logits: [B, K].
+        labels: int64 [B].
+        threshold: theta in the units of the logits, `theta * net.lipschitz`.
+        mixing: lambda, the weight of the cross-entropy.
+        scale: the temperature s of the cross-entropy.
+
+    >>> mixture(torch.tensor([[1.0, 0.0]]), torch.tensor([0]), threshold=2.0, mixing=0.0, scale=1.0)
+    tensor(0.5000)
+    """
     return mixing * scaled_cross_entropy(logits, labels, scale) + clipped_hinge(logits, labels, threshold)
 
 
@@ -82,14 +113,18 @@ def margin_shares(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
 class Objective(ABC):
     """A training objective. Its fields are the keys of [loss] in a recipe; the constructor checks their ranges."""
 
-    # The margin that training aims at, in pixel units. For every objective, training reports the margins above it.
     theta: Fraction = Fraction(48, 255)
+    """The margin that training aims at, in pixel units. Training reports how many margins are above it."""
 
     learns_scale: ClassVar[bool] = False
     """Whether the temperature s of the net is trained."""
 
     def __post_init__(self) -> None:
         at_least("loss.theta", float(self.theta), 0, strictly=True)
+        # Two images differ by at most 1, and margins change at most twice as fast as pixels.
+        if self.theta > 2:
+            hint = in_255ths(self.theta)
+            raise ArgumentError(f"loss.theta is {float(self.theta):g}; expected at most 2 (pixel units){hint}")
         check_numbers(self, "loss")
 
     @property
@@ -131,9 +166,12 @@ class Mixture(Objective):
     """
 
     mixing_start: float = number(0.1)
+    """lambda, the weight of the cross-entropy, in the first phase."""
     mixing_end: float = number(5e-4)
+    """lambda at the end of the second phase."""
     # In the paper's text the last phase has no cross-entropy, but its published results were trained with mixing_end.
     mixing_zero_at_infinity: bool = False
+    """Whether lambda is 0 in the last phase; otherwise it is `mixing_end`."""
 
     learns_scale: ClassVar[bool] = True
 
@@ -153,10 +191,11 @@ class Hinge(Objective):
     """hinge(g / theta, y) without s, optionally with the mean over classes and the warm-up of the 2021 paper."""
 
     theta: Fraction = Fraction(80, 255)
-    # Weight of the worst class. The 2021 paper uses 0.75, and 0.25 for the mean over classes.
     max_share: float = number(1.0, most=1)
-    # Raise the threshold from 0 to theta in the first phase. The published runs of 2021 without an MLP do not do this.
+    """Weight of the worst class. The 2021 paper uses 0.75, and 0.25 for the mean over classes."""
+    # The published runs of 2021 without an MLP do not do this.
     warmup: bool = False
+    """Raise the threshold from 0 to theta in the first phase."""
 
     def __call__(self, logits: Tensor, labels: Tensor, state: StepState, *, scale: Tensor, lipschitz: float) -> Tensor:
         required = state.started if self.warmup else 1.0
@@ -169,6 +208,7 @@ class CrossEntropy(Objective):
     """CE(s * g, y) with a fixed s; theta has no effect."""
 
     fixed_scale: float = number(1.0, strictly=True)
+    """The factor s of the logits."""
 
     def __call__(self, logits: Tensor, labels: Tensor, state: StepState, *, scale: Tensor, lipschitz: float) -> Tensor:
         return scaled_cross_entropy(logits, labels, self.fixed_scale)

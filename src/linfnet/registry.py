@@ -1,11 +1,12 @@
 """Tables of losses, systems, attacks and kernels by name; a decorator adds entries.
 
-Other packages can add entries in the same way when their modules are imported.
+Other packages can add entries in the same way when their modules are imported (see `linfnet.plugins`).
 """
 
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+from linfnet import plugins
 from linfnet.errors import ArgumentError, nearest
 
 T = TypeVar("T")
@@ -13,7 +14,7 @@ Added = TypeVar("Added")
 
 
 class Registry(Generic[T]):
-    """A table from names to objects of one kind.
+    """A table from names to objects of one kind. An unknown name first loads the entry points of installed plugins.
 
     Args:
         kind: the word for a name in error messages, such as `loss.name`.
@@ -25,8 +26,12 @@ class Registry(Generic[T]):
     ('Circle', ('circle',))
     """
 
+    of_kind: ClassVar[dict[str, "Registry[Any]"]] = {}
+    """The registry of each kind."""
+
     def __init__(self, kind: str) -> None:
         self.kind = kind
+        self.of_kind[kind] = self
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[Added], Added]:
@@ -41,12 +46,15 @@ class Registry(Generic[T]):
         return add
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._entries:
+        if name not in self:
             known = ", ".join(self.names())
-            raise ArgumentError(f"{self.kind} is {name!r}; expected one of {known}{nearest(name, self._entries)}")
+            hint = f"{nearest(name, self._entries)} ({plugins.HINT})"
+            raise ArgumentError(f"{self.kind} is {name!r}; expected one of {known}{hint}")
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:
+        if name not in self._entries:
+            plugins.load_entry_points()
         return name in self._entries
 
     def __iter__(self) -> Iterator[str]:

@@ -22,14 +22,21 @@ class StepState:
     relaxed: float
     """The completed fraction of the rise of p, from 0 to 1."""
     p: float
+    """The exponent of the distance layers."""
     mixing: float
     """lambda, the weight of the cross-entropy; 0 for objectives that do not mix."""
     lr: float
+    """The learning rate of the weights."""
 
 
 @dataclass(frozen=True)
 class Phases:
     """Numbers of epochs with constant, rising and infinite p.
+
+    Args:
+        start: number of epochs with constant p.
+        rise: number of epochs in which p rises.
+        infinite: number of epochs with p = inf.
 
     >>> phases = Phases(100, 1150, 50)
     >>> phases.total, phases.relaxation_progress(675.0)
@@ -64,6 +71,11 @@ class Phases:
 def relaxation_p(progress: float, *, start: float = 8.0, end: float = 1000.0) -> float:
     """Return p when a fraction `progress` of its rise is complete: start * (end / start)^progress, or infinity at 1.
 
+    Args:
+        progress: from 0 to 1, for example `Phases.relaxation_progress(epoch)`.
+        start: p at progress 0.
+        end: p just before progress 1.
+
     >>> relaxation_p(0.0), relaxation_p(1.0)
     (8.0, inf)
     """
@@ -74,6 +86,11 @@ def mixing_coefficient(progress: float, *, start: float, end: float) -> float:
     """Return lambda when a fraction `progress` of the rise of p is complete: start * (end / start)^progress.
 
     If `end` is 0, lambda is constant until p = inf.
+
+    Args:
+        progress: from 0 to 1, for example `Phases.relaxation_progress(epoch)`.
+        start: lambda at progress 0.
+        end: lambda at progress 1.
 
     >>> mixing_coefficient(0.5, start=0.25, end=0.0625)
     0.125

@@ -29,11 +29,11 @@ def train(folder: Path, dtype: torch.dtype, group: Group = ALONE) -> dict[str, t
         trainer.progress.step += 1
         records.append(trainer.record[row].clone())
         if trainer.progress.step == 12:
-            tested = trainer._test()
+            tested = trainer._test(test)
     state = {name: tensor.clone() for name, tensor in trainer.net.state_dict().items()}
     with trainer.net.at_infinity():
-        logits = predict(trainer.net, trainer.test, group)
-    shares = torch.tensor([tested["accuracy_at_p"], tested["clean"], *tested["certified"].values()])
+        logits = predict(trainer.net, test, group)
+    shares = torch.tensor([tested.accuracy_at_p, tested.clean, *tested.certified.values()])
     return {**state, "records": torch.stack(records), "logits": logits, "tested": shares}
 
 

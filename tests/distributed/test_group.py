@@ -124,7 +124,7 @@ def test_only_the_first_process_says_that_the_run_was_stopped(
         raise StoppedError("stopped")
 
     monkeypatch.setattr("linfnet.cli.train.joined", lambda device: contextlib.nullcontext(Group(rank, 1)))
-    monkeypatch.setattr("linfnet.cli.train.start_run", stop)
+    monkeypatch.setattr("linfnet.cli.train.fit", stop)
     assert main(["train", "digits", "--out", str(tmp_path / "run")]) == 130
     assert capsys.readouterr().err == ("" if rank else "stopped\n")
 

@@ -9,7 +9,7 @@ import pytest
 
 from linfnet.errors import LinfnetError
 from linfnet.losses import Hinge, Mixture
-from linfnet.recipes import Recipe, load_recipe, recipe_from_toml, recipe_names, recipe_to_toml
+from linfnet.recipes import Recipe, change_recipe, load_recipe, recipe_from_toml, recipe_names, recipe_to_toml
 from linfnet.recipes.recipe import Reported
 from linfnet.systems import system_of
 
@@ -203,3 +203,33 @@ def test_wrong_files_are_told(tmp_path: Path):
 def test_what_was_reported_is_not_of_other_images_another_epsilon_or_another_system(change: str, kept: bool):
     reported = load_recipe("mnist-0.3", [change]).reported
     assert reported == (load_recipe("mnist-0.3").reported if kept else Reported())
+
+
+@pytest.mark.parametrize(
+    ("change", "title"),
+    [
+        ("data.name=fashion-mnist", "Fashion-MNIST at eps = 0.3, settings of mnist-0.3"),
+        ("data.path=my/photos", "photos at eps = 0.3, settings of mnist-0.3"),
+        ("evaluation.eps=0.1", "MNIST at eps = 0.1, settings of mnist-0.3"),
+        ("system.name=hybrid", "MNIST at eps = 0.3, settings of mnist-0.3, system hybrid"),
+        ("width=64", "MNIST at eps = 0.3"),
+    ],
+)
+def test_the_title_is_not_of_other_images_another_epsilon_or_another_system(change: str, title: str):
+    assert load_recipe("mnist-0.3", [change]).title == title
+    assert load_recipe("mnist-0.3", [change, "title=mine"]).title == "mine"
+
+
+def test_changes_as_a_mapping():
+    recipe = load_recipe("digits", {"model.width": 64, "epochs": (1, 2, 3), "theta": "1/3", "data.path": Path("2024")})
+    assert (recipe.model.width, recipe.schedule.epochs, recipe.loss.theta) == (64, (1, 2, 3), Fraction(1, 3))
+    assert recipe.data.path == "2024"
+    assert change_recipe(recipe, {"data.name": "mnist"}).data.path is None
+
+
+def test_own_data_in_a_file(tmp_path: Path):
+    file = tmp_path / "mine.toml"
+    file.write_text('[data]\npath = "photos"\nresize = [28, 28]\nmode = "grey"\nsplit_seed = 3\n')
+    recipe = load_recipe(file)
+    assert (recipe.data.path, recipe.data.resize, recipe.data.mode) == ("photos", (28, 28), "grey")
+    assert recipe_from_toml(recipe_to_toml(recipe), "copy", "mine") == recipe

@@ -101,14 +101,14 @@ def test_finished_rows_stay_whatever_their_seeds_and_however_often_they_were_tes
 
 
 def test_rows_that_another_process_finishes_meanwhile_stay(monkeypatch: pytest.MonkeyPatch):
-    start = runner.start_run
+    start = runner.fit
 
     def slow(*arguments, **options):
-        monkeypatch.setattr(runner, "start_run", start)
+        monkeypatch.setattr(runner, "fit", start)
         assert reproduce("--row", "narrow") == 0
         return start(*arguments, **options)
 
-    monkeypatch.setattr(runner, "start_run", slow)
+    monkeypatch.setattr(runner, "fit", slow)
     assert reproduce("--row", "wide") == 0
     assert rows_of_outcome() == [("narrow", 1), ("wide", 1)]
 
@@ -219,14 +219,14 @@ def test_the_range_over_seeds_is_readable_in_80_columns():
 
 
 def test_a_run_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    start = runner.start_run
+    start = runner.fit
 
     def failing(recipe, *arguments, **options):
         if recipe.model.width == 8:
             raise LinfnetError("the loss is nan")
         return start(recipe, *arguments, **options)
 
-    monkeypatch.setattr(runner, "start_run", failing)
+    monkeypatch.setattr(runner, "fit", failing)
     assert reproduce() == 2
     printed = capsys.readouterr().out
     assert "1/2 narrow, seed 0: failed: the loss is nan" in printed

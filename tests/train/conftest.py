@@ -8,7 +8,7 @@ import torch
 
 from linfnet.data import load
 from linfnet.recipes import load_recipe
-from linfnet.train import RunFolder, Trainer
+from linfnet.train import Callbacks, RunFolder, Trainer
 
 TINY = (
     "limit=150",
@@ -22,32 +22,13 @@ TINY = (
 )
 
 
-class Quiet:
-    """A watcher that records its calls."""
-
-    def __init__(self) -> None:
-        self.events: list[dict] = []
-        self.steps: list[int] = []
-
-    def step(self, step: int, values: object, so_far: dict[str, float]) -> None:
-        self.steps.append(step)
-
-    def event(self, event: dict) -> None:
-        self.events.append(event)
-
-
-@pytest.fixture
-def watcher() -> Quiet:
-    return Quiet()
-
-
 @pytest.fixture
 def new_trainer(tmp_path: Path) -> Callable[..., Trainer]:
-    def build(name: str = "run", *changes: str) -> Trainer:
+    def build(name: str = "run", *changes: str, callbacks: Callbacks = ()) -> Trainer:
         recipe = load_recipe("digits", [*TINY, *changes])
         folder = RunFolder.new(tmp_path / name, recipe)
         images, test = load("digits", "train"), load("digits", "test")
-        trainer = Trainer(recipe, images, test, torch.device("cpu"), folder=folder)
+        trainer = Trainer(recipe, images, test, torch.device("cpu"), folder=folder, callbacks=callbacks)
         folder.create()
         return trainer
 

@@ -5,22 +5,25 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from steps import OnStep
 
 from linfnet.errors import LinfnetError
 from linfnet.files import read_tensors, write_tensors
-from linfnet.train import StoppedError, Trainer
+from linfnet.train import Callbacks, StoppedError, Trainer
 from linfnet.train.checkpoint import find_checkpoints, load_checkpoint
 
 
 @pytest.fixture
-def trained(new_trainer: Callable[..., Trainer], watcher) -> Trainer:
+def trained(new_trainer: Callable[..., Trainer]) -> Trainer:
     trainer = new_trainer()
-    trainer.run(watcher)
+    trainer.run()
     return trainer
 
 
-def fresh(trainer: Trainer) -> Trainer:
-    return Trainer(trainer.recipe, trainer.images, trainer.test, torch.device("cpu"), folder=trainer.folder)
+def fresh(trainer: Trainer, callbacks: Callbacks = ()) -> Trainer:
+    return Trainer(
+        trainer.recipe, trainer.images, trainer.test, torch.device("cpu"), folder=trainer.folder, callbacks=callbacks
+    )
 
 
 def test_a_checkpoint_holds_model_optimizer_and_random_state(trained: Trainer):
@@ -51,33 +54,28 @@ def test_a_damaged_checkpoint_is_recognised_and_the_one_before_used(trained: Tra
     assert again.progress.step == 0
 
 
-def test_a_run_without_its_folder_of_checkpoints_begins_again(trained: Trainer, watcher):
+def test_a_run_without_its_folder_of_checkpoints_begins_again(trained: Trainer):
     weights = {name: tensor.clone() for name, tensor in trained.net.state_dict().items()}
     shutil.rmtree(trained.folder.checkpoints)
     again = fresh(trained)
     assert again.resume() == []
-    again.run(watcher)
+    again.run()
     assert len(find_checkpoints(trained.folder.checkpoints)) == 2
     assert all(torch.equal(tensor, weights[name]) for name, tensor in again.net.state_dict().items())
 
 
-def test_a_damaged_checkpoint_is_not_kept_in_the_place_of_a_whole_one(trained: Trainer, watcher):
+def test_a_damaged_checkpoint_is_not_kept_in_the_place_of_a_whole_one(trained: Trainer):
     newest = find_checkpoints(trained.folder.checkpoints)[0]
     newest.write_bytes(newest.read_bytes()[:-100])
-    again = fresh(trained)
+    again = fresh(trained, callbacks=[OnStep(lambda step: os.kill(os.getpid(), signal.SIGTERM))])
     again.resume()
-
-    class Stopper(type(watcher)):
-        def step(self, step: int, values: object, so_far: dict[str, float]) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
-
     with pytest.raises(StoppedError, match="stopped at step 13"):
-        again.run(Stopper())
+        again.run()
     kept = find_checkpoints(trained.folder.checkpoints)
     assert [path.stem for path in kept] == ["step-000000013", "step-000000012"]
 
 
-def test_foreign_checkpoints_change_nothing(trained: Trainer, new_trainer: Callable[..., Trainer], watcher):
+def test_foreign_checkpoints_change_nothing(trained: Trainer, new_trainer: Callable[..., Trainer]):
     newest = find_checkpoints(trained.folder.checkpoints)[0]
     tensors, metadata = read_tensors(newest)
     wider = new_trainer("wider", "width=20")

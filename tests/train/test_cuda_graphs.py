@@ -154,17 +154,17 @@ def test_a_failed_capture_is_reported_once_and_training_continues(monkeypatch: p
 
 @pytest.mark.parametrize("system", ["linf", "hybrid"])
 def test_the_trainer_gives_the_same_bits_with_graphs(
-    new_trainer: Callable[..., Trainer], watcher, fakes: list[Fake], system: str
+    new_trainer: Callable[..., Trainer], fakes: list[Fake], system: str
 ) -> None:
     settings = (*FEW_P, f"system.name={system}")
     plain, replayed = new_trainer("plain", *settings), new_trainer("replayed", *settings)
     assert isinstance(replayed.system, FeatureSystem)
     module = FeatureModule(replayed.system, replayed.net)
     replayed.graphed = GraphedModule(module, replayed.batch, lambda: replayed.net.p, replayed._p_stays)
-    plain.run(watcher)
+    plain.run()
     assert fakes == []  # on a CPU the recipe's graphs = true has no effect
     assert plain.graphed is None
-    replayed.run(watcher)
+    replayed.run()
     # These are all full batches except the first of each p.
     assert [each.replays for each in fakes] == [9, 9, 3, 3]
     for one, other in zip(plain.net.state_dict().values(), replayed.net.state_dict().values(), strict=True):
@@ -302,16 +302,14 @@ class TestOnTheGpu:
         assert reserved[-1] - reserved[1] < of_one
 
     @pytest.mark.parametrize("system", ["linf", "hybrid"])
-    def test_the_trainer_gives_the_same_bits(
-        self, tmp_path: Path, watcher, captures: list[CapturedGraphs], system: str
-    ) -> None:
+    def test_the_trainer_gives_the_same_bits(self, tmp_path: Path, captures: list[CapturedGraphs], system: str) -> None:
         def run(name: str, *changes: str) -> dict[str, Tensor]:
             recipe = load_recipe("digits", (*FEW_P, "width=64", f"system.name={system}", *changes))
             folder = RunFolder.new(tmp_path / name, recipe)
             images, test = load("digits", "train"), load("digits", "test")
             trainer = Trainer(recipe, images, test, torch.device("cuda"), folder=folder)
             folder.create()
-            trainer.run(watcher)
+            trainer.run()
             folder.release()
             return trainer.net.state_dict()
 

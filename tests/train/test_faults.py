@@ -13,6 +13,7 @@ from pathlib import Path
 import faults_worker
 import pytest
 import torch
+from steps import at_step
 
 from linfnet.cli.console import console
 from linfnet.cli.main import main
@@ -105,20 +106,16 @@ def test_a_full_disk_stops_the_run_and_keeps_the_last_checkpoint(
     assert len(epochs) == 18
 
 
-def test_a_file_size_limit_is_told_like_a_full_disk(new_trainer: Callable[..., Trainer], watcher):
+def test_a_file_size_limit_is_told_like_a_full_disk(new_trainer: Callable[..., Trainer]):
     whole = new_trainer("whole")
-    whole.run(watcher)
-    trainer = new_trainer("limited")
+    whole.run()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    class Tightener(type(watcher)):
-        def step(self, step: int, values: object, so_far: dict[str, float]) -> None:
-            if step == 7:  # the checkpoints of steps 3 and 6 are written; the checkpoint of step 9 does not fit
-                resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
-
+    # The checkpoints of steps 3 and 6 are written; the checkpoint of step 9 does not fit.
+    tighten = at_step(7, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1])))
+    trainer = new_trainer("limited", callbacks=[tighten])
     try:
         with pytest.raises(LinfnetError, match="File too large; its last checkpoint is step-000000006"):
-            trainer.run(Tightener())
+            trainer.run()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.stem for path in find_checkpoints(trainer.folder.checkpoints)] == ["step-000000006", "step-000000003"]
@@ -126,14 +123,14 @@ def test_a_file_size_limit_is_told_like_a_full_disk(new_trainer: Callable[..., T
     again = Trainer(trainer.recipe, trainer.images, trainer.test, torch.device("cpu"), folder=trainer.folder)
     assert again.resume() == []
     assert again.progress.step == 6
-    again.run(watcher)
+    again.run()
     assert same_model(whole.folder.path, trainer.folder.path)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS])
 @pytest.mark.parametrize("name", ["events.jsonl", "model.safetensors", "results.json"])
 def test_any_file_may_be_the_one_that_fails(
-    new_trainer: Callable[..., Trainer], watcher, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+    new_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, name: str, number: int
 ):
     trainer = new_trainer("run", "epochs=[1, 1, 1]")
     whole, opened = Path.replace, Path.open
@@ -152,17 +149,17 @@ def test_any_file_may_be_the_one_that_fails(
         patch.setattr(Path, "replace", replace)
         patch.setattr(Path, "open", open_file)
         with pytest.raises(LinfnetError, match=f"the run stopped: .*{name}: no; its last checkpoint is step-"):
-            trainer.run(watcher)
+            trainer.run()
     assert not trainer.folder.finished
     again = Trainer(trainer.recipe, trainer.images, trainer.test, torch.device("cpu"), folder=trainer.folder)
     again.resume()
-    again.run(watcher)
+    again.run()
     assert again.folder.finished
 
 
 @pytest.mark.parametrize("moment", ["finish", "results"])
 def test_a_kill_in_the_last_moment_can_be_resumed_and_recorded(
-    new_trainer: Callable[..., Trainer], watcher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: str
+    new_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: str
 ):
     trainer = new_trainer("run", "epochs=[1, 1, 1]")
     logged = RunFolder.log
@@ -181,7 +178,7 @@ def test_a_kill_in_the_last_moment_can_be_resumed_and_recorded(
         else:
             patch.setattr(loop, "write_training", write_training)
         with pytest.raises(KeyboardInterrupt):
-            trainer.run(watcher)
+            trainer.run()
     trainer.folder.release()
     assert main(["train", "--resume", str(trainer.folder.path)]) == 0
     assert [event["event"] for event in trainer.folder.events()].count("finish") == 1
@@ -190,10 +187,10 @@ def test_a_kill_in_the_last_moment_can_be_resumed_and_recorded(
 
 @pytest.mark.parametrize("share", [0.0, 0.999])
 def test_a_cut_model_is_written_again_from_the_last_checkpoint(
-    new_trainer: Callable[..., Trainer], watcher, capsys: pytest.CaptureFixture[str], share: float
+    new_trainer: Callable[..., Trainer], capsys: pytest.CaptureFixture[str], share: float
 ):
     trainer = new_trainer("run", "epochs=[1, 1, 1]")
-    trainer.run(watcher)
+    trainer.run()
     trainer.folder.release()
     run, model = str(trainer.folder.path), trainer.folder.path / "model.safetensors"
     assert main(["evaluate", run, "--limit", "10", "--steps", "2"]) == 0
@@ -292,9 +289,9 @@ def test_a_second_process_is_kept_out_and_the_first_goes_on(processes: None, tmp
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999])
-def test_a_cut_checkpoint_is_passed_over(new_trainer: Callable[..., Trainer], watcher, share: float):
+def test_a_cut_checkpoint_is_passed_over(new_trainer: Callable[..., Trainer], share: float):
     trainer = new_trainer()
-    trainer.run(watcher)
+    trainer.run()
     newest = find_checkpoints(trainer.folder.checkpoints)[0]
     newest.write_bytes(newest.read_bytes()[: int(share * newest.stat().st_size)])
     again = Trainer(trainer.recipe, trainer.images, trainer.test, torch.device("cpu"), folder=trainer.folder)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from steps import OnStep, at_step
 
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import LinfnetError
@@ -20,9 +21,10 @@ from linfnet.train import RunFolder, StoppedError, Trainer
 from linfnet.train.optimizer import build_optimizer, step_state
 
 
-def test_a_run_leaves_a_whole_folder(new_trainer: Callable[..., Trainer], watcher):
-    trainer = new_trainer()
-    result = trainer.run(watcher)
+def test_a_run_leaves_a_whole_folder(new_trainer: Callable[..., Trainer]):
+    steps: list[int] = []
+    trainer = new_trainer(callbacks=[OnStep(steps.append)])
+    result = trainer.run()
     folder = trainer.folder.path
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     assert names == {
@@ -36,7 +38,7 @@ def test_a_run_leaves_a_whole_folder(new_trainer: Callable[..., Trainer], watche
         "results.json",
     }
     assert len(list((folder / "checkpoints").iterdir())) == 2
-    assert watcher.steps == list(range(1, 16))  # 5 epochs of ceil(150 / 64) = 3 steps
+    assert steps == list(range(1, 16))  # 5 epochs of ceil(150 / 64) = 3 steps
 
     events = trainer.folder.events()
     epochs = [event for event in events if event["event"] == "epoch"]
@@ -59,10 +61,10 @@ def test_a_run_leaves_a_whole_folder(new_trainer: Callable[..., Trainer], watche
         assert torch.equal(net(images), trainer.net(images))
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_does_not(new_trainer: Callable[..., Trainer], watcher):
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(new_trainer: Callable[..., Trainer]):
     def weights(*arguments: str) -> torch.Tensor:
         trainer = new_trainer(*arguments)
-        trainer.run(watcher)
+        trainer.run()
         return torch.cat([parameter.detach().flatten() for parameter in trainer.net.parameters()])
 
     first = weights("a")
@@ -72,23 +74,19 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(new_trainer: Cal
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_stop_request_writes_a_checkpoint_in_mid_epoch_and_resume_repeats_every_bit(
-    new_trainer: Callable[..., Trainer], watcher, number: signal.Signals
+    new_trainer: Callable[..., Trainer], number: signal.Signals
 ):
     whole = new_trainer("whole", "checkpoint_every=0")
-    whole.run(watcher)
+    whole.run()
 
-    class Stopper(type(watcher)):
-        def step(self, step: int, values: object, so_far: dict[str, float]) -> None:
-            if step == 7:
-                os.kill(os.getpid(), number)
-
-    stopped = new_trainer("stopped", "checkpoint_every=0")
+    stop = at_step(7, lambda: os.kill(os.getpid(), number))
+    stopped = new_trainer("stopped", "checkpoint_every=0", callbacks=[stop])
     with pytest.raises(StoppedError, match="stopped at step 7; resume it with: linfnet train --resume"):
-        stopped.run(Stopper())
+        stopped.run()
     resumed = Trainer(stopped.recipe, stopped.images, stopped.test, torch.device("cpu"), folder=stopped.folder)
     assert resumed.resume() == []
     assert resumed.progress.step == 7
-    resumed.run(watcher)
+    resumed.run()
     for name, tensor in whole.net.state_dict().items():
         assert torch.equal(tensor, resumed.net.state_dict()[name]), name
 
@@ -100,30 +98,23 @@ def test_a_stop_request_writes_a_checkpoint_in_mid_epoch_and_resume_repeats_ever
 
 
 @pytest.mark.parametrize("last_step", [15, 14, 12])
-def test_a_run_killed_at_its_end_finishes_with_the_same_model(
-    new_trainer: Callable[..., Trainer], watcher, last_step: int
-):
+def test_a_run_killed_at_its_end_finishes_with_the_same_model(new_trainer: Callable[..., Trainer], last_step: int):
     """A run that resumes at or near its last step writes the same model as a run that was never stopped."""
-    trainer = new_trainer("run", "keep_checkpoints=9")
-
-    class Stopper(type(watcher)):
-        def step(self, step: int, values: object, so_far: dict[str, float]) -> None:
-            if step == last_step:
-                os.kill(os.getpid(), signal.SIGTERM)
-
+    stop = at_step(last_step, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    trainer = new_trainer("run", "keep_checkpoints=9", callbacks=[stop])
     whole = new_trainer("whole")
-    whole.run(watcher)
+    whole.run()
     if last_step == 15:
-        trainer.run(Stopper())  # the last step has finished, so there is nothing to stop
+        trainer.run()  # the last step has finished, so there is nothing to stop
         for name in ("model.safetensors", "config.json", "results.json"):
             (trainer.folder.path / name).unlink()
     else:
         with pytest.raises(StoppedError):
-            trainer.run(Stopper())
+            trainer.run()
     resumed = Trainer(trainer.recipe, trainer.images, trainer.test, torch.device("cpu"), folder=trainer.folder)
     resumed.resume()
     assert resumed.progress.step == last_step
-    resumed.run(watcher)
+    resumed.run()
     expected = LinfNet.load(whole.folder.path).state_dict()
     for name, tensor in LinfNet.load(resumed.folder.path).state_dict().items():
         assert torch.equal(tensor, expected[name]), name
@@ -156,11 +147,11 @@ def test_adam_has_the_papers_constants_and_a_group_for_the_scale(new_trainer: Ca
 
 
 @pytest.mark.parametrize("name", ["hinge", "cross_entropy", "thresholded_cross_entropy", "mixture"])
-def test_every_objective_trains_stops_and_resumes(new_trainer: Callable[..., Trainer], watcher, name: str):
+def test_every_objective_trains_stops_and_resumes(new_trainer: Callable[..., Trainer], name: str):
     changes = ("limit=0", "pad=0", "epochs=[2, 2, 1]", "weight_decay=5e-3", "hold_lr=true", f"loss.name={name}")
     trainer = new_trainer(name, *changes)
-    trainer.run(watcher)
-    losses = [event["loss"] for event in watcher.events if event["event"] == "epoch"]
+    trainer.run()
+    losses = trainer.view.history.column("loss")
     assert losses[1] < losses[0]
     assert (trainer.net.scale.item() == 1.0) is (not trainer.recipe.loss.learns_scale)
     (trainer.folder.path / "results.json").unlink()
@@ -169,40 +160,34 @@ def test_every_objective_trains_stops_and_resumes(new_trainer: Callable[..., Tra
     assert all(torch.equal(a, b) for a, b in zip(trainer.net.parameters(), resumed.net.parameters(), strict=True))
 
 
-def test_a_diverging_loss_stops_the_run_and_keeps_the_last_checkpoint(new_trainer: Callable[..., Trainer], watcher):
-    trainer = new_trainer()
-
-    class Saboteur(type(watcher)):
-        def step(self, step: int, values: object, so_far: dict[str, float]) -> None:
-            if step == 7:
-                trainer.net.layers[0].weight.data.fill_(math.nan)
-
+def test_a_diverging_loss_stops_the_run_and_keeps_the_last_checkpoint(new_trainer: Callable[..., Trainer]):
+    trainer = new_trainer(callbacks=[at_step(7, lambda: trainer.net.layers[0].weight.data.fill_(math.nan))])
     with pytest.raises(LinfnetError, match=r"the loss is nan at step 7 \(epoch 3, p = .*check optimizer.lr"):
-        trainer.run(Saboteur())
+        trainer.run()
     assert [path.name for path in trainer.folder.checkpoints.iterdir()].count("step-000000006.safetensors") == 1
     assert not trainer.folder.finished
 
 
-def test_the_metrics_at_infinity_use_means_of_infinity(new_trainer: Callable[..., Trainer], watcher):
+def test_the_metrics_at_infinity_use_means_of_infinity(new_trainer: Callable[..., Trainer]):
     trainer = new_trainer("run", "epochs=[12, 1, 0]", "limit=0", "test_every=12", "pad=0")
-    trainer.run(watcher)
-    first = next(event for event in watcher.events if event["event"] == "test")
-    assert first["accuracy_at_p"] > 0.5
-    assert first["clean"] > 0.8 * first["accuracy_at_p"]  # with outdated means, the accuracy would be near chance
+    trainer.run()
+    first = trainer.view.history.tests[0]
+    assert first.accuracy_at_p > 0.5
+    assert first.clean > 0.8 * first.accuracy_at_p  # with outdated means, the accuracy would be near chance
     # A run that ends at a finite p still writes a model whose means are estimated at p = inf.
     assert read_results(trainer.folder.path).training.test.clean > 0.4
 
 
-def test_checkpoints_come_by_the_clock_too(new_trainer: Callable[..., Trainer], watcher):
+def test_checkpoints_come_by_the_clock_too(new_trainer: Callable[..., Trainer]):
     seldom = new_trainer("seldom", "checkpoint_every=0", "checkpoint_minutes=60")
-    seldom.run(watcher)
+    seldom.run()
     assert [path.name for path in seldom.folder.checkpoints.iterdir()] == ["step-000000015.safetensors"]
     often = new_trainer("often", "checkpoint_every=0", "checkpoint_minutes=0", "keep_checkpoints=9")
-    often.run(watcher)
+    often.run()
     assert len(list(often.folder.checkpoints.iterdir())) == 5
     # An epoch may take hours, so checkpoints are also written within an epoch.
     always = new_trainer("always", "checkpoint_every=0", "checkpoint_minutes=1e-9", "keep_checkpoints=99")
-    always.run(watcher)
+    always.run()
     assert len(list(always.folder.checkpoints.iterdir())) == 15
 
 
@@ -239,7 +224,7 @@ def test_tests_of_the_lock_do_not_disturb_each_other(tmp_path: Path):
 
 
 def test_without_a_folder_nothing_is_written(
-    new_trainer: Callable[..., Trainer], watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    new_trainer: Callable[..., Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     expected = new_trainer()
@@ -248,6 +233,6 @@ def test_without_a_folder_nothing_is_written(
     trainer = Trainer(recipe, images, test, torch.device("cpu"))
     result = trainer.run()
     assert sorted(tmp_path.rglob("*")) == before
-    expected.run(watcher)
+    expected.run()
     assert all(torch.equal(a, b) for a, b in zip(trainer.net.parameters(), expected.net.parameters(), strict=True))
     assert result.test == read_results(expected.folder.path).training.test

@@ -9,7 +9,7 @@ from linfnet.cli import inputs
 from linfnet.cli.console import console, print_table, results_table
 from linfnet.cli.evaluate import evaluate_with_progress, store_evaluation
 from linfnet.cli.report import write_report
-from linfnet.cli.train import train_display
+from linfnet.cli.train import TrainDisplay
 from linfnet.data import load
 from linfnet.epsilon import format_epsilon
 from linfnet.export import write_card
@@ -17,7 +17,7 @@ from linfnet.recipes import load_recipe
 from linfnet.results import Result, add_evaluations
 from linfnet.systems import load_model
 from linfnet.theory import nearest_neighbour_net
-from linfnet.train import StoppedError, new_run_path, start_run
+from linfnet.train import StoppedError, fit, new_run_path
 
 # The epsilon of the recipe and three more, so that the report has a curve of accuracies under attack.
 EPSILONS = tuple(Fraction(k, 20) for k in range(1, 5))
@@ -50,10 +50,10 @@ class Demo:
         images, test = (load(recipe.data.name, split, device=device) for split in ("train", "test"))
         console.print(f"training a net on {len(images):,} hand-written digits …")
         try:
-            folder = start_run(recipe, path, device, display=train_display).path
-            net = load_model(folder, device=device)
+            fit(recipe, out=path, callbacks=[TrainDisplay()], device=device)
+            net = load_model(path, device=device)
             trained = evaluate_with_progress(net, test, EPSILONS, 100, what="attacking and certifying the trained net")
-            store_evaluation(folder, trained, net)
+            store_evaluation(path, trained, net)
             neighbour_net = nearest_neighbour_net(images.pixels(), images.labels, len(images.info.classes))
             what = "attacking and certifying the net of Theorem 1"
             neighbour = evaluate_with_progress(neighbour_net, test, recipe.evaluation.eps, 100, what=what).results
@@ -61,8 +61,8 @@ class Demo:
             raise StoppedError(f"{error}; for the table and the report, then: {_next_commands(path)}") from None
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"interrupted; for the table and the report: {_next_commands(path)}") from None
-        add_evaluations(folder, tuple(replace(result, net="nearest-neighbour") for result in neighbour))
-        write_card(folder, net)
+        add_evaluations(path, tuple(replace(result, net="nearest-neighbour") for result in neighbour))
+        write_card(path, net)
         rows = [("trained net", result) for result in trained.results]
         rows += [("Theorem 1", result) for result in neighbour]
         print_table(results_table(f"{len(test)} test images, accuracy in %", rows))
@@ -71,11 +71,11 @@ class Demo:
         at_recipe = next(result for result in trained.results if result.eps == recipe.evaluation.eps[0])
         console.print(conclusion(at_recipe), style="bold", soft_wrap=False)
         console.print()
-        report = write_report((folder,))
-        console.print(f"run folder: {folder}")
+        report = write_report((path,))
+        console.print(f"run folder: {path}")
         console.print(f"report, to open in a browser: {report}")
         console.print("next:")
-        quoted = shlex.quote(str(folder))
+        quoted = shlex.quote(str(path))
         for command, what in (
             (f"linfnet report {quoted} --open", "the results, with images and curves"),
             (f"linfnet certify {quoted} --limit 10 --out radii", "the radius of each image"),

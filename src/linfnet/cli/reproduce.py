@@ -12,7 +12,7 @@ from tyro.conf import arg
 from linfnet.cli.console import console, draw_figure, percent, print_table
 from linfnet.cli.evaluate import evaluate_with_progress, store_evaluation
 from linfnet.cli.inputs import Changes, Count, Device, Folder, Number, check_counts, choose_device
-from linfnet.cli.train import train_display
+from linfnet.cli.train import TrainDisplay
 from linfnet.data import load
 from linfnet.distributed.group import launched
 from linfnet.errors import ArgumentError
@@ -149,7 +149,7 @@ class Reproduce:
             store_evaluation(folder.path, evaluation, net)
 
         try:
-            outcome = run_study(study, options, device, evaluate=evaluate, note=console.print, display=train_display)
+            outcome = run_study(study, options, device, evaluate=evaluate, note=console.print, display=TrainDisplay)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted; run the same command again to resume the study") from None
         print_table(training_table(outcome) if study.on_train else outcome_table(outcome))

@@ -5,7 +5,7 @@ import shlex
 import signal
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,14 +15,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from linfnet.cli.console import console, only_first_prints, percent
 from linfnet.cli.inputs import Changes, Device, choose_device
+from linfnet.data import named_or_path, parse_size
 from linfnet.distributed.group import Group, joined, launched, restarted
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, require
-from linfnet.recipes import Recipe, load_recipe
+from linfnet.recipes import Recipe, change_recipe, load_recipe
+from linfnet.recipes.io import split_change
 from linfnet.results import read_results
-from linfnet.schedules import StepState
 from linfnet.systems import check_changes
-from linfnet.train import RunFolder, StoppedError, Trainer, Watcher, new_run_path, resume_run, start_run
+from linfnet.train import Callback, RunFolder, StoppedError, TrainingRun, fit, new_run_path
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,17 @@ class Train:
     """The run folder, new or empty. Default: runs/RECIPE-TIME."""
     set: Changes = ()
     """Change keys of the recipe: key=value, as in --set model.width=256 'schedule.epochs=[5, 40, 5]'."""
+    data: str | None = None
+    """Train on other data: a data set (`linfnet data list`), or your own data: a folder with a sub-folder per class, an
+    .npz file, a folder of .npy files, or a CSV file of file names and labels."""
+    resize: str | None = None
+    """Scale the image files of --data to HEIGHTxWIDTH, such as 28x28."""
+    grey: bool = False
+    """Convert the image files of --data to grey."""
+    rgb: bool = False
+    """Convert the image files of --data to RGB."""
     resume: Path | None = None
-    """Resume the run in this folder from its last checkpoint. A recipe, --out and --set are not allowed."""
+    """Resume the run in this folder from its last checkpoint. A recipe, --out, --data and --set are not allowed."""
     device: Device = "auto"
     tensorboard: bool = False
     """Also write the curves for TensorBoard into RUN/tensorboard (needs the extra `tensorboard`)."""
@@ -44,8 +54,15 @@ class Train:
     def run(self) -> int:
         """Train, then print the results and the run folder."""
         changes = tuple(change for changes in self.set for change in changes)
-        if self.resume is not None and (changes or self.out is not None or self.recipe != "digits"):
-            raise ArgumentError("--resume continues a run unchanged: a recipe, --out and --set are not allowed with it")
+        conversion = self.resize is not None or self.grey or self.rgb
+        if self.resume is not None and (
+            changes or conversion or self.data or self.out is not None or self.recipe != "digits"
+        ):
+            raise ArgumentError(
+                "--resume continues a run unchanged: a recipe, --out, --data and --set are not allowed with it"
+            )
+        if self.grey and self.rgb:
+            raise ArgumentError("--grey and --rgb are both given; expected one of them")
         if launched() and self.resume is None and self.out is None:
             raise ArgumentError("--out is required under torchrun: a restart resumes the run in that folder")
         if self.tensorboard:
@@ -64,35 +81,67 @@ class Train:
 
     def _train(self, changes: tuple[str, ...], device: torch.device, group: Group) -> Path:
         """Start or resume a run, and return its folder. If torchrun restarts the processes, the run is resumed."""
-        display = tensorboard_display if self.tensorboard else train_display
         if self.resume is not None:
-            path, recipe = self.resume, None
+            path, recipe, resume = self.resume, None, True
         else:
-            recipe = load_recipe(self.recipe, changes)
-            if changes:
-                check_changes(load_recipe(self.recipe), recipe)
+            recipe = chosen = self._recipe(changes)
             path = self.out or new_run_path(recipe.name)
-            if not (launched() and group.from_first(lambda: _has_run(path, recipe))):
-                return start_run(recipe, path, device, group, display=display).path
-        stored = group.from_first(lambda: RunFolder.open(path).recipe)
-        trained = resume_run(RunFolder(path, stored), device, group, display=display)
-        if not trained and (recipe is None or not restarted()):
-            raise LinfnetError(f"{path} has finished; evaluate it with: linfnet evaluate {shlex.quote(str(path))}")
+            resume = launched() and group.from_first(lambda: _has_run(path, chosen))
+        if resume:
+            stored, complete = group.from_first(lambda: _stored(path))
+            if complete:
+                if recipe is not None and restarted():
+                    return path
+                raise LinfnetError(f"{path} has finished; evaluate it with: linfnet evaluate {shlex.quote(str(path))}")
+            if stored.data.in_memory:
+                raise LinfnetError(f"{path} was trained on data from Python; resume it by linfnet.fit(…, resume=True)")
+            recipe = stored
+        assert recipe is not None
+        callbacks = [TrainDisplay(), TensorBoard()] if self.tensorboard else [TrainDisplay()]
+        fit(recipe, out=path, resume=resume, callbacks=callbacks, device=device, group=group)
         return path
+
+    def _recipe(self, changes: tuple[str, ...]) -> Recipe:
+        """Return the recipe with all changes of the command line."""
+        before, settings = load_recipe(self.recipe), dict[str, object](map(split_change, changes))
+        if self.data is not None:
+            name, path = named_or_path(self.data)
+            settings |= {"data.path": path} if name is None else {"data.name": name}
+        if self.resize is not None:
+            settings["data.resize"] = parse_size(self.resize)
+        if self.grey or self.rgb:
+            settings["data.mode"] = "grey" if self.grey else "rgb"
+        recipe = change_recipe(before, settings)
+        check_changes(before, recipe)
+        return recipe
 
     @staticmethod
     def _report(path: Path) -> None:
         result = read_results(path).training
-        if result is not None:
+        if result is not None and result.test is not None:
             certified = {format_epsilon(eps): share for eps, share in result.test.certified.items()}
             console.print(f"done in {result.seconds:.0f} s: {figures(result.test.clean, certified)}")
         console.print(f"run folder: {path}")
         console.print(f"next: linfnet evaluate {shlex.quote(str(path))}")
 
 
+def _stored(path: Path) -> tuple[Recipe, bool]:
+    """Return the recipe of a run that no other process trains, and whether the run is complete."""
+    folder = RunFolder.open(path)
+    folder.lock()
+    try:
+        return folder.recipe, folder.complete
+    finally:
+        folder.release()
+
+
 def _has_run(path: Path, recipe: Recipe) -> bool:
-    """Return whether a folder has a run of that recipe."""
-    return (path / "recipe.toml").is_file() and RunFolder.open(path).recipe == recipe
+    """Return whether a folder has a run of that recipe; the run has also stored the name and a digest of its data."""
+    if not (path / "recipe.toml").is_file():
+        return False
+    stored = RunFolder.open(path).recipe
+    found = replace(stored.data, name=recipe.data.name, digest=recipe.data.digest)
+    return replace(stored, data=found if recipe.data.path else stored.data) == recipe
 
 
 @contextlib.contextmanager
@@ -105,56 +154,66 @@ def stop_if_terminal_closed() -> Generator[None]:
         signal.raise_signal(signal.SIGHUP)  # under nohup the signal is ignored, and the run continues
 
 
-class TrainDisplay:
-    """Shows a run on the terminal; a `linfnet.train.Watcher`."""
+class TrainDisplay(Callback):
+    """Shows a run on the terminal."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.total_steps, self.steps_per_epoch = trainer.total_steps, trainer.steps_per_epoch
-        self.epochs = trainer.recipe.schedule.phases().total
-        self.progress = Progress(
+    progress: Progress | None = None
+
+    def on_start(self, run: TrainingRun) -> None:
+        """Start the progress bar; if the run resumes, print the step and the checkpoints that were skipped."""
+        columns = (
             TextColumn("{task.fields[epoch]}/{task.fields[epochs]}"),
             BarColumn(bar_width=10),
             TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(compact=True),
             TextColumn("left"),
-            console=console,
-            disable=not console.is_terminal,
         )
-        done = trainer.progress.step
+        self.progress, self.shown = Progress(*columns, console=console, disable=not console.is_terminal), 0.0
         self.task = self.progress.add_task(
-            "", total=self.total_steps, completed=done, epoch=1, epochs=self.epochs, numbers=""
+            "", total=run.total_steps, completed=run.step, epoch=1, epochs=run.epochs, numbers=""
         )
-        self.shown = 0.0
+        self.progress.start()
+        if run.resumed:
+            with stop_if_terminal_closed():
+                for error in run.skipped:
+                    console.print(f"skipped: {error}")
+                console.print(f"resuming at step {run.step} of {run.total_steps}")
 
-    def step(self, step: int, state: StepState, so_far: dict[str, float]) -> None:
+    def on_step(self, run: TrainingRun) -> None:
         """Redraw the progress bar at most ten times per second."""
         if time.monotonic() - self.shown < 0.1:
             return
         self.shown = time.monotonic()
-        numbers = f"p {state.p:.3g} λ {state.mixing:.0e}"
-        if so_far:
-            accuracy, above = 100 * so_far["accuracy"], 100 * so_far["above"]
-            numbers += f" loss {so_far['loss']:.3f} acc {accuracy:.1f} >θ {above:.1f}"
-        epoch = min(step // self.steps_per_epoch + 1, self.epochs)
-        self.progress.update(self.task, completed=step, epoch=epoch, numbers=numbers)
+        numbers = f"p {run.p:.3g} λ {run.state.mixing:.0e}"
+        if run.metrics:
+            accuracy, above = 100 * run.metrics["accuracy"], 100 * run.metrics["above"]
+            numbers += f" loss {run.metrics['loss']:.3f} acc {accuracy:.1f} >θ {above:.1f}"
+        self._update(completed=run.step, epoch=min(run.epoch + 1, run.epochs), numbers=numbers)
 
-    def event(self, event: dict[str, Any]) -> None:
-        """Print a line for each test, and the step at which a run resumes."""
+    def on_epoch(self, run: TrainingRun) -> None:
+        """Redraw the progress bar."""
         with stop_if_terminal_closed():
-            match event["event"]:
-                case "epoch":
-                    self.progress.update(self.task, completed=event["step"])
-                case "resume":
-                    for error in event["errors"]:
-                        console.print(f"skipped: {error}")
-                    console.print(f"resuming at step {event['step']} of {self.total_steps}")
-                case "test":
-                    console.print(
-                        f"epoch {event['epoch']:>4}/{self.epochs}  test at p {percent(event['accuracy_at_p'])}  "
-                        f"at ∞: {figures(event['clean'], event['certified'])}  ({event['seconds']:.0f} s)"
-                    )
-                case _:
-                    pass
+            self._update(completed=run.step)
+
+    def on_test(self, run: TrainingRun) -> None:
+        """Print a line."""
+        test = run.history.tests[-1]
+        certified = {format_epsilon(eps): share for eps, share in test.certified.items()}
+        with stop_if_terminal_closed():
+            console.print(
+                f"epoch {test.epoch:>4}/{run.epochs}  test at p {percent(test.accuracy_at_p)}  "
+                f"at ∞: {figures(test.clean, certified)}  ({test.seconds:.0f} s)"
+            )
+
+    def on_finish(self, run: TrainingRun) -> None:
+        """Remove the progress bar."""
+        if self.progress is not None:
+            with contextlib.suppress(OSError):  # the terminal may be closed
+                self.progress.stop()
+
+    def _update(self, **values: Any) -> None:
+        if self.progress is not None:
+            self.progress.update(self.task, **values)
 
 
 def figures(clean: float, certified: dict[str, float]) -> str:
@@ -163,52 +222,39 @@ def figures(clean: float, certified: dict[str, float]) -> str:
     return "  ".join(f"{name} {percent(share)}" for name, share in shares.items())
 
 
-@contextlib.contextmanager
-def train_display(trainer: Trainer) -> Generator[TrainDisplay]:
-    """Show a run on the terminal during the `with` block; a `linfnet.train.Display`."""
-    display = TrainDisplay(trainer)
-    display.progress.start()
-    try:
-        yield display
-    finally:
-        with contextlib.suppress(OSError):  # the terminal may be closed
-            display.progress.stop()
+class TensorBoard(Callback):
+    """Writes the numbers of each epoch and test to the folder `tensorboard` of the run."""
 
+    writer: Any = None
 
-class TensorBoard:
-    """Writes the numbers of each event with a `SummaryWriter`, and forwards all calls to another watcher."""
+    def on_start(self, run: TrainingRun) -> None:
+        """Open the log. A resumed run repeats the steps after its checkpoint: their old values are removed."""
+        from torch.utils.tensorboard.writer import SummaryWriter
 
-    def __init__(self, writer: Any, inner: Watcher) -> None:
-        self.writer, self.inner = writer, inner
+        if run.folder is not None and run.first:
+            purge = run.step + 1 if run.step else None
+            self.writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge)
 
-    def step(self, step: int, state: StepState, so_far: dict[str, float]) -> None:
-        """Forward the call; steps are not written."""
-        self.inner.step(step, state, so_far)
+    def on_epoch(self, run: TrainingRun) -> None:
+        """Write the metrics of the epoch."""
+        self._write("epoch", run.history.epochs[-1].to_json())
 
-    def event(self, event: dict[str, Any]) -> None:
+    def on_test(self, run: TrainingRun) -> None:
+        """Write the accuracies."""
+        self._write("test", run.history.tests[-1].to_json())
+
+    def on_finish(self, run: TrainingRun) -> None:
+        """Close the log."""
+        if self.writer is not None:
+            self.writer.close()
+
+    def _write(self, kind: str, event: dict[str, Any]) -> None:
         """Write each number as KIND/NAME at its step, for example epoch/loss or test/certified 8/255."""
-        self.inner.event(event)
+        if self.writer is None:
+            return
         for key, value in event.items():
             named = {f"{key} {inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
             for name, number in named.items():
-                if name not in ("event", "step") and isinstance(number, int | float):
-                    self.writer.add_scalar(f"{event['event']}/{name}", number, event["step"])
+                if name != "step" and isinstance(number, int | float):
+                    self.writer.add_scalar(f"{kind}/{name}", number, event["step"])
         self.writer.flush()
-
-
-@contextlib.contextmanager
-def tensorboard_display(trainer: Trainer) -> Generator[Watcher]:
-    """Like `train_display`, but also write to the folder `tensorboard` of the run; a `linfnet.train.Display`."""
-    from torch.utils.tensorboard.writer import SummaryWriter
-
-    with train_display(trainer) as display:
-        if trainer.folder is None or not trainer.group.first:
-            yield display
-            return
-        done = trainer.progress.step
-        # A resumed run repeats the steps after its checkpoint, so the old values of these steps are removed.
-        writer = SummaryWriter(str(trainer.folder.path / "tensorboard"), purge_step=done + 1 if done else None)
-        try:
-            yield TensorBoard(writer, display)
-        finally:
-            writer.close()

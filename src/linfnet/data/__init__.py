@@ -8,7 +8,9 @@ from linfnet.data.cache import present as present
 from linfnet.data.cache import verify as verify
 from linfnet.data.catalog import SetInfo as SetInfo
 from linfnet.data.catalog import known_sets as known_sets
+from linfnet.data.catalog import own_name as own_name
 from linfnet.data.catalog import set_info as set_info
+from linfnet.data.catalog import set_title as set_title
 from linfnet.data.fetch import Fetched as Fetched
 from linfnet.data.fetch import Source as Source
 from linfnet.data.fetch import fetch as fetch
@@ -30,3 +32,9 @@ from linfnet.data.own_files import list_path as list_path
 from linfnet.data.own_files import load_path as load_path
 from linfnet.data.sampling import augment as augment
 from linfnet.data.sampling import plan_epoch as plan_epoch
+from linfnet.data.source import DataSource as DataSource
+from linfnet.data.source import content_digest as content_digest
+from linfnet.data.source import is_known as is_known
+from linfnet.data.source import load_split as load_split
+from linfnet.data.source import named_or_path as named_or_path
+from linfnet.data.source import parse_size as parse_size

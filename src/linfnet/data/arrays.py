@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from linfnet.data.catalog import SetInfo
+from linfnet.data.catalog import SetInfo, own_name
 from linfnet.data.image_set import ImageSet
 from linfnet.errors import ArgumentError
 
@@ -39,7 +39,7 @@ def from_arrays(
         labels: integers [N] from 0 to K - 1.
         classes: the class names, or the number of classes K; None takes the labels that occur, which must then be
             0, 1, …, K - 1 without gaps.
-        name: the name of the data set in results and tables.
+        name: the name of the data set in results and tables; the name of a known data set gets the prefix `own-`.
         split: the name of the split.
         mean: per channel, in pixel units; None computes it from the images.
         std: one number for all channels; None computes it from the images, around the mean of each channel.
@@ -59,8 +59,8 @@ def from_arrays(
     white = 255 if pixels.dtype == torch.uint8 else 1
     own_mean, own_std = mean_and_std(pixels, white) if mean is None or std is None else ((), 1.0)
     info = SetInfo(
-        name=name,
-        title=name,
+        name=own_name(name),
+        title=own_name(name),
         image_shape=(pixels.shape[1], pixels.shape[2], pixels.shape[3]),
         classes=names,
         mean=own_mean if mean is None else _given_mean(mean, pixels.shape[1]),

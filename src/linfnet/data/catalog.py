@@ -96,6 +96,24 @@ def set_info(name: str) -> SetInfo:
     raise LinfnetError(f"the data set is {name!r}; expected one of {', '.join(names)}{nearest(name.lower(), names)}")
 
 
+def own_name(name: str) -> str:
+    """Return a name for the user's own data that is not the name of a known data set.
+
+    >>> own_name("photos"), own_name("mnist")
+    ('photos', 'own-mnist')
+    """
+    return f"own-{name}" if name in known_sets() else name
+
+
+def set_title(name: str) -> str:
+    """Return the title of a known data set, or the name of the user's own data.
+
+    >>> set_title("mnist"), set_title("photos")
+    ('MNIST', 'photos')
+    """
+    return set_info(name).title if name in known_sets() else name
+
+
 @dataclass(frozen=True)
 class Format:
     """A file format of a data set."""

@@ -9,15 +9,19 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from linfnet.epsilon import format_epsilon, parse_rational
+from linfnet.data import own_name, set_title
+from linfnet.epsilon import format_epsilon, parse_epsilon, parse_rational
 from linfnet.errors import ArgumentError, LinfnetError, nearest
 from linfnet.losses import LOSSES
 from linfnet.recipes.recipe import Data, EvaluationSettings, Recipe
 
 Options = TypeVar("Options")
+Changes = Sequence[str] | Mapping[str, Any]
 SYSTEM = "system."  # prefix of the keys that a system defines
+# Keys of the data that another data set does not keep.
+OWN_DATA = ("data.path", "data.resize", "data.mode", "data.split_seed", "data.digest")
 _FOLDER = resources.files("linfnet.recipes")
 
 
@@ -26,8 +30,15 @@ def recipe_names() -> tuple[str, ...]:
     return tuple(sorted(file.name.removesuffix(".toml") for file in _FOLDER.iterdir() if file.name.endswith(".toml")))
 
 
-def load_recipe(source: str | Path, changes: Sequence[str] = ()) -> Recipe:
-    """Load a recipe by name or from a TOML file, and apply `key=value` changes.
+def load_recipe(source: str | Path, changes: Changes = ()) -> Recipe:
+    """Load a recipe by name or from a TOML file, and apply changes.
+
+    A recipe with other data, another system or another first epsilon gets another title, and no `[reported]`.
+
+    Args:
+        source: one of `recipe_names()`, or a path that ends in `.toml`.
+        changes: texts `key=value` as in `--set`, or a mapping from keys to values or texts, such as
+            `{"model.width": 64, "theta": "48/255"}`. The section may be omitted if the key is unambiguous.
 
     >>> load_recipe("cifar10-8", ["width=64", "schedule.epochs=[4, 42, 3]"]).model.width
     64
@@ -43,8 +54,8 @@ def load_recipe(source: str | Path, changes: Sequence[str] = ()) -> Recipe:
     return recipe_from_toml((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"), f"recipe {name}", name, changes)
 
 
-def recipe_from_toml(text: str, where: str, name: str, changes: Sequence[str] = ()) -> Recipe:
-    """Parse the text of a TOML file; error messages name it `where`."""
+def recipe_from_toml(text: str, where: str, name: str, changes: Changes = ()) -> Recipe:
+    """Parse the text of a TOML file and apply changes as `load_recipe` does; error messages name the file `where`."""
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -56,26 +67,59 @@ def recipe_from_toml(text: str, where: str, name: str, changes: Sequence[str] = 
     for key in flat:
         if key not in known and not key.startswith(SYSTEM):
             raise LinfnetError(f"{where} has an unknown key {key!r}{nearest(key, known)}")
-    for change in changes:
-        if change.partition("=")[0].strip() == "loss.name":
+    return _changed(flat, known, changes)
+
+
+def change_recipe(recipe: Recipe, changes: Changes) -> Recipe:
+    """Return a recipe with other settings, as `load_recipe` does.
+
+    >>> change_recipe(load_recipe("digits"), {"data.name": "mnist"}).title
+    'MNIST at eps = 0.1, settings of digits'
+    """
+    return (
+        recipe_from_toml(recipe_to_toml(recipe), f"recipe {recipe.name}", recipe.name, changes) if changes else recipe
+    )
+
+
+def _changed(flat: dict[str, Any], known: Mapping[str, Any], changes: Changes) -> Recipe:
+    """Return the recipe with the keys and values of `flat` and the changes."""
+    pairs = list(changes.items()) if isinstance(changes, Mapping) else list(map(split_change, changes))
+    for key, value in pairs:
+        if key == "loss.name":
             # Another objective has other keys: drop the keys in the file that the new objective does not have.
-            flat["loss.name"] = _parse_change(change, known)[1]
+            flat["loss.name"] = _parse_value(value)
             known = _types(flat)
             flat = {key: value for key, value in flat.items() if key in known or key.startswith(SYSTEM)}
-    changed = dict(_parse_change(change, known) for change in changes)
-    if _subject(flat | changed) != _subject(flat):
-        flat = {key: value for key, value in flat.items() if not key.startswith("reported.")}
-    return _build(flat | changed, known)
+    changed = {_full_key(key, known): _parse_value(value) for key, value in pairs}
+    if "data.name" in changed and "data.path" not in changed:
+        flat = {key: value for key, value in flat.items() if key not in OWN_DATA}
+    after = flat | changed
+    if _subject(after) != _subject(flat):
+        after = {key: value for key, value in after.items() if not key.startswith("reported.") or key in changed}
+        if "title" not in changed:
+            after["title"] = _title(after, flat)
+    return _build(after, known)
+
+
+def _title(after: Mapping[str, Any], before: Mapping[str, Any]) -> str:
+    """Return the title of a recipe with other data, another system or another epsilon."""
+    name, (_, system, eps) = after.get("data.name", Data.name), _subject(after)
+    if after.get("data.path") and not after.get("data.digest"):
+        name = own_name(Path(str(after["data.path"])).stem)  # before a run has read the data
+    other = f", system {system}" if system != before.get(f"{SYSTEM}name", "linf") else ""
+    return f"{set_title(name)} at eps = {', '.join(map(format_epsilon, eps))}, settings of {after['name']}{other}"
 
 
 def recipe_to_toml(recipe: Recipe) -> str:
     """Return all keys of a recipe as TOML text, from which `recipe_from_toml` creates the same recipe."""
-    lines = [f"name = {_literal(recipe.name)}", f"title = {_literal(recipe.title)}"]
+    lines = [f"name = {toml_literal(recipe.name)}", f"title = {toml_literal(recipe.title)}"]
     tables = {section: vars(getattr(recipe, section)) for section in _sections({})} | {"system": recipe.system}
     tables["loss"] = {"name": recipe.loss.name, **tables["loss"]}
     for section, values in tables.items():
         if values:
-            lines += ["", f"[{section}]", *(f"{key} = {_literal(value)}" for key, value in values.items())]
+            # TOML has no value for "not set".
+            given = (f"{key} = {toml_literal(value)}" for key, value in values.items() if value is not None)
+            lines += ["", f"[{section}]", *given]
     return "\n".join(lines) + "\n"
 
 
@@ -117,41 +161,64 @@ def _types(flat: Mapping[str, Any]) -> dict[str, Any]:
     return types
 
 
-def _parse_change(change: str, known: Mapping[str, Any]) -> tuple[str, Any]:
+def split_change(change: str) -> tuple[str, str]:
+    """Return the key and the value of a text `key=value`."""
     key, equals, text = (part.strip() for part in change.partition("="))
     if not equals or not key:
         raise ArgumentError(f"--set got {change!r}; expected key=value")
-    if key not in known and not key.startswith(SYSTEM):
-        full = [name for name in known if name.split(".")[-1] == key]
-        if not full:
-            hint = nearest(key, known) or nearest(key, [name.split(".")[-1] for name in known])
-            raise ArgumentError(f"unknown key {key!r}{hint}")
-        if len(full) > 1:
-            raise ArgumentError(f"key {key!r} is ambiguous; expected one of {', '.join(full)}")
-        key = full[0]
+    return key, text
+
+
+def _full_key(key: str, known: Mapping[str, Any]) -> str:
+    """Return a key with its section, which may be omitted."""
+    if key in known or key.startswith(SYSTEM):
+        return key
+    full = [name for name in known if name.split(".")[-1] == key]
+    if not full:
+        hint = nearest(key, known) or nearest(key, [name.split(".")[-1] for name in known])
+        raise ArgumentError(f"unknown key {key!r}{hint}")
+    if len(full) > 1:
+        raise ArgumentError(f"key {key!r} is ambiguous; expected one of {', '.join(full)}")
+    return full[0]
+
+
+def _parse_value(value: object) -> Any:
+    """Return the value of a change: text is parsed as a TOML value if it is one; other values stay as they are."""
+    if not isinstance(value, str):
+        return str(value) if isinstance(value, Path) else value
     try:
-        return key, tomllib.loads(f"value = {text}")["value"]
+        return tomllib.loads(f"value = {value}")["value"]
     except (ValueError, RecursionError):
-        return key, text
+        return value
 
 
 def _subject(flat: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the data set, the system and the first epsilon. If any of them changes, reported figures do not apply."""
     eps = _coerce("evaluation.eps", flat.get("evaluation.eps", list(EvaluationSettings.eps)), tuple[Fraction, ...])
-    return flat.get("data.name", Data.name), flat.get(f"{SYSTEM}name", "linf"), eps[:1]
+    data = flat.get("data.path"), flat.get("data.digest"), flat.get("data.name", Data.name)
+    return data, flat.get(f"{SYSTEM}name", "linf"), eps[:1]
 
 
 def _coerce(key: str, value: Any, kind: Any) -> Any:
     """Convert a TOML value to the type of its key, for example `48/255` to a fraction or a list to a tuple."""
+    if type(None) in get_args(kind):
+        return None if value is None else _coerce(key, value, get_args(kind)[0])
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise ArgumentError(f"{key} is {value!r}; expected {' or '.join(map(repr, get_args(kind)))}")
+        return value
     if get_origin(kind) is tuple:
-        items: list[Any] = cast(list[Any], value) if isinstance(value, list) else [value]
+        items = cast(list[Any], [*value] if isinstance(value, list | tuple) else [value])
+        if kind == tuple[Fraction, ...] and isinstance(value, tuple) and list(map(type, items)) == [int, int]:
+            items = [value]  # a ratio such as (8, 255)
         kinds = get_args(kind)
         kinds = kinds[:1] * len(items) if kinds[-1] is Ellipsis else kinds
         if len(items) != len(kinds):
             raise ArgumentError(f"{key} is {value}; expected a list of {len(kinds)} numbers")
         return tuple(_coerce(key, item, inner) for item, inner in zip(items, kinds, strict=True))
     if kind is Fraction:
-        return parse_rational(value, key)
+        # The message of an epsilon that is out of range shows it as the user has written it.
+        return parse_epsilon(value, key) if key == "evaluation.eps" else parse_rational(value, key)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) < 2**63 else math.inf
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -174,10 +241,11 @@ def _build(flat: Mapping[str, Any], known: Mapping[str, Any]) -> Recipe:
     return Recipe(**tables | {section: kind(**tables[section]) for section, kind in _sections(flat).items()})
 
 
-def _literal(value: object) -> str:
+def toml_literal(value: object) -> str:
+    """Return a value as it is written in TOML."""
     if isinstance(value, Fraction):
         return json.dumps(format_epsilon(value))
     if isinstance(value, tuple | list):
-        return "[" + ", ".join(_literal(item) for item in cast(Sequence[object], value)) + "]"
+        return "[" + ", ".join(toml_literal(item) for item in cast(Sequence[object], value)) + "]"
     # JSON in ASCII is valid TOML, except for the character DEL in strings and for infinite numbers.
     return json.dumps(value).replace("\x7f", "\\u007f") if isinstance(value, str | bool) else repr(value)

@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
+from linfnet.epsilon import format_epsilon, parse_epsilon
 from linfnet.errors import ArgumentError, check_numbers, number
 from linfnet.losses import Mixture, Objective
 from linfnet.ops import check_p
@@ -24,17 +25,48 @@ class Data(Section):
     """The data set and the augmentation of its images."""
 
     name: str = "cifar10"
-    pad: int = number(0, most=1000)  # width of the edge padding before a random crop, in pixels
-    flip: bool = False  # random horizontal flip
-    limit: int = number(0)  # train only on the first `limit` images; 0 means all images
+    """The data set: one of `linfnet data list`, unless `path` names other data."""
+    path: str | None = None
+    """Your own data instead of `name`: a folder with a sub-folder per class, an .npz file, a folder of .npy files, or a
+    CSV file of file names and labels."""
+    resize: tuple[int, int] | None = None
+    """Height and width to which the image files in `path` are scaled; without it, all files must have one size."""
+    mode: Literal["grey", "rgb"] | None = None
+    """Converts the image files in `path` to grey or to RGB; without it, all files must be of one of these kinds."""
+    split_seed: int | None = None
+    """Seed of the split of `path` into training and test images, if it has no stored splits (default 0)."""
+    digest: str | None = None
+    """SHA-256 of your own training images and labels. A run writes it, and resumes only with the same images."""
+    pad: int = number(0, most=1000)
+    """Width of the edge padding before a random crop, in pixels; 0 for no crops."""
+    flip: bool = False
+    """Flip images horizontally at random."""
+    limit: int = number(0)
+    """Train only on the first `limit` images; 0 means all images."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.path is None and not self.in_memory:
+            for key in ("resize", "mode", "split_seed"):
+                if getattr(self, key) is not None:
+                    raise ArgumentError(
+                        f"data.{key} is {getattr(self, key)}, but data.path is not set; it has no effect"
+                    )
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the images were passed from Python, so that a run folder does not say where they are."""
+        return self.path is None and self.digest is not None
 
 
 @dataclass(frozen=True)
 class Model(Section):
-    """The size of the net: `depth` distance layers, with `width` neurons in each hidden layer."""
+    """The size of the net."""
 
     depth: int = number(6, 1, most=1000)
+    """Number of distance layers."""
     width: int = number(5120, 1, most=1_000_000)
+    """Number of neurons in each hidden layer."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +74,15 @@ class Schedule:
     """The numbers of epochs with constant, rising and infinite p, and the range of p."""
 
     epochs: tuple[int, int, int] = (100, 1150, 50)
+    """Numbers of epochs with constant p, with rising p and with p = inf."""
     p_start: float = 8.0
+    """p in the first phase."""
     p_end: float = 1000.0
-    snap_p: bool = False  # round p to even numbers, so that GPU kernels compute powers by multiplications only
-    hold_lr: bool = False  # constant learning rate in the first phase, as in the 2021 paper; else a cosine
+    """p at the end of the second phase."""
+    snap_p: bool = False
+    """Round p to even numbers, so that GPU kernels compute powers by multiplications only."""
+    hold_lr: bool = False
+    """Constant learning rate in the first phase, as in the 2021 paper; else one cosine over all phases."""
 
     def __post_init__(self) -> None:
         self.phases()
@@ -62,18 +99,22 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Optimizer(Section):
-    """Settings of Adam. The learning rate of the temperature s is `scale_lr_factor * lr`.
-
-    `weight_decay` is the weight decay of 2021, which depends on p.
-    """
+    """Settings of Adam."""
 
     lr: float = number(0.03, strictly=True)
+    """Learning rate of the weights at the start."""
     scale_lr_factor: float = number(0.2)
+    """The learning rate of the temperature s is this factor times `lr`."""
     beta1: float = number(0.9)
+    """Decay of Adam's mean of the gradients."""
     beta2: float = number(0.99)
+    """Decay of Adam's mean of the squared gradients."""
     eps: float = number(1e-10)
+    """Adam's constant against division by zero."""
     batch: int = number(512, 1)
+    """Number of images in a batch."""
     weight_decay: float = number(0.0)
+    """Strength of the weight decay of the 2021 paper, which depends on p."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,11 +129,17 @@ class Run(Section):
     """The seed, and when to test and to write checkpoints."""
 
     seed: int = number(0)
-    test_every: int = number(10)  # number of epochs between tests at p = inf; 0 means only at the end
-    checkpoint_minutes: float = number(5.0)  # maximum age of the last checkpoint; 0 means every epoch
-    checkpoint_every: int = number(0)  # also write a checkpoint after this many epochs; 0 means never
+    """Seed of the initial weights, of the order of the images and of the augmentation."""
+    test_every: int = number(10)
+    """Number of epochs between tests at p = inf; 0 means only at the end."""
+    checkpoint_minutes: float = number(5.0)
+    """Maximum age of the last checkpoint in minutes; 0 means a checkpoint after every epoch."""
+    checkpoint_every: int = number(0)
+    """Also write a checkpoint after this many epochs; 0 means never."""
     keep_checkpoints: int = number(2, 1)
-    graphs: bool = True  # on a GPU, replay CUDA graphs while p is constant; results are bitwise the same
+    """Number of checkpoints that are not deleted."""
+    graphs: bool = True
+    """On a GPU, replay CUDA graphs while p is constant; results are bitwise the same."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +147,16 @@ class EvaluationSettings(Section):
     """The perturbations at which the net is evaluated, and the number of steps of the PGD attack."""
 
     eps: tuple[Fraction, ...] = (Fraction(8, 255),)
+    """Largest changes of a pixel at which the net is tested, in pixel units, such as 8/255 or 0.1."""
     pgd_steps: int = number(100, 1)
+    """Number of steps of the PGD attack."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.eps or not all(0 <= eps <= 1 for eps in self.eps):
-            epsilons = [str(eps) for eps in self.eps]
-            raise ArgumentError(f"evaluation.eps is {epsilons}; expected one or more numbers in [0, 1]")
+        if not self.eps:
+            raise ArgumentError("evaluation.eps is []; expected one or more numbers from 0 to 1")
+        for eps in self.eps:
+            parse_epsilon(format_epsilon(eps), "evaluation.eps")
 
 
 @dataclass(frozen=True)
@@ -114,10 +164,15 @@ class Reported:
     """Published or measured accuracies in percent, and the cost. `linfnet recipes` shows them; runs do not use them."""
 
     source: str = ""
+    """Where the accuracies come from: the paper or a file in records/."""
     clean: float = 0.0
+    """Clean accuracy."""
     pgd: float = 0.0
+    """Accuracy under PGD."""
     certified: float = 0.0
+    """Certified accuracy."""
     cost: str = ""
+    """The training budget."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +180,9 @@ class Recipe:
     """All settings of one training run. In `--set`, keys are `section.key`, or `key` alone if it is unambiguous."""
 
     name: str = "custom"
+    """The name of the recipe, which is the name of its file."""
     title: str = ""
+    """One line about the recipe."""
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
     loss: Objective = field(default_factory=Mixture)

@@ -18,7 +18,7 @@ from linfnet.reproduce.studies import Cell, Study, differing_sections
 from linfnet.results import AttackSettings, Result, Results, read_results
 from linfnet.results.storage import RESULTS_FILE
 from linfnet.systems import system_of
-from linfnet.train import Display, RunFolder, StoppedError, UnwritableError, resume_run, start_run
+from linfnet.train import Callback, RunFolder, StoppedError, UnwritableError, fit
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ def run_study(
     *,
     evaluate: Callable[[RunFolder], None],
     note: Callable[[str], None],
-    display: Display | None = None,
+    display: Callable[[], Callback] | None = None,
 ) -> Outcome:
     """Complete the unfinished runs of a study and return the outcome of all runs; it is written after each run.
 
     Finished runs of other rows stay in the outcome. If a run fails, the study continues with the next run; if no run
     succeeds, the first error is raised. `evaluate` adds the test results of a trained net to its results.json, `note`
-    is called with a line about each run, and `display` creates an observer for each training run.
+    is called with a line about each run, and `display` creates a callback for each training run.
     """
     planned = plan(study, options)
     _check_study(study, options)
@@ -129,16 +129,15 @@ def _check_recipe(run: PlannedRun) -> None:
             raise LinfnetError(f"{run.path} contains a run with other settings in [{section}]; choose another --out")
 
 
-def _train(run: PlannedRun, device: torch.device, display: Display | None) -> str:
+def _train(run: PlannedRun, device: torch.device, display: Callable[[], Callback] | None) -> str:
     """Train or resume the run unless it has finished; return a text that says what was done."""
-    if not (run.path / "recipe.toml").is_file():
-        start_run(run.recipe, run.path, device, display=display)
-        return "trained"
-    folder = RunFolder.open(run.path)
-    if folder.finished:
+    started = (run.path / "recipe.toml").is_file()
+    if started and RunFolder.open(run.path).finished:
         return "already finished"
-    resume_run(folder, device, display=display)
-    return "resumed"
+    recipe = RunFolder.open(run.path).recipe if started else run.recipe
+    callbacks = [display()] if display else []
+    fit(recipe, out=run.path, resume=started, callbacks=callbacks, device=device)
+    return "resumed" if started else "trained"
 
 
 def _outcome(study: Study, options: Options, runs: list[RunOutcome]) -> Outcome:

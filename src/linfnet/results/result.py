@@ -107,7 +107,8 @@ class Accuracies:
 class TrainingResult:
     """The accuracies at the end of training, and the cost of training."""
 
-    test: Accuracies
+    test: Accuracies | None
+    """Accuracies on the test images; None without a test set."""
     train: Accuracies | None
     """Accuracies on the training images; None in old files."""
     epochs: int

@@ -113,9 +113,12 @@ class Hybrid(FeatureSystem):
     net_type: ClassVar[type[Classifier]] = HybridNet
     unused: ClassVar[tuple[str, ...]] = OBJECTIVE
 
-    hidden: int = number(512, 1)  # width of the MLP
+    hidden: int = number(512, 1)
+    """Number of hidden neurons of the MLP."""
     eps_train: Fraction = Fraction(88, 2550)
-    worst_share: float = number(1.0, most=1)  # weight of the worst case; the logits have weight 1 - worst_share
+    """The perturbation of the worst case in the loss, in pixel units."""
+    worst_share: float = number(1.0, most=1)
+    """Weight of the worst case; the cross-entropy of the logits has weight 1 - worst_share."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -128,11 +128,17 @@ class Ibp(System):
     unused: ClassVar[tuple[str, ...]] = (*RELAXATION, *OBJECTIVE)
 
     architecture: str = "cnn7"
+    """The convolutional net: small, medium or cnn7."""
     batch_norm: bool = True
+    """Whether the net has batch norm."""
     eps_train: Fraction = Fraction(2, 5)
+    """The perturbation of the worst case in the last phase, in pixel units."""
     kappa_start: float = number(0.0, most=1)
+    """Weight of the cross-entropy of the unperturbed images in the first phase."""
     kappa_end: float = number(0.0, most=1)
+    """Weight of the cross-entropy of the unperturbed images in the last phase."""
     regularisation: float = number(0.5)
+    """Weight of the regularisers of fast IBP at eps = 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

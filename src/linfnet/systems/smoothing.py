@@ -162,10 +162,15 @@ class Smoothing(System):
     unused: ClassVar[tuple[str, ...]] = (*RELAXATION, *OBJECTIVE)
 
     architecture: str = "cnn7"
+    """The convolutional net: small, medium or cnn7."""
     sigma: float = number(0.25, strictly=True)
+    """Standard deviation of the noise, in pixel units."""
     samples: int = number(1000, 1)
+    """Number of noisy copies per certificate."""
     alpha: float = number(0.001, strictly=True, most=0.5)
+    """Probability with which a certificate may be wrong."""
     votes: int = number(8, 1)
+    """Number of noisy copies per prediction."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

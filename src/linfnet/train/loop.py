@@ -1,30 +1,30 @@
-"""The training loop, and functions that start or resume a run in a folder."""
+"""The training loop."""
 
 import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from linfnet.data import ImageSet, augment, load, plan_epoch
+from linfnet.data import ImageSet, augment, plan_epoch
 from linfnet.distributed.group import ALONE, GradientSum, Group
-from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.files import cut_short
-from linfnet.nn import count_parameters, means_at_infinity, reestimate_means, share_means
+from linfnet.files import write_tensors
+from linfnet.nn import Classifier, count_parameters, means_at_infinity, reestimate_means, share_means
 from linfnet.recipes import Recipe, recipe_to_toml
 from linfnet.results import Results, TrainingResult, write_training
 from linfnet.schedules import StepState
-from linfnet.systems import FeatureModule, FeatureSystem, system_of
+from linfnet.systems import SYSTEMS, FeatureModule, FeatureSystem, system_of
+from linfnet.train.callbacks import Callbacks, TrainingRun, as_callbacks
 from linfnet.train.checkpoint import Progress, StoppedError, load_newest, save_checkpoint, stop_on_signals
 from linfnet.train.cuda_graphs import STEPS_TO_PAY_OFF, GraphedModule
+from linfnet.train.history import EpochEvent, History, TestEvent
 from linfnet.train.metrics import RECORD_COLUMNS, accuracies, pixel_batches, record_step, summarise
 from linfnet.train.optimizer import build_optimizer, decay_weights, step_state
 from linfnet.train.run_folder import RunFolder, resume_hint
@@ -33,36 +33,40 @@ from linfnet.train.run_folder import RunFolder, resume_hint
 MEAN_IMAGES = 8192
 
 
-class Watcher(Protocol):
-    """An observer of a run."""
-
-    def step(self, step: int, state: StepState, so_far: dict[str, float]) -> None:
-        """Called after each step. `so_far`: metrics of the current epoch on a CPU, of the previous epoch on a GPU."""
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Called after each epoch and each test with the logged event."""
-
-
 class Trainer:
     """A training run: the net, its optimizer and its progress.
 
     The first process writes checkpoints, events, the model and its results into the folder, if there is one. The
     processes of a group share each batch. Up to rounding, they train the same net as a single process.
+
+    Args:
+        recipe: the settings.
+        images: the training images.
+        test: the test images; None trains without tests.
+        device: where the net is trained.
+        net: the net to train, in place; None builds the net of the recipe.
+        folder: the run folder.
+        group: the processes that share the work.
+        callbacks: see `linfnet.train.Callback`.
     """
 
     def __init__(
         self,
         recipe: Recipe,
         images: ImageSet,
-        test: ImageSet,
+        test: ImageSet | None,
         device: torch.device,
         *,
+        net: Classifier | None = None,
         folder: RunFolder | None = None,
         group: Group = ALONE,
+        callbacks: Callbacks = (),
     ) -> None:
         self.recipe, self.device, self.folder, self.group = recipe, device, folder, group
         self._output = folder if group.first else None
-        self.images, self.test = images.first(recipe.data.limit or None).to(device), test.to(device)
+        self.callbacks = as_callbacks(callbacks)
+        self.images = images.first(recipe.data.limit or None).to(device)
+        self.test = None if test is None else test.to(device)
         self.batch = recipe.optimizer.batch
         self.steps_per_epoch = math.ceil(len(self.images) / self.batch)
         self.total_steps = self.steps_per_epoch * recipe.schedule.phases().total
@@ -70,7 +74,7 @@ class Trainer:
         self.system = system_of(recipe)
         torch.manual_seed(recipe.run.seed)
         try:
-            self.net = self.system.build(recipe, images.info).to(device)
+            self.net = (self.system.build(recipe, images.info) if net is None else net).to(device)
         except RuntimeError as error:
             raise LinfnetError(f"the net cannot be built: {str(error).splitlines()[0]}") from None
         self.recipe_digest = hashlib.sha256(recipe_to_toml(recipe).encode()).hexdigest()
@@ -95,8 +99,11 @@ class Trainer:
         share_means(self.net, group)
         group.spread_(self.net.state_dict().values())
         self.progress = Progress()
-        self.last_epoch: dict[str, float] = {}
         self.saved_at = time.monotonic()
+        self.finished = False
+        sizes_of_run = (self.steps_per_epoch, self.total_steps)
+        path = folder.path if folder else None
+        self.view = TrainingRun(recipe, self.net, *sizes_of_run, self.state_at(0), path, group.first)
 
     def resume(self) -> list[str]:
         """Load the newest valid checkpoint of the folder; return an error message for each newer, invalid one."""
@@ -104,59 +111,80 @@ class Trainer:
         state = (self.net, self.optimizer, self.record)
         self.progress, errors = load_newest(self.folder.checkpoints, *state, self.recipe_digest, self.group)
         if self.progress.step:
-            self.net.p = self.state_at(self.progress.step - 1).p
+            self.view.state = self.state_at(self.progress.step - 1)
+            self.net.p = self.view.state.p
         if self._output:
             self._output.rewind(self.progress.step)
+            self.view.history = History.from_json(self._output.events())
+        self.view.step, self.view.resumed, self.view.skipped = self.progress.step, True, tuple(errors)
         return errors
 
-    def run(self, watcher: Watcher | None = None) -> TrainingResult:
-        """Train to the end of the schedule, and write the model."""
+    def run(self) -> TrainingResult:
+        """Train to the end of the schedule and write the model, or until a callback stops the run (see `finished`)."""
         settings = self.recipe.run
         self.net.train()
-        guard = self.folder.guarded() if self.folder else contextlib.nullcontext()
-        with guard, stop_on_signals() as stop:
+        with self._called(), stop_on_signals() if self.folder else contextlib.nullcontext(Event()) as stop:
             while self.progress.step < self.total_steps:
-                self._epoch(watcher, stop)
+                if not self._epoch(stop):
+                    return self._result()
                 epoch = self.progress.step // self.steps_per_epoch
                 last = self.progress.step == self.total_steps
-                if last or (settings.test_every and epoch % settings.test_every == 0):
-                    self._log(watcher, "test", self._test())
+                if self.test is not None and (last or (settings.test_every and epoch % settings.test_every == 0)):
+                    self._log(self._test(self.test))
                 old = time.monotonic() - self.saved_at > 60 * settings.checkpoint_minutes
                 if last or old or (settings.checkpoint_every and epoch % settings.checkpoint_every == 0):
                     self._save()
-                if not last and self.group.any(stop.is_set()):
-                    self._stop()
+                if not last and self._stops(stop):
+                    return self._result()
             return self._finish()
 
-    def _epoch(self, watcher: Watcher | None, stop: Event) -> None:
-        """Train from the current step to the end of its epoch."""
+    @contextlib.contextmanager
+    def _called(self) -> Generator[None]:
+        """Context between `on_start` and `on_finish` of all callbacks."""
+        with contextlib.ExitStack() as stack:
+            for callback in self.callbacks:
+                callback.on_start(self.view)
+                stack.callback(callback.on_finish, self.view)
+            yield
+
+    def _epoch(self, stop: Event) -> bool:
+        """Train from the current step to the end of its epoch; return False if a callback has stopped the run."""
         epoch, done = divmod(self.progress.step, self.steps_per_epoch)
         first_step = self.progress.step - done
         start = time.perf_counter() - self.progress.seconds
         for row, (pixels, labels) in enumerate(self._batches(epoch, done), done):
-            state = self._step(row, pixels, labels)
+            self.view.state = self._step(row, pixels, labels)
             self.progress.step += 1
             self.progress.seconds = time.perf_counter() - start
+            self.view.step = self.progress.step
             if self.device.type == "cpu":
-                self.last_epoch = summarise(self.record[: row + 1], self.sizes[: row + 1], first_step, self.state_at)
-            if watcher:
-                watcher.step(self.progress.step, state, self.last_epoch)
+                self._summarise(row, first_step)
+            for callback in self.callbacks:
+                callback.on_step(self.view)
             if row + 1 == self.steps_per_epoch:
                 break  # `run` saves and stops between two epochs
-            stopping = self.group.any(stop.is_set())
+            stopping = self.group.any(stop.is_set() or self.view.stopping)
             if stopping or 0 < 60 * self.recipe.run.checkpoint_minutes < time.monotonic() - self.saved_at:
-                self.last_epoch = summarise(self.record[: row + 1], self.sizes[: row + 1], first_step, self.state_at)
+                self._summarise(row, first_step)
                 begin = time.perf_counter()
-                if stopping:
-                    self._stop()
+                if stopping and self._stops(stop):
+                    return False
                 self._save()
                 start += time.perf_counter() - begin  # do not count the time for writing as training time
-        self.last_epoch = summarise(self.record, self.sizes, first_step, self.state_at)
+        self._summarise(self.steps_per_epoch - 1, first_step)
         self.progress.seconds = time.perf_counter() - start
-        final = self.state_at(self.progress.step - 1)
-        p = final.p if math.isfinite(final.p) else "inf"  # JSON has no infinity; float(p) accepts both forms
-        values = {"p": p, "lambda": final.mixing, "lr": final.lr, "scale": self.net.scale.item()}
-        self._log(watcher, "epoch", {**values, **self.last_epoch})
+        state, scale = self.view.state, self.net.scale.item()
+        self._log(EpochEvent(*self._time(), state.p, state.mixing, state.lr, scale, **self.view.metrics))
+        return True
+
+    def _summarise(self, row: int, first_step: int) -> None:
+        """Compute the metrics of the steps of an epoch up to a row."""
+        part = slice(row + 1)
+        self.view.metrics = summarise(self.record[part], self.sizes[part], first_step, self.state_at)
+
+    def _time(self) -> tuple[int, int, float]:
+        """Return the finished epochs and steps, and the seconds."""
+        return self.view.epoch, self.progress.step, round(self.progress.seconds, 3)
 
     def _batches(self, epoch: int, done: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this process's part of each batch after the first `done` ones: pixels [B, C, H, W] and labels [B]."""
@@ -166,8 +194,10 @@ class Trainer:
             mine = self.group.share(min(self.batch, len(self.images) - start))
             part = slice(start + mine.start, start + mine.stop)
             index = plan.order[part]
-            crops = augment(self.images.images[index], plan.top[part], plan.left[part], plan.flip[part], data.pad)
-            yield self.images.as_pixels(crops), self.images.labels[index]
+            images = self.images.images[index]
+            if images.dim() == 4:  # vectors are not augmented
+                images = augment(images, plan.top[part], plan.left[part], plan.flip[part], data.pad)
+            yield self.images.as_pixels(images), self.images.labels[index]
 
     def _step(self, row: int, pixels: Tensor, labels: Tensor) -> StepState:
         """Perform one training step; `row` is its index in the epoch."""
@@ -195,106 +225,82 @@ class Trainer:
     def _p_stays(self) -> bool:
         return self.state_at(min(self.progress.step + STEPS_TO_PAY_OFF, self.total_steps - 1)).p == self.net.p
 
-    def _test(self) -> dict[str, Any]:
-        """Return the test accuracy at the current p, and the clean and certified test accuracy at p = inf."""
+    def _test(self, test: ImageSet) -> TestEvent:
+        """Compute the test accuracy at the current p, and the clean and certified test accuracy at p = inf."""
         self.net.eval()
-        at_p = accuracies(self.net, self.test, (), self.group).clean
+        at_p = accuracies(self.net, test, (), self.group).clean
         self.net.train()
         infinite = math.isinf(self.net.p)
         with self.net.at_infinity() if infinite else means_at_infinity(self.net, self._mean_batches):
-            result = accuracies(self.net, self.test, self.recipe.evaluation.eps, self.group)
-        certified = {format_epsilon(eps): share for eps, share in result.certified.items()}
-        return {"accuracy_at_p": at_p, "clean": result.clean, "certified": certified}
+            result = accuracies(self.net, test, self.recipe.evaluation.eps, self.group)
+        return TestEvent(*self._time(), at_p, result.clean, result.certified)
 
     def _mean_batches(self) -> Iterator[Tensor]:
         batches = pixel_batches(self.images.first(MEAN_IMAGES), self.batch)
         return (batch[self.group.share(len(batch))] for batch in batches)
 
-    def _log(self, watcher: Watcher | None, event: str, values: dict[str, Any]) -> None:
-        epoch = self.progress.step // self.steps_per_epoch
-        entry = {"epoch": epoch, "step": self.progress.step, "seconds": round(self.progress.seconds, 3), **values}
+    def _log(self, event: EpochEvent | TestEvent) -> None:
+        """Write an event to the log, add it to the history, and call the callbacks."""
+        kind = "epoch" if isinstance(event, EpochEvent) else "test"
         if self._output:
-            self._output.log(event, **entry)
-        if watcher:
-            watcher.event({"event": event, **entry})
+            with self._output.guarded():
+                self._output.log(kind, **event.to_json())
+        self.view.history.append(event)
+        for callback in self.callbacks:
+            (callback.on_epoch if kind == "epoch" else callback.on_test)(self.view)
 
     def _save(self) -> None:
         if self._output:
             keep = self.recipe.run.keep_checkpoints
             state = (self.net, self.optimizer, self.record, self.progress)
-            save_checkpoint(self._output.checkpoints, *state, recipe_digest=self.recipe_digest, keep=keep)
+            with self._output.guarded():
+                save_checkpoint(self._output.checkpoints, *state, recipe_digest=self.recipe_digest, keep=keep)
         self.saved_at = time.monotonic()
 
-    def _stop(self) -> None:
+    def _stops(self, stop: Event) -> bool:
+        """If the run stops now, write a checkpoint; return True after a callback, and raise after a signal."""
+        if not self.group.any(stop.is_set() or self.view.stopping):
+            return False
         self._save()
-        hint = f"; {resume_hint(self.folder.path)}" if self.folder else ""
-        raise StoppedError(f"stopped at step {self.progress.step}{hint}")
+        if self.group.any(stop.is_set()):
+            hint = f"; {resume_hint(self.folder.path)}" if self.folder else ""
+            raise StoppedError(f"stopped at step {self.progress.step}{hint}")
+        return True
+
+    def _result(self) -> TrainingResult:
+        """Change the net to p = inf in eval mode, with means estimated there, and compute its accuracies."""
+        if not math.isinf(self.net.p):
+            reestimate_means(self.net, self._mean_batches())
+        self.net.p = math.inf
+        self.net.eval()
+        epsilons = self.recipe.evaluation.eps
+        return TrainingResult(
+            None if self.test is None else accuracies(self.net, self.test, epsilons, self.group),
+            accuracies(self.net, self.images, epsilons, self.group, threshold=self.threshold),
+            epochs=self.view.epoch,
+            seconds=round(self.progress.seconds, 1),
+            seed=self.recipe.run.seed,
+            parameters=count_parameters(self.net),
+            device=self.device.type,
+            processes=self.group.size,
+        )
+
+    def _write_model(self, path: Path, result: TrainingResult) -> None:
+        """Write the model folder, or only the weights if the net is of no system: its code cannot be saved."""
+        system = getattr(self.net, "system", "")
+        if system in SYSTEMS and isinstance(self.net, SYSTEMS[system].net_type):
+            self.net.save(path, class_names=self.images.info.classes, results=Results(result))
+        else:
+            write_tensors(path / "model.safetensors", self.net.state_dict(), {"format": "pt"})
 
     def _finish(self) -> TrainingResult:
         """Evaluate the net at p = inf, and write the model folder."""
-        if not math.isinf(self.net.p):
-            reestimate_means(self.net, self._mean_batches())
-        epsilons = self.recipe.evaluation.eps
-        with self.net.at_infinity():
-            result = TrainingResult(
-                accuracies(self.net, self.test, epsilons, self.group),
-                accuracies(self.net, self.images, epsilons, self.group, threshold=self.threshold),
-                epochs=self.recipe.schedule.phases().total,
-                seconds=round(self.progress.seconds, 1),
-                seed=self.recipe.run.seed,
-                parameters=count_parameters(self.net),
-                device=self.device.type,
-                processes=self.group.size,
-            )
+        result = self._result()
         if self._output:
-            self.net.save(self._output.path, class_names=self.images.info.classes, results=Results(result))
-            self._output.log("finish", step=self.progress.step, seconds=round(self.progress.seconds, 3))
-            write_training(self._output.path, result)  # written last: this file marks the run as finished
+            with self._output.guarded():
+                self._write_model(self._output.path, result)
+                self._output.log("finish", step=self.progress.step, seconds=round(self.progress.seconds, 3))
+                write_training(self._output.path, result)  # written last: this file marks the run as finished
         self.group.any(False)  # all processes wait until the model is written
+        self.finished = True
         return result
-
-
-Display = Callable[[Trainer], contextlib.AbstractContextManager[Watcher]]
-"""A function that returns a context manager with an observer of a run."""
-
-
-def start_run(
-    recipe: Recipe, out: Path, device: torch.device, group: Group = ALONE, *, display: Display | None = None
-) -> RunFolder:
-    """Train a net by a recipe in a new or empty folder; nothing is written before the net has been built."""
-    folder = RunFolder.new(out, recipe) if group.first else RunFolder(out, recipe)
-    try:
-        _train(folder, device, group, display, resume=False)
-    finally:
-        folder.release()
-    return folder
-
-
-def resume_run(
-    folder: RunFolder, device: torch.device, group: Group = ALONE, *, display: Display | None = None
-) -> bool:
-    """Resume a run from its newest valid checkpoint; return False if it has already finished with a valid model.
-
-    The observer first receives a `resume` event with the step and the errors of invalid checkpoints.
-    """
-    try:
-        if group.first:
-            folder.lock()  # lock before the check, so that no other process finishes the run in between
-        if group.from_first(lambda: folder.finished and not cut_short(folder.path / "model.safetensors")):
-            return False
-        _train(folder, device, group, display, resume=True)
-        return True
-    finally:
-        folder.release()
-
-
-def _train(folder: RunFolder, device: torch.device, group: Group, display: Display | None, *, resume: bool) -> None:
-    images, test = (load(folder.recipe.data.name, split) for split in ("train", "test"))
-    trainer = Trainer(folder.recipe, images, test, device, folder=folder, group=group)
-    errors = trainer.resume() if resume else []
-    if group.first and not resume:
-        folder.create()
-    with display(trainer) if display else contextlib.nullcontext() as watcher:
-        if watcher and resume:
-            watcher.event({"event": "resume", "step": trainer.progress.step, "errors": errors})
-        trainer.run(watcher)

@@ -21,11 +21,13 @@ from typing import Any, cast
 import torch
 from filelock import FileLock, Timeout
 
-from linfnet.errors import LinfnetError
-from linfnet.files import read_table, write_json, write_text
+from linfnet import plugins
+from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.files import cut_short, read_table, write_json, write_text
 from linfnet.nn.model_path import packaged_hint
 from linfnet.recipes import Recipe, load_recipe, missing_sections, recipe_to_toml
 from linfnet.results.storage import RESULTS_FILE
+from linfnet.systems import SYSTEMS
 from linfnet.train.metrics import MEANS
 from linfnet.version import __version__
 
@@ -68,7 +70,9 @@ class RunFolder:
                 raise LinfnetError(f"output folder {self.path} is already used by another run")
             self._sweep()
             write_text(self.path / "recipe.toml", recipe_to_toml(self.recipe))
-            write_json(self.path / "env.json", environment())
+            entries = (type(self.recipe.loss), SYSTEMS[self.recipe.system_name])
+            imports = sorted({name for entry in entries if (name := plugins.origin(entry))})
+            write_json(self.path / "env.json", {**environment(), **({"imports": imports} if imports else {})})
         except OSError as error:
             raise UnwritableError(f"output folder {self.path} cannot be written: {error.strerror}") from None
 
@@ -78,7 +82,11 @@ class RunFolder:
         file = path / "recipe.toml"
         if not file.is_file():
             raise LinfnetError(f"{path} is not a run folder: it has no recipe.toml{packaged_hint(path)}")
-        recipe = load_recipe(file)
+        try:
+            recipe = load_recipe(file)
+            SYSTEMS[recipe.system_name]
+        except ArgumentError as error:
+            raise ArgumentError(f"{file}: {error}{plugins.missing_imports(path)}") from None
         # A run writes all sections. In a truncated file, defaults would silently replace the missing ones.
         if missing := missing_sections(file.read_text(encoding="utf-8")):
             raise LinfnetError(f"{file} is truncated: it has no section [{missing[0]}]")
@@ -127,6 +135,11 @@ class RunFolder:
     def finished(self) -> bool:
         """Whether the trained model has been written."""
         return (self.path / "model.safetensors").is_file() and (self.path / RESULTS_FILE).is_file()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the trained model has been written and its file is not truncated."""
+        return self.finished and not cut_short(self.path / "model.safetensors")
 
     @contextlib.contextmanager
     def guarded(self) -> Generator[None]:
