@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 import tyro
@@ -20,6 +20,7 @@ from linfnet.data import (
     is_labelled,
     known_sets,
     load_labelled,
+    parse_size,
     read_images,
 )
 from linfnet.distributed.group import launched, own_device
@@ -68,6 +69,14 @@ Data = Annotated[
         metavar="SET|PATH",
         help="A data set by name, or your own data: a folder with a sub-folder for each class, a CSV file "
         "(file,label), or an .npz file. Default: the data set of the run.",
+    ),
+]
+TrainingData = Annotated[
+    str | None,
+    arg(
+        metavar="SET|PATH",
+        help="Train on other data: a data set by name, or your own data: a folder with a sub-folder for each class, a "
+        "CSV file (file,label), an .npz file, or a folder of .npy files. Default: the data of the recipe.",
     ),
 ]
 Split = Annotated[
@@ -172,27 +181,17 @@ def find_inputs(
 
 def _own_data(run: RunFolder) -> tuple[str | None, Conversion, int]:
     """Return the name or the path of the data of a run, the conversion of its files, and the seed of its split."""
-    data: Any = run.recipe.data
-    if getattr(data, "in_memory", False):
-        return None, Conversion(), 0
-    path = getattr(data, "path", None)
-    if not path:
-        return data.name, Conversion(), 0
-    return path, Conversion(data.resize, data.mode), data.split_seed or 0
+    data = run.recipe.data
+    if data.path is not None:
+        return str(data.path), Conversion(data.resize, data.mode), data.split_seed or 0
+    return None if data.in_memory else data.name, Conversion(), 0
 
 
 def parse_conversion(resize: str | None, grey: bool, rgb: bool) -> Conversion:
     """Return the conversion that `--resize`, `--grey` and `--rgb` ask for."""
     if grey and rgb:
-        raise ArgumentError("--grey and --rgb cannot be combined")
-    size = None
-    if resize is not None:
-        found = re.fullmatch(r"(\d{1,5})(?:x(\d{1,5}))?", resize.strip().lower().replace("×", "x"))
-        if not found:
-            raise ArgumentError(f"--resize is {resize!r}; expected HEIGHTxWIDTH, such as 28x28")
-        size = int(found[1]), int(found[2] or found[1])
-        if not all(1 <= side <= 10_000 for side in size):
-            raise ArgumentError(f"--resize is {resize!r}; expected sides from 1 to 10000")
+        raise ArgumentError("--grey and --rgb are both given; expected one of them")
+    size = None if resize is None else parse_size(resize, "--resize")
     return Conversion(size, "grey" if grey else "rgb" if rgb else None)
 
 

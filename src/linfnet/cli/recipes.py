@@ -2,17 +2,16 @@
 
 import shlex
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.table import Table
 from tyro.conf import arg
 
-import linfnet.recipes
 from linfnet.cli.console import console, print_table
 from linfnet.cli.inputs import Changes
 from linfnet.epsilon import format_epsilon
-from linfnet.recipes import Recipe, load_recipe, recipe_names, recipe_to_toml
+from linfnet.recipes import Recipe, describe_keys, load_recipe, recipe_names
 
 
 @dataclass(frozen=True)
@@ -89,9 +88,10 @@ def keys_table(recipe: Recipe) -> Table:
     table.add_column("meaning", overflow="fold")
     system = {"name": recipe.system_name} if recipe.system else {}
     default_recipe = Recipe(loss=type(recipe.loss)(), system=system)
-    defaults = {name: value for name, value, _ in described_keys(default_recipe)}
+    defaults = {key.name: key.default for key in describe_keys(default_recipe)}
     section = None
-    for name, value, meaning in described_keys(recipe):
+    for key in describe_keys(recipe):
+        name, value, meaning = key.name, key.default, key.description
         head = name.partition(".")[0]
         if head in ("name", "title", "reported"):
             continue
@@ -103,17 +103,3 @@ def keys_table(recipe: Recipe) -> Table:
             "*" if changed else "", name, value, meaning + (f" Default: {default}." if changed and default else "")
         )
     return table
-
-
-def described_keys(recipe: Recipe) -> list[tuple[str, str, str]]:
-    """Return the name, the value as TOML, and the meaning of each key of a recipe."""
-    describe: Any = getattr(linfnet.recipes, "describe_keys", None)
-    if describe is not None:
-        return [(key.name, key.default, key.description) for key in describe(recipe)]
-    keys, section = list[tuple[str, str, str]](), ""
-    for line in recipe_to_toml(recipe).splitlines():
-        key, equals, value = line.partition(" = ")
-        section = f"{line.strip('[]')}." if line.startswith("[") else section
-        if equals:
-            keys.append((section + key, value, ""))
-    return keys

@@ -14,8 +14,18 @@ import tyro
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from linfnet.cli.console import console, only_first_prints, percent
-from linfnet.cli.inputs import Changes, Device, choose_device
-from linfnet.data import named_or_path, parse_size
+from linfnet.cli.inputs import (
+    Changes,
+    Device,
+    Folder,
+    Grey,
+    Resize,
+    Rgb,
+    TrainingData,
+    choose_device,
+    parse_conversion,
+)
+from linfnet.data import named_or_path
 from linfnet.distributed.group import Group, joined, launched, restarted
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, require
@@ -28,24 +38,27 @@ from linfnet.train import Callback, RunFolder, StoppedError, TrainingRun, fit, n
 
 @dataclass(frozen=True)
 class Train:
-    """Train a net by a recipe and write a run folder, or resume a run."""
+    """Train a net by a recipe and write a run folder, or resume a run.
+
+    Examples:
+        linfnet train digits --out runs/first
+        linfnet train mnist-cpu --set model.width=128
+        linfnet train digits --data photos --resize 28x28 --grey
+        linfnet train --resume runs/first
+    """
 
     recipe: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RECIPE")] = "digits"
     """The name of a recipe (`linfnet recipes` lists them) or a TOML file."""
-    out: Path | None = None
+    out: Folder = None
     """The run folder, new or empty. Default: runs/RECIPE-TIME."""
     set: Changes = ()
-    """Change keys of the recipe: key=value, as in --set model.width=256 'schedule.epochs=[5, 40, 5]'."""
-    data: str | None = None
-    """Train on other data: a data set (`linfnet data list`), or your own data: a folder with a sub-folder per class, an
-    .npz file, a folder of .npy files, or a CSV file of file names and labels."""
-    resize: str | None = None
-    """Scale the image files of --data to HEIGHTxWIDTH, such as 28x28."""
-    grey: bool = False
-    """Convert the image files of --data to grey."""
-    rgb: bool = False
-    """Convert the image files of --data to RGB."""
-    resume: Path | None = None
+    """Change keys of the recipe, as in --set model.width=256 'schedule.epochs=[5, 40, 5]'. `linfnet recipes RECIPE`
+    lists the keys."""
+    data: TrainingData = None
+    resize: Resize = None
+    grey: Grey = False
+    rgb: Rgb = False
+    resume: Folder = None
     """Resume the run in this folder from its last checkpoint. A recipe, --out, --data and --set are not allowed."""
     device: Device = "auto"
     tensorboard: bool = False
@@ -61,8 +74,6 @@ class Train:
             raise ArgumentError(
                 "--resume continues a run unchanged: a recipe, --out, --data and --set are not allowed with it"
             )
-        if self.grey and self.rgb:
-            raise ArgumentError("--grey and --rgb are both given; expected one of them")
         if launched() and self.resume is None and self.out is None:
             raise ArgumentError("--out is required under torchrun: a restart resumes the run in that folder")
         if self.tensorboard:
@@ -107,10 +118,11 @@ class Train:
         if self.data is not None:
             name, path = named_or_path(self.data)
             settings |= {"data.path": path} if name is None else {"data.name": name}
-        if self.resize is not None:
-            settings["data.resize"] = parse_size(self.resize)
-        if self.grey or self.rgb:
-            settings["data.mode"] = "grey" if self.grey else "rgb"
+        conversion = parse_conversion(self.resize, self.grey, self.rgb)
+        if conversion.resize is not None:
+            settings["data.resize"] = conversion.resize
+        if conversion.mode is not None:
+            settings["data.mode"] = conversion.mode
         recipe = change_recipe(before, settings)
         check_changes(before, recipe)
         return recipe

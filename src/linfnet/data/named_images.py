@@ -13,7 +13,7 @@ from torch import Tensor
 
 from linfnet.data.arrays import from_arrays
 from linfnet.data.cache import load
-from linfnet.data.catalog import known_sets
+from linfnet.data.catalog import known_sets, own_name
 from linfnet.data.image_files import IMAGE_SUFFIXES, BadFile, BadFilesError, Mode, Size, read_image_files, readable
 from linfnet.data.image_set import ImageSet, to_pixels
 from linfnet.data.own_files import list_path, load_path
@@ -70,7 +70,7 @@ def data_name(source: str | Path) -> str:
     if str(source) in known_sets():
         return str(source)
     name = readable(path.resolve().name if path.is_dir() else path.stem) or "own"
-    return f"own-{name}" if name in known_sets() else name  # results must not be taken for those on the known set
+    return own_name(name)  # results must not be taken for those on the known set
 
 
 def is_labelled(source: str | Path) -> bool:

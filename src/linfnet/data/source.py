@@ -98,7 +98,7 @@ def is_known(images: ImageSet, split: str) -> bool:
     return digest.hexdigest() == info.digests[split]
 
 
-def parse_size(text: str) -> tuple[int, int]:
+def parse_size(text: str, name: str = "resize") -> tuple[int, int]:
     """Convert `HxW` or one number for both to (height, width).
 
     >>> parse_size("28x32"), parse_size("28")
@@ -106,7 +106,7 @@ def parse_size(text: str) -> tuple[int, int]:
     """
     sides = text.lower().replace("×", "x").split("x")
     if len(sides) > 2 or not all(side.strip().isdecimal() and 1 <= int(side) <= 10_000 for side in sides):
-        raise ArgumentError(f"resize is {text!r}; expected HxW such as 28x28, each from 1 to 10000")
+        raise ArgumentError(f"{name} is {text!r}; expected HxW such as 28x28, each from 1 to 10000")
     return int(sides[0]), int(sides[-1])
 
 
