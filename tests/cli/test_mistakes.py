@@ -101,8 +101,8 @@ from linfnet.train import RunFolder
         (["certify", "cache"], "cache is not a model: it has no config.json"),
         (["evaluate", "."], "it contains the models run: give one of them"),
         (["serve", "nope"], "nope is not a folder; expected a run, "),
-        (["evaluate", "run", "--resize", "big"], "--resize is 'big'; expected HEIGHTxWIDTH"),
-        (["certify", "run", "--grey", "--rgb"], "--grey and --rgb cannot be combined"),
+        (["evaluate", "run", "--resize", "big"], "--resize is 'big'; expected HxW such as 28x28"),
+        (["certify", "run", "--grey", "--rgb"], "--grey and --rgb are both given"),
         (["evaluate", "run", "--resize", "8x8"], "convert image files only; digits is a known data set"),
         (["certify", "run", "--eps", "x"], "--eps is 'x'"),
         *(

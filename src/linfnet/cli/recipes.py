@@ -67,12 +67,12 @@ def recipes_table(recipes: list[Recipe]) -> Table:
     table = Table(title="recipes; accuracy in %", title_justify="left", box=None, pad_edge=False, padding=(0, 1))
     for name in ("name", "data", "eps", "system"):
         table.add_column(name, no_wrap=True)
-    for name in ("clean", "PGD", "certified"):
+    for name in ("clean", "certified"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("whose", no_wrap=True)
     for recipe in recipes:
         found, eps = recipe.reported, format_epsilon(recipe.evaluation.eps[0])
-        numbers = [f"{value:.2f}" if value else "" for value in (found.clean, found.pgd, found.certified)]
+        numbers = [f"{value:.2f}" if value else "" for value in (found.clean, found.certified)]
         table.add_row(recipe.name, recipe.data.name, eps, recipe.system_name, *numbers, whose(recipe))
     table.caption = "paper: published figures of the authors; ours: measured by this project, in records/"
     table.caption_justify = "left"
