@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linfnet.data import ImageSet, known_sets, load
+from linfnet.data import ImageSet, known_sets, load, load_split
 from linfnet.errors import LinfnetError
 from linfnet.files import read_table, read_tensors
 from linfnet.nn.model_card import names_in
@@ -125,7 +125,7 @@ def read_run(path: Path) -> RunSummary:
     images, missing = None, tuple[str, ...]()
     if samples is not None and (main or data):
         source = (main[0].data, main[0].split, main[0].limit) if main else (str(data), "test", None)
-        images, missing = _read_images(*source, samples)
+        images, missing = _read_images(*source, samples, run.recipe)
     run = replace(run, main=main, samples=samples, broken=broken, images=images)
     return replace(run, notes=(*_notes(run), *missing))
 
@@ -212,12 +212,15 @@ def _read_broken(file: Path) -> dict[Fraction, BrokenSamples]:
         raise LinfnetError(f"{file} lacks {error}: evaluate again, or remove the file") from None
 
 
-def _read_images(data: str, split: str, limit: int | None, samples: Samples) -> tuple[ImageSet | None, tuple[str, ...]]:
+def _read_images(
+    data: str, split: str, limit: int | None, samples: Samples, recipe: Recipe | None
+) -> tuple[ImageSet | None, tuple[str, ...]]:
     """Return the images of the samples, or None and a note if they are not available or do not match."""
-    if data not in known_sets():
-        return None, (f"There is no gallery, because {data} is not a known data set.",)
+    own = recipe.data if recipe is not None and recipe.data.name == data else None
+    if own is None and data not in known_sets():
+        return None, (f"There is no gallery, because {data} is neither a known data set nor the data of the run.",)
     try:
-        images = load(data, split).first(limit)
+        images = (load(data, split) if own is None else load_split(own, split)).first(limit)
     except LinfnetError as error:
         return None, (f"There is no gallery, because the test images are not on this machine: {error}",)
     if len(images) < len(samples) or images.labels[: len(samples)].tolist() != samples.labels.tolist():
