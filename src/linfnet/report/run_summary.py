@@ -216,7 +216,7 @@ def _read_images(
     data: str, split: str, limit: int | None, samples: Samples, recipe: Recipe | None
 ) -> tuple[ImageSet | None, tuple[str, ...]]:
     """Return the images of the samples, or None and a note if they are not available or do not match."""
-    own = recipe.data if recipe is not None and recipe.data.name == data else None
+    own = recipe.data if recipe is not None and recipe.data.name == data and data not in known_sets() else None
     if own is None and data not in known_sets():
         return None, (f"There is no gallery, because {data} is neither a known data set nor the data of the run.",)
     try:
