@@ -57,7 +57,7 @@ def prepare_images(net: Classifier, images: Images, *, move: bool = True) -> Ten
     The dtype must be the dtype of the net: images of another precision would be rounded, and a certificate would hold
     for the rounded images instead.
     """
-    pixels = net.check_shape(as_tensor(images))
+    pixels = net.check_dtype(net.check_shape(as_tensor(images)))
     check_images(pixels)
     return pixels.to(net_device(net)) if move else pixels
 

@@ -204,7 +204,7 @@ class Classifier(nn.Module):
         return self.image_shape
 
     def check_shape(self, images: Tensor) -> Tensor:
-        """Return the images, or raise an error if they are not floating-point numbers of the net's shape and dtype."""
+        """Return the images, or raise an error if they have another shape, or a dtype that the net would round."""
         if not isinstance(images, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(f"images is a {type(images).__name__}; expected a tensor: torch.as_tensor(images)")
         if not images.is_floating_point():
@@ -213,6 +213,12 @@ class Classifier(nn.Module):
             shape = " x ".join(map(str, self.image_shape))
             remedy = ": pass image.unsqueeze(0)" if tuple(images.shape) == self.image_shape else ""
             raise ArgumentError(f"images have shape {tuple(images.shape)}; the net expects [B, {shape}]{remedy}")
+        # A lower precision is converted exactly; a higher one would be rounded.
+        rounded = torch.promote_types(images.dtype, self.normalize.std.dtype) != self.normalize.std.dtype
+        return self.check_dtype(images) if rounded else images
+
+    def check_dtype(self, images: Tensor) -> Tensor:
+        """Return the images, or raise an error if they do not have the dtype in which the net computes."""
         dtype = self.normalize.std.dtype
         if images.dtype != dtype:
             remedy = "images.float()" if dtype == torch.float32 else f"images.to({dtype})"
