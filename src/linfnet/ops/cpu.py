@@ -6,6 +6,9 @@ AVX-512, AVX2+FMA and other machines (plain) and selects the best level when it 
 At p = infinity the result has the same bits as the reference. Powers with whole p up to 10, and with some p up to 32,
 are computed by multiplication, all others by log2 and exp2. If few terms of a sum matter, only these are computed. The
 sources are in `csrc`.
+
+The kernels use at most `torch.get_num_threads()` threads, from a pool of the process (`csrc/threads.cpp`) whose idle
+threads sleep. Neither the number of threads nor their order changes a bit of the result.
 """
 
 import contextlib
@@ -70,8 +73,8 @@ def _accurate(p: float) -> bool:
 
 
 def _threads(n: int, out: int, features: int) -> int:
-    # A small layer takes less time than starting a second thread.
-    return 1 if n * out * features < _kernels.SERIAL_TRIPLES else torch.get_num_threads()
+    """Return the number of threads for a layer: as many as torch uses, but fewer for a small layer."""
+    return min(torch.get_num_threads(), max(1, n * out * features // _kernels.TRIPLES_PER_THREAD))
 
 
 @KERNELS.register("cpu")
