@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Search for memory errors and undefined behaviour in the CPU kernels: fenced buffers under ASan and
-# UBSan for all levels, then under valgrind, if installed, for the levels that it supports (not AVX-512). Needs GCC.
+# UBSan for all levels, then under valgrind, if installed, for the levels that it supports (not AVX-512). Search for data
+# races in the thread pool under ThreadSanitizer. Needs GCC.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 source=$root/src/linfnet/ops/csrc
@@ -21,6 +22,16 @@ build() { # program, flags ...
     g++ "${common[@]}" "$root/tests/ops/memory_check.cpp" "$work"/*.o -o "$program" -lpthread -ldl
 }
 
+pool() { # program, flags ...
+    local program=$1
+    shift
+    g++ -std=c++17 -g -O1 -I"$source" "$@" "$root/tests/ops/threads_check.cpp" "$source/threads.cpp" -o "$program" -lpthread -ldl
+}
+
+pool "$work/raced" -fsanitize=thread
+"$work/raced" without-fork
+pool "$work/pooled" -fsanitize=address,undefined -fno-sanitize-recover=all
+"$work/pooled"
 build "$work/sanitized" -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
 "$work/sanitized"
 if command -v valgrind > /dev/null; then

@@ -26,10 +26,7 @@ namespace linfnet {
 namespace {
 
 // Longer than the time from a forward to a backward pass: threads that sleep there are woken too late to be of use.
-#ifndef SPIN_US
-#define SPIN_US 200
-#endif
-constexpr std::chrono::microseconds SPIN(SPIN_US);
+constexpr std::chrono::microseconds SPIN(200);
 
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
