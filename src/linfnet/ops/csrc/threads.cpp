@@ -1,8 +1,8 @@
 // The threads of the kernels: a pool whose idle threads sleep.
 //
 // All threads take pieces from one counter. The calling thread computes pieces until none is left and then waits only
-// for pieces that other threads have begun, so on a busy machine it does not wait for threads that do not run. Threads
-// that wait test for the end of the wait for a short time (SPIN) before they sleep.
+// for pieces that other threads have begun, so on a busy machine it does not wait for threads that do not run. A thread
+// that waits tests for the end of the wait for a short time before it sleeps.
 #include <atomic>
 #include <cfenv>
 #include <chrono>
@@ -25,8 +25,11 @@
 namespace linfnet {
 namespace {
 
-// Longer than the time from a forward to a backward pass: threads that sleep there are woken too late to be of use.
-constexpr std::chrono::microseconds SPIN(200);
+// How long threads of the pool wait before they sleep: longer than the time from a forward to a backward pass, because
+// a sleeping thread is woken too late to be of use in a short job.
+constexpr std::chrono::microseconds IDLE_SPIN(200);
+// How long the calling thread waits for begun pieces before it sleeps: about as long as it takes to wake it.
+constexpr std::chrono::microseconds END_SPIN(50);
 
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -36,15 +39,15 @@ inline void pause() {
 #endif
 }
 
-// Test `ready` until it is true or SPIN has passed; other threads that want to run on this core are let through.
-template <class Ready> void spin(Ready ready) {
-  const auto end = std::chrono::steady_clock::now() + SPIN;
+// Test `ready` until it is true or `time` has passed. With `yielding`, other threads that want this core are let through.
+template <class Ready> void spin(Ready ready, std::chrono::microseconds time, bool yielding) {
+  const auto end = std::chrono::steady_clock::now() + time;
   do {
     for (int i = 0; i < 32; ++i) {
       if (ready()) return;
       pause();
     }
-    std::this_thread::yield();
+    if (yielding) std::this_thread::yield();
   } while (std::chrono::steady_clock::now() < end);
 }
 
@@ -135,7 +138,7 @@ class Pool {
       wanted_ = 0;
     }
     const auto done = [this] { return active_.load(std::memory_order_acquire) == 0; };
-    spin(done);
+    spin(done, END_SPIN, false);
     if (done()) return;
     std::unique_lock<std::mutex> lock(mutex_);
     caller_sleeps_ = true;
@@ -160,7 +163,7 @@ class Pool {
       // The job no longer exists after this line.
       if (active_.fetch_sub(1, std::memory_order_release) == 1 && caller_sleeps_) done_.notify_one();
       lock.unlock();
-      spin([&] { return posted_.load(std::memory_order_relaxed) != seen; });
+      spin([&] { return posted_.load(std::memory_order_relaxed) != seen; }, IDLE_SPIN, true);
       lock.lock();
     }
   }
