@@ -31,7 +31,7 @@ constexpr std::chrono::microseconds IDLE_SPIN(200);
 // How long the calling thread waits for begun pieces before it sleeps: about as long as it takes to wake it.
 constexpr std::chrono::microseconds END_SPIN(50);
 
-inline void pause() {
+inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -45,7 +45,7 @@ template <class Ready> void spin(Ready ready, std::chrono::microseconds time, bo
   do {
     for (int i = 0; i < 32; ++i) {
       if (ready()) return;
-      pause();
+      relax();
     }
     if (yielding) std::this_thread::yield();
   } while (std::chrono::steady_clock::now() < end);
