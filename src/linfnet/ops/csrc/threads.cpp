@@ -25,11 +25,9 @@
 namespace linfnet {
 namespace {
 
-// How long threads of the pool wait before they sleep: longer than the time from a forward to a backward pass, because
-// a sleeping thread is woken too late to be of use in a short job.
-constexpr std::chrono::microseconds IDLE_SPIN(200);
-// How long the calling thread waits for begun pieces before it sleeps: about as long as it takes to wake it.
-constexpr std::chrono::microseconds END_SPIN(50);
+// How long a thread waits before it sleeps: longer than most pieces, and than the time from a forward to a backward pass.
+// A thread that sleeps is woken too late to be of use in a short job.
+constexpr std::chrono::microseconds SPIN(200);
 
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -39,9 +37,9 @@ inline void relax() {
 #endif
 }
 
-// Test `ready` until it is true or `time` has passed. With `yielding`, other threads that want this core are let through.
-template <class Ready> void spin(Ready ready, std::chrono::microseconds time, bool yielding) {
-  const auto end = std::chrono::steady_clock::now() + time;
+// Test `ready` until it is true or SPIN has passed. With `yielding`, other threads that want this core are let through.
+template <class Ready> void spin(Ready ready, bool yielding) {
+  const auto end = std::chrono::steady_clock::now() + SPIN;
   do {
     for (int i = 0; i < 32; ++i) {
       if (ready()) return;
@@ -138,7 +136,7 @@ class Pool {
       wanted_ = 0;
     }
     const auto done = [this] { return active_.load(std::memory_order_acquire) == 0; };
-    spin(done, END_SPIN, false);
+    spin(done, false);
     if (done()) return;
     std::unique_lock<std::mutex> lock(mutex_);
     caller_sleeps_ = true;
@@ -163,7 +161,7 @@ class Pool {
       // The job no longer exists after this line.
       if (active_.fetch_sub(1, std::memory_order_release) == 1 && caller_sleeps_) done_.notify_one();
       lock.unlock();
-      spin([&] { return posted_.load(std::memory_order_relaxed) != seen; }, IDLE_SPIN, true);
+      spin([&] { return posted_.load(std::memory_order_relaxed) != seen; }, true);
       lock.lock();
     }
   }
