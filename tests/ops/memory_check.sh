@@ -12,7 +12,7 @@ build() { # program, flags ...
     local program=$1 name
     shift
     local common=(-std=c++17 -g -ffp-contract=off -I"$source" "$@")
-    for name in threads scatter level_plain level_avx2 level_avx512; do
+    for name in threads memory scatter level_plain level_avx2 level_avx512; do
         local flags=()
         [[ $name == level_avx2 ]] && flags=(-mavx2 -mfma -mbmi)
         [[ $name == level_avx512 ]] && flags=(-mavx512f -mavx512dq -mavx512bw -mavx512vl -mfma -mbmi -mpopcnt)
@@ -25,7 +25,7 @@ build() { # program, flags ...
 pool() { # program, flags ...
     local program=$1
     shift
-    g++ -std=c++17 -g -O1 -I"$source" "$@" "$root/tests/ops/threads_check.cpp" "$source/threads.cpp" -o "$program" -lpthread -ldl
+    g++ -std=c++17 -g -O1 -I"$source" "$@" "$root/tests/ops/threads_check.cpp" "$source"/{threads,memory}.cpp -o "$program" -lpthread -ldl
 }
 
 pool "$work/raced" -fsanitize=thread

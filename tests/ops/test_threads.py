@@ -1,14 +1,18 @@
-"""The thread pool of the CPU kernels: bits, forks, several callers, sleeping threads, threads that do not run.
+"""The threads of the CPU kernels: bits, forks, several callers, sleeping threads, threads that do not run.
 
-Every test runs a script in a new process, because the pool lives as long as its process.
+Every test runs a script in a new process, because threads live as long as their process. It is run twice: as a program
+that sets nothing, which uses the threads of torch or the pool, and like the command line, which uses the pool.
 """
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
+import torch
 
+from linfnet.cli.start import WAIT_SETTINGS, set_wait_policy
 from linfnet.ops import cpu
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(not cpu.levels(), reason="the extension is not built")]
@@ -21,7 +25,7 @@ from linfnet.ops import cpu, lp_distance
 torch.set_num_threads(1)
 
 def use(threads):
-    cpu._threads = lambda *_: threads() if callable(threads) else threads
+    cpu.threads_for = lambda *_: threads() if callable(threads) else threads
 
 def results(shape, p, seed=0):
     generator = torch.Generator().manual_seed(seed)
@@ -36,18 +40,25 @@ def same(a, b):
 """
 
 
-def run(script: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SETUP + script],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+Run = Callable[[str], None]
 
 
-def test_callers_in_several_threads_and_forked_processes() -> None:
+@pytest.fixture(params=["default", "passive"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Return a function that runs a script, with the default wait policy of OpenMP or the passive one."""
+    environment = {key: value for key, value in os.environ.items() if key not in WAIT_SETTINGS}
+    if request.param == "passive":
+        set_wait_policy(environment)
+
+    def run_script(script: str) -> None:
+        command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SETUP + script]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+
+    return run_script
+
+
+def test_callers_in_several_threads_and_forked_processes(run: Run) -> None:
     """Random numbers of threads, three callers at once, and a process that is forked while they compute."""
     run("""
 use(1)
@@ -86,7 +97,7 @@ assert not failures, failures
 """)
 
 
-def test_idle_threads_sleep() -> None:
+def test_idle_threads_sleep(run: Run) -> None:
     """The process uses no CPU time between two calls, although it has seven more threads."""
     run("""
 use(8)
@@ -101,7 +112,7 @@ assert spent < 0.05, spent
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="needs the scheduling policies of Linux")
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
-def test_a_call_does_not_wait_for_a_thread_that_does_not_run() -> None:
+def test_a_call_does_not_wait_for_a_thread_that_does_not_run(run: Run) -> None:
     """The second thread has lower priority than a busy loop on its core, so it runs a few milliseconds per second.
 
     Once in a while it begins a piece and is stopped, so a few calls may be slow.
@@ -143,7 +154,7 @@ finally:
 """)
 
 
-def test_threads_treat_subnormal_numbers_like_the_caller() -> None:
+def test_threads_treat_subnormal_numbers_like_the_caller(run: Run) -> None:
     """Threads inherit the switch when they are started; the pool must use the switch of each call instead."""
     run("""
 if not torch.set_flush_denormal(True):
@@ -160,22 +171,30 @@ assert all(torch.equal(y, alone) for y in many)
 """)
 
 
-def test_bound_threads_are_those_of_openmp() -> None:
-    """With OMP_PROC_BIND, threads of the pool would all run on the core of the thread that starts them."""
-    script = SETUP + "results((64, 64, 64), 8.0)\nuse(2)\nresults((64, 64, 64), 8.0)\nprint(cpu.status())"
-    environment = {**os.environ, "OMP_PROC_BIND": "close", "OMP_NUM_THREADS": "2"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120, check=True
-    )
-    assert "OpenMP" in done.stdout or sys.platform != "linux"
+@pytest.mark.parametrize(
+    ("variables", "used"),
+    [
+        ({}, "those of torch, or a pool"),
+        ({"OMP_WAIT_POLICY": "PASSIVE"}, "threads: a pool"),
+        # Threads of the pool would all be bound to the core of the thread that starts them.
+        ({"OMP_WAIT_POLICY": "passive", "OMP_PROC_BIND": "close"}, "those of torch, or a pool"),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems may have no OpenMP")
+def test_which_threads_are_used(variables: dict[str, str], used: str) -> None:
+    environment = {key: value for key, value in os.environ.items() if key not in WAIT_SETTINGS} | variables
+    script = SETUP + "use(2)\nresults((64, 64, 64), 8.0)\nprint(cpu.status())"
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert used in done.stdout
 
 
 def test_small_layers_take_one_thread() -> None:
-    run("""
-torch.set_num_threads(4)
-assert cpu._threads(64, 128, 128) == 1
-assert cpu._threads(128, 128, 128) == 2
-assert cpu._threads(512, 512, 512) == 4
-torch.set_num_threads(1)
-assert cpu._threads(512, 512, 512) == 1
-""")
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        assert [cpu.threads_for(n, 128, 128) for n in (1, 64, 128, 192, 10_000)] == [1, 1, 2, 3, 4]
+        torch.set_num_threads(1)
+        assert cpu.threads_for(10_000, 128, 128) == 1
+    finally:
+        torch.set_num_threads(before)

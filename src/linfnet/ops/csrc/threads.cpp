@@ -1,8 +1,12 @@
-// The threads of the kernels: a pool whose idle threads sleep.
+// The threads of the kernels. All threads take pieces from one counter, until none is left.
 //
-// All threads take pieces from one counter. The calling thread computes pieces until none is left and then waits only
-// for pieces that other threads have begun, so on a busy machine it does not wait for threads that do not run. A thread
-// that waits tests for the end of the wait for a short time before it sleeps.
+// Pool: own threads, which sleep when idle. The calling thread waits only for pieces that other threads have begun, so
+// on a busy machine it does not wait for threads that do not run.
+//
+// Team: the threads of the OpenMP runtime that torch has loaded. After an operation of torch they spin for milliseconds,
+// and the pool would have to share the cores with them. But a call returns only when every thread of the team has run.
+// So the team is used while it is punctual, and the pool if the threads of torch do not spin or the machine is busy.
+#include <algorithm>
 #include <atomic>
 #include <cfenv>
 #include <chrono>
@@ -10,7 +14,6 @@
 #include <cstdlib>
 #include <exception>
 #include <mutex>
-#include <new>
 #include <system_error>
 #include <thread>
 
@@ -20,6 +23,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
+#include <strings.h>
 #endif
 
 namespace linfnet {
@@ -55,20 +59,25 @@ class Job {
     std::fegetenv(&environment_);
   }
 
-  // Compute pieces until none is left. Never throws; the first exception is stored for `rethrow`.
-  void work() {
+  // Compute pieces until none is left; return how many. Never throws; the first exception is stored for `rethrow`.
+  long work() {
+    long done = 0;
     try {
-      for (long i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) piece_(data_, i);
+      for (long i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_; ++done) piece_(data_, i);
     } catch (...) {
       next_.store(count_, std::memory_order_relaxed);
       if (!failed_.exchange(true)) error_ = std::current_exception();
     }
+    return done;
   }
 
   // Threads differ in their treatment of subnormal numbers; the result must not depend on the thread.
   void work_like_caller() {
+    std::fenv_t before;
+    std::fegetenv(&before);
     std::fesetenv(&environment_);
     work();
+    std::fesetenv(&before);
   }
 
   void rethrow() const {
@@ -90,7 +99,10 @@ class Pool {
   // Compute a job by the calling thread and at most `helpers` threads of the pool. If another thread uses the pool, the
   // calling thread computes alone.
   void run(Job& job, int helpers) {
-    if (in_use_.exchange(true, std::memory_order_acquire)) return job.work();
+    if (in_use_.exchange(true, std::memory_order_acquire)) {
+      job.work();
+      return;
+    }
     start(helpers);
     post(job, helpers < started_ ? helpers : started_);
     job.work();
@@ -182,9 +194,14 @@ class Pool {
 // The pool is never destroyed: its threads use it until the process ends.
 std::atomic<Pool*> current_pool{nullptr};
 
+std::atomic<bool> forked{false};
+
 #ifdef LINFNET_POSIX
-// A child process has no threads but the one that called fork, so it needs a new pool.
-[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { current_pool = nullptr; });
+// A child process has no threads but the one that called fork. It needs a new pool, and must not use the team.
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] {
+  current_pool = nullptr;
+  forked = true;
+});
 #endif
 
 Pool& pool() {
@@ -196,29 +213,71 @@ Pool& pool() {
   return *found;
 }
 
-typedef void (*Fork)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
-
-// If the OpenMP runtime of torch binds its threads to cores (OMP_PROC_BIND), return its function that runs a team.
-// Otherwise all threads of the pool would share the core of the thread that starts them.
-Fork bound_team() {
+class Team {
+ public:
+  Team() {
 #ifdef LINFNET_POSIX
-  typedef int (*Binding)();
-  const Binding binding = reinterpret_cast<Binding>(dlsym(RTLD_DEFAULT, "omp_get_proc_bind"));
-  if (binding && binding() != 0) return reinterpret_cast<Fork>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+    // A stable entry point of the GNU runtime; the Intel and LLVM runtimes have it as well.
+    fork_ = reinterpret_cast<Fork>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+    const auto binding = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_proc_bind"));
+    const char* const policy = std::getenv("OMP_WAIT_POLICY");
+    const bool sleeps = policy && strcasecmp(policy, "passive") == 0;
+    // Threads of the pool would all be bound to the core of the thread that starts them.
+    const bool bound = binding && binding() != 0;
+    if (sleeps && !bound) fork_ = nullptr;
 #endif
-  return nullptr;
-}
+  }
 
-Fork team() {
-  static const Fork found = bound_team();
+  bool exists() const { return fork_ != nullptr; }
+
+  bool usable() const { return fork_ && !forked && Clock::now().time_since_epoch().count() >= resume_.load(); }
+
+  // Compute a job by the team. If it was late, do not use it for a while.
+  void run(Job& job, int threads) {
+    Call call{job, std::this_thread::get_id(), Clock::now(), Clock::duration(0), 0};
+    fork_(&Call::work, &call, unsigned(threads), 0);
+    if (!call.pieces) return;
+    // The other threads may have begun a piece just before the caller ended.
+    const Clock::time_point now = Clock::now();
+    const Clock::duration waited = now - call.start - call.worked, piece = call.worked / call.pieces;
+    if (waited <= 2 * piece + LATE) return;
+    const bool again = (now.time_since_epoch() - Clock::duration(resume_.load())) < LONGEST_PAUSE;
+    const Clock::duration pause = again ? std::min<Clock::duration>(2 * Clock::duration(pause_.load()), LONGEST_PAUSE)
+                                        : Clock::duration(FIRST_PAUSE);
+    pause_ = pause.count();
+    resume_ = (now.time_since_epoch() + pause).count();
+  }
+
+ private:
+  typedef std::chrono::steady_clock Clock;
+  typedef void (*Fork)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
+
+  static constexpr std::chrono::microseconds LATE{500};
+  static constexpr std::chrono::milliseconds FIRST_PAUSE{250}, LONGEST_PAUSE{8000};
+
+  struct Call {
+    Job& job;
+    std::thread::id caller;
+    Clock::time_point start;
+    Clock::duration worked;
+    long pieces;
+
+    static void work(void* data) {
+      Call& call = *static_cast<Call*>(data);
+      if (std::this_thread::get_id() != call.caller) return call.job.work_like_caller();
+      call.pieces = call.job.work();
+      call.worked = Clock::now() - call.start;
+    }
+  };
+
+  Fork fork_ = nullptr;
+  std::atomic<Clock::rep> resume_{0}, pause_{0};
+};
+
+Team& team() {
+  static Team found;
   return found;
 }
-
-struct Buffer {
-  void* memory = nullptr;
-  unsigned long size = 0;
-  ~Buffer() { std::free(memory); }
-};
 
 }  // namespace
 
@@ -229,33 +288,13 @@ void parallel(long count, int threads, void (*piece)(void*, long), void* data) {
     return;
   }
   Job job(count, piece, data);
-  if (team())
-    team()([](void* job) { static_cast<Job*>(job)->work_like_caller(); }, &job, unsigned(threads), 0);
+  if (team().usable())
+    team().run(job, threads);
   else
     pool().run(job, threads - 1);
   job.rethrow();
 }
 
-const char* thread_runtime() { return team() ? "bound to cores by the OpenMP runtime of torch" : "a pool"; }
-
-void* allocate(unsigned long bytes) {
-  void* memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
-  if (!memory) throw std::bad_alloc();
-  return memory;
-}
-
-void release(void* memory) { std::free(memory); }
-
-void* scratch(unsigned long bytes) {
-  thread_local Buffer buffer;
-  if (buffer.size < bytes) {
-    release(buffer.memory);
-    buffer.memory = nullptr;
-    buffer.size = 0;
-    buffer.memory = allocate(bytes);
-    buffer.size = bytes;
-  }
-  return buffer.memory;
-}
+const char* thread_runtime() { return team().exists() ? "those of torch, or a pool on a busy machine" : "a pool"; }
 
 }  // namespace linfnet
