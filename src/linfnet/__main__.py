@@ -2,6 +2,6 @@
 
 import sys
 
-from linfnet.cli.main import main
+from linfnet.cli.start import main
 
 sys.exit(main())

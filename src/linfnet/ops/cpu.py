@@ -6,6 +6,9 @@ AVX-512, AVX2+FMA and other machines (plain) and selects the best level when it 
 At p = infinity the result has the same bits as the reference. Powers with whole p up to 10, and with some p up to 32,
 are computed by multiplication, all others by log2 and exp2. If few terms of a sum matter, only these are computed. The
 sources are in `csrc`.
+
+The kernels use at most `torch.get_num_threads()` threads: those of torch, or a pool if these sleep or if the machine is
+busy (`csrc/threads.cpp`). Neither the number of threads nor their order changes a bit of the result.
 """
 
 import contextlib
@@ -69,9 +72,9 @@ def _accurate(p: float) -> bool:
     return p == 1 or 1.5 <= p <= 1e5 or p == math.inf
 
 
-def _threads(n: int, out: int, features: int) -> int:
-    # A small layer takes less time than starting a second thread.
-    return 1 if n * out * features < _kernels.SERIAL_TRIPLES else torch.get_num_threads()
+def threads_for(n: int, out: int, features: int) -> int:
+    """Return the number of threads for a layer: as many as torch uses, but fewer for a small layer."""
+    return min(torch.get_num_threads(), max(1, n * out * features // _kernels.TRIPLES_PER_THREAD))
 
 
 @KERNELS.register("cpu")
@@ -102,7 +105,7 @@ class Cpu:
             return y.zero_()
         # Assigned to variables, so that copies of strided tensors live until the call returns.
         x, w = x.contiguous(), w.contiguous()
-        saved, threads = 0 if index is None else index.data_ptr(), _threads(n, out, features)
+        saved, threads = 0 if index is None else index.data_ptr(), threads_for(n, out, features)
         _kernels.forward(x.data_ptr(), w.data_ptr(), y.data_ptr(), saved, p, n, out, features, threads)
         return y
 
@@ -122,7 +125,7 @@ class Cpu:
         grad, x, w, y, saved = (t.contiguous() for t in (grad, x, w, y, saved))
         # `data_ptr()` of an empty tensor is 0, which tells the kernel to skip that gradient.
         addresses = [t.data_ptr() for t in (grad, x, w, y, saved, grad_x, grad_w)]
-        _kernels.backward(*addresses, p, n, out, features, _threads(n, out, features))
+        _kernels.backward(*addresses, p, n, out, features, threads_for(n, out, features))
         return grad_x, grad_w
 
     def bounds(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,4 +146,4 @@ class Cpu:
             return
         inputs = [t.contiguous() for t in (lower, upper, w)]
         addresses = [t.data_ptr() for t in (*inputs, *results)] + [0] * (4 - len(results))
-        _kernels.bounds(*addresses, n, out, features, _threads(n, out, features))
+        _kernels.bounds(*addresses, n, out, features, threads_for(n, out, features))

@@ -47,12 +47,14 @@ void use(const std::string& name) {
   current = found;
 }
 
-// For fewer (row, output, feature) triples, one thread is used and the interpreter lock is not released: starting
-// threads or releasing the lock would take longer than the computation.
-constexpr long SERIAL_TRIPLES = 1 << 18;
+// With fewer (row, output, feature) triples, the interpreter lock is not released: that would take longer than the
+// computation.
+constexpr long LOCKED_TRIPLES = 1 << 18;
+// A thread is used for each this many triples: they take 40 to 100 microseconds, and so does waking a thread.
+constexpr long TRIPLES_PER_THREAD = 1 << 20;
 
 template <class Work> void run(Shape shape, Work work) {
-  if (shape.rows * shape.outs * shape.features < SERIAL_TRIPLES) {
+  if (shape.rows * shape.outs * shape.features < LOCKED_TRIPLES) {
     work();
     return;
   }
@@ -107,5 +109,5 @@ NB_MODULE(_cpu, m) {
       "level", [] { return current->name; }, "The level in use.");
   m.def("use", &use, nb::arg("level"), "Use this level from now on; an empty name chooses the best.");
   m.def("thread_runtime", &thread_runtime);
-  m.attr("SERIAL_TRIPLES") = SERIAL_TRIPLES;
+  m.attr("TRIPLES_PER_THREAD") = TRIPLES_PER_THREAD;
 }
