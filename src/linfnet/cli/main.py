@@ -8,6 +8,7 @@ from typing import Protocol
 
 from linfnet.cli.commands import find_command, overview
 from linfnet.cli.parsing import parse_command
+from linfnet.cli.start import interrupt_exits
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.plugins import import_modules
 from linfnet.version import __version__
@@ -26,8 +27,10 @@ def _parse(arguments: list[str]) -> Runnable:
         _print_overview()
         raise SystemExit(0)
     info = find_command(name)
+    with interrupt_exits():  # this imports torch
+        kind = info.load()
     import_modules(modules)
-    return parse_command(info.load(), name, rest)
+    return parse_command(kind, name, rest)
 
 
 def _without_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

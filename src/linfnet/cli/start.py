@@ -38,7 +38,7 @@ def _exit_now(*_: object) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _interrupt_exits() -> Generator[None]:
+def interrupt_exits() -> Generator[None]:
     """Exit at once on Ctrl-C. A `KeyboardInterrupt` within an import may be replaced by another exception."""
     handler = signal.getsignal(signal.SIGINT)
     if handler is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command as `linfnet.cli.main.main` does; an interrupt while it is imported gives status 130 as well."""
     set_wait_policy(os.environ)
     try:
-        with _interrupt_exits():
+        with interrupt_exits():
             from linfnet.cli.main import main as run
         return run(arguments)
     except KeyboardInterrupt:
