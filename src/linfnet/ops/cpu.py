@@ -29,6 +29,7 @@ try:
     _kernels, _import_error = importlib.import_module("linfnet.ops._cpu"), ""
 except ImportError as error:
     _kernels, _import_error = None, str(error)
+_TRIPLES_PER_THREAD: int = getattr(_kernels, "TRIPLES_PER_THREAD", 1)
 
 
 def status() -> str:
@@ -74,7 +75,8 @@ def _accurate(p: float) -> bool:
 
 def threads_for(n: int, out: int, features: int) -> int:
     """Return the number of threads for a layer: as many as torch uses, but fewer for a small layer."""
-    return min(torch.get_num_threads(), max(1, n * out * features // _kernels.TRIPLES_PER_THREAD))
+    most = n * out * features // _TRIPLES_PER_THREAD
+    return 1 if most < 2 else min(most, torch.get_num_threads())
 
 
 @KERNELS.register("cpu")
