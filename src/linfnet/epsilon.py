@@ -79,12 +79,12 @@ def _is_ratio(value: object) -> TypeGuard[tuple[int, int]]:
 
 
 def format_epsilon(value: Fraction) -> str:
-    """Format as a decimal if that is exact, otherwise `8/255` for multiples of 1/255, otherwise as a fraction.
+    """Format as a decimal if a float prints it exactly, else `8/255` for multiples of 1/255, else as a fraction.
 
     >>> format_epsilon(Fraction(8, 255)), format_epsilon(Fraction(1, 10)), format_epsilon(Fraction(1, 7))
     ('8/255', '0.1', '1/7')
     """
-    decimal = f"{float(value):.10g}"
-    if Fraction(decimal) == value:
-        return decimal
+    for decimal in (f"{float(value):.10g}", repr(float(value))):
+        if Fraction(decimal) == value:
+            return decimal
     return f"{value * 255}/255" if 255 % value.denominator == 0 else str(value)

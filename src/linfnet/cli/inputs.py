@@ -219,8 +219,8 @@ class SkippedFiles:
         return 2 if self.count else 0
 
 
-def bad_files_error(error: BadFilesError, shape: tuple[int, ...]) -> LinfnetError:
-    """Return the error in the words of the command line, as one line."""
+def bad_files_error(error: BadFilesError, shape: tuple[int, ...] = (0,)) -> LinfnetError:
+    """Return the error in the words of the command line, as one line; `shape` is what the net expects."""
     first, others = bad_file_text(error.bad[0], shape), len(error.bad) - 1
     return LinfnetError(f"{first}; and {others} more of the image files cannot be used" if others else first)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import Protocol
@@ -91,9 +92,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         _print_error(str(error) or "interrupted")
         return 130
+    except BrokenPipeError:  # as in `linfnet predict … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
+        return 0
     except LinfnetError as error:
         _print_error(f"error: {error}")
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _print_error(f"error: {where}{error.strerror or error}")
+    except RuntimeError as error:
+        # Modules that torch imports late may replace an interrupt by another exception.
+        if not isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
+            raise
+        _print_error("interrupted")
+        return 130
     return 2

@@ -22,10 +22,11 @@ from linfnet.cli.inputs import (
     Resize,
     Rgb,
     TrainingData,
+    bad_files_error,
     choose_device,
     parse_conversion,
 )
-from linfnet.data import named_or_path
+from linfnet.data import BadFilesError, named_or_path
 from linfnet.distributed.group import Group, joined, launched, restarted
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, require
@@ -109,7 +110,10 @@ class Train:
             recipe = stored
         assert recipe is not None
         callbacks = [TrainDisplay(), TensorBoard()] if self.tensorboard else [TrainDisplay()]
-        fit(recipe, out=path, resume=resume, callbacks=callbacks, device=device, group=group)
+        try:
+            fit(recipe, out=path, resume=resume, callbacks=callbacks, device=device, group=group)
+        except BadFilesError as error:
+            raise bad_files_error(error) from None
         return path
 
     def _recipe(self, changes: tuple[str, ...]) -> Recipe:
