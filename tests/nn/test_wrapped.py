@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import random
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -38,6 +39,8 @@ class Body(nn.Module):
         self.linear, self.offset = nn.Linear(16, 16), nn.Parameter(torch.zeros(16))
         self.plain = torch.ones(16)
         self.factor = 0.5
+        self.register_buffer("numbers", torch.arange(16))
+        self.register_buffer("limit", torch.tensor(1.0))
 
     def forward(self, x: Tensor) -> Tensor:
         return -self.second(self.part(self, self.first(x)))
@@ -62,6 +65,10 @@ ACCEPTED = {
     "transposed": lambda body, x: x.reshape(-1, 4, 4).transpose(1, 2).permute(0, 2, 1).contiguous().view(-1, 16),
     "padded": lambda body, x: F.pad(x[:, 1:-1], (1, 1)),
     "dropout": lambda body, x: F.dropout(x, training=body.training),
+    "last features": lambda body, x: torch.cat((x[..., 4:], x[..., None, :4].squeeze(1)), axis=1),
+    "max": lambda body, x: torch.max(x, -x).min(x.relu().max(body.offset)),
+    "float": lambda body, x: x.float(),
+    "same shape": lambda body, x: x.relu().reshape(x.shape).view((x.size()[0], x.shape[1])),
     "squeezed": lambda body, x: x.unsqueeze(1).squeeze(1),
 }
 
@@ -118,10 +125,32 @@ REFUSED = {
     "attribute": (lambda body, x: x.T, "attribute 'T'"),
     "value": (lambda body, x: x if x.sum() > 0 else -x, "torch.fx cannot trace.*expected the same operations"),
     "batch size": (lambda body, x: x if x.shape[0] > 1 else -x, "torch.fx cannot trace"),
+    "add with a factor": (lambda body, x: torch.add(body.offset, 5, x), "'add'.*two terms and no options"),
+    "method with a factor": (lambda body, x: body.offset.add(5, x), "two terms and no options"),
+    "difference with a factor": (lambda body, x: torch.sub(body.offset, 5, x), "'sub'.*two terms and no options"),
+    "difference by method": (lambda body, x: body.offset.sub(7, x), "two terms and no options"),
+    "divided by the batch": (lambda body, x: x / x.size(0), "'truediv'.*depends on the number of samples"),
+    "limited by the batch": (lambda body, x: x.clamp(max=x.shape[0] * 0.1), "'mul'.*depends on the number of samples"),
+    "shifted by the batch": (lambda body, x: x + x.size(-2), "'add'.*depends on the number of samples"),
+    "sliced by the batch": (lambda body, x: x[:, : x.shape[0]], "depends on the number of samples"),
+    "chosen by the batch": (lambda body, x: x + body.offset[x.size(dim=0)], "depends on the number of samples"),
+    "batch as a size": (lambda body, x: x.reshape(-1, x.shape[0], 2).amax(2), "depends on the number of samples"),
+    "batch twice": (lambda body, x: x.view(x.size(0), x.size(0), -1), "depends on the number of samples"),
+    "unflattened by the batch": (lambda body, x: x.unflatten(1, (x.size(0), -1)), "depends on the number of samples"),
+    "padded by the batch": (lambda body, x: F.pad(x, (0, x.size()[0])), "depends on the number of samples"),
+    "fixed batch": (lambda body, x: x.reshape(3, -1).relu().reshape(x.shape), "first size is 3; expected x.size"),
+    "all features": (lambda body, x: x[..., 0:1, :], "expected an index such as"),
+    "length": (lambda body, x: x.view(len(x), -1), r"use x.size\(0\)"),
+    "maximum with indices": (lambda body, x: x.max(1).values, r"'max'.*use x.amax\(1\)"),
+    "integers": (lambda body, x: x + body.numbers, "constant has dtype torch.int64"),
+    "value of a buffer": (lambda body, x: x.clamp(max=body.limit.item()), "'item'.*computes a constant"),
+    "condition on a buffer": (lambda body, x: x if body.limit > 0 else -x, "torch.fx cannot trace"),
+    "random number": (lambda body, x: x + random.random(), "does not always do the same"),
     "wrong size": (lambda body, x: x[:, :5], r"LpDistance \('second'\)|fan-in|in_features|expected"),
 }
 
 
+@pytest.mark.filterwarnings("ignore:This overload of")
 @pytest.mark.parametrize("part", REFUSED)
 def test_what_cannot_be_proven_is_refused_by_name(part: str):
     function, message = REFUSED[part]

@@ -3,7 +3,6 @@
 docs/certificates.md contains the proofs.
 """
 
-import itertools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -15,6 +14,7 @@ from linfnet.boxes import check_images
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.inputs import check_net
 from linfnet.nn import Classifier, ProvenNet
+from linfnet.nn.proven import check_std, check_unchanged
 
 # Smallest number of elements that torch assigns to a thread in an elementwise operation.
 _GRAIN = 32768
@@ -64,13 +64,13 @@ def check_program(net: Classifier, images: Tensor) -> ProvenNet:
             f"the net of system {net.system!r} has no certificate for the float32 program; "
             f"it has: {', '.join(net.certificate_names)}"
         )
-    for name, part in itertools.chain(net.named_parameters(), net.named_buffers()):
-        if part.dtype != images.dtype:
+    check_unchanged(net)
+    for name, part in net.used_tensors():
+        if part.is_floating_point() and part.dtype != images.dtype:
             raise ArgumentError(
                 f"images have dtype {images.dtype}, the net computes in {part.dtype} ({name}); expected the same"
             )
-    if not net.normalize.std.item() > 0:
-        raise ArgumentError(f"the net divides by {net.normalize.std.item():g}; expected a std above 0")
+    check_std(net.normalize.std.item())
     for name, module in net.named_modules():
         if module._forward_hooks or module._forward_pre_hooks:  # pyright: ignore[reportPrivateUsage]
             where = f"module {name!r}" if name else "net"

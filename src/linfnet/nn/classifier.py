@@ -5,6 +5,7 @@ import math
 import operator
 from collections.abc import Generator, Mapping, Sequence
 from fractions import Fraction
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -67,12 +68,12 @@ class Classifier(nn.Module):
         self.image_shape = _checked_shape(image_shape)
         if classes < 2:
             raise ArgumentError(f"classes is {classes}; expected 2 classes or more")
-        if not isinstance(std, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(std, Real):  # also a number of NumPy  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(f"std is {std}; expected one number: l_inf balls must stay l_inf balls")
         self.classes, self.std = classes, float(std)
         channels = self.image_shape[0]
-        if isinstance(mean, int | float):
-            mean = [mean] * (channels if len(self.image_shape) > 1 else 1)
+        if isinstance(mean, int | float | Real):
+            mean = [float(mean)] * (channels if len(self.image_shape) > 1 else 1)
         self.mean = tuple(map(float, mean))
         if len(self.mean) not in (1, channels):
             raise ArgumentError(f"mean has {len(self.mean)} numbers; expected one or {channels}")

@@ -37,7 +37,7 @@ class DistanceModule(Nonexpansive):
 
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Return bounds on the output over the box lower <= input <= upper, at p = inf and in eval mode."""
-        self._check_certifiable("bounds")
+        self._check_certifiable("bounds", lower)
         nearest, farthest = self._distance_bounds(lower, upper)
         return self._finish(nearest), self._finish(farthest)
 
@@ -47,7 +47,7 @@ class DistanceModule(Nonexpansive):
         The largest distance is measured; the mean and the bias are bounded by their largest absolute entry. Rounding is
         monotone, so the rounded sum of two bounds is a bound on every rounded sum.
         """
-        self._check_certifiable("magnitudes")
+        self._check_certifiable("magnitudes", x)
         distance = self._distance(x)
         output = self._finish(distance)
         if self.shift is None:
@@ -59,7 +59,9 @@ class DistanceModule(Nonexpansive):
                 sizes.append(sizes[-1] + term.abs().amax())
         return output, sizes
 
-    def _check_certifiable(self, what: str) -> None:
+    def _check_certifiable(self, what: str, x: Tensor) -> None:
+        if self.dim % x.dim() == 0 or (self.shift is not None and self.shift.dim != self.dim):
+            raise ArgumentError(f"{what} need the dimension of the features; the layer has dim = {self.dim}")
         if not math.isinf(self.p):
             raise ArgumentError(f"{what} need p = inf; the layer has p = {self.p:g}")
         if self.training and self.shift is not None:

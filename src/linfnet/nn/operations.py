@@ -16,15 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linfnet.errors import ArgumentError
 from linfnet.nn.nonexpansive import largest
+from linfnet.nn.unchanged import RefusedError
 
 # Largest window of an average: its sum cannot overflow and its rounding error is at most (window + 2) roundings.
 WINDOW = 1024
-
-
-class RefusedError(ArgumentError):
-    """The reason why an operation has no certificate."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +83,8 @@ def _elementwise(call: Call) -> None:
         if isinstance(value, Tensor) and not any(value is x for x in call.inputs):
             if value.dim() > call.x.dim() or (value.dim() == call.x.dim() and value.dim() and value.shape[0] != 1):
                 raise RefusedError(f"its constant has shape {tuple(value.shape)}; expected one that all samples share")
+            if value.dtype != call.x.dtype:
+                raise RefusedError(f"its constant has dtype {value.dtype}; expected {call.x.dtype}")
             if not bool(value.isfinite().all()):
                 raise RefusedError("its constant contains NaN or infinity")
 
@@ -94,6 +92,11 @@ def _elementwise(call: Call) -> None:
 def _shape(call: Call) -> None:
     if any(isinstance(value, torch.dtype) for value in (*call.arguments, *call.options.values())):
         raise RefusedError("it changes the dtype")
+    # A number of samples that is a constant of the code would mix samples of larger batches.
+    sizes = call.get(1, "shape", call.options.get("size"))
+    first = sizes[0] if isinstance(sizes, tuple | list) and sizes else sizes
+    if first != -1 and type(first) is int:
+        raise RefusedError(f"its first size is {first}; expected x.size(0) or -1, for any number of samples")
 
 
 def _flatten(call: Call) -> None:
@@ -130,7 +133,7 @@ def _join(call: Call) -> None:
     tensors = call.get(0, "tensors")
     if len(tensors) != len(call.inputs):
         raise RefusedError("it joins constants with features; join features only")
-    refuse_dim(call.x, call.get(1, "dim", 0))
+    refuse_dim(call.x, call.get(1, "dim", call.options.get("axis", 0)))
 
 
 def _stack(call: Call) -> None:
@@ -141,10 +144,12 @@ def _stack(call: Call) -> None:
 
 def _index(call: Call) -> None:
     index = call.get(1, "")
-    first = index[0] if isinstance(index, tuple) and index else index
     parts = cast(tuple[Any, ...], index if isinstance(index, tuple) else (index,))
-    if not all(part is None or isinstance(part, int | slice) for part in parts) or first != slice(None):
-        raise RefusedError("expected an index such as x[:, 2:5]: all samples, then numbers and slices")
+    known = all(part is None or part is ... or type(part) in (int, slice) for part in parts)
+    # x[..., 2] leaves dimension 0 unless there is a number or a slice for every dimension.
+    after = sum(type(part) in (int, slice) for part in parts)
+    if not known or not (parts[0] == slice(None) or (parts[0] is ... and after < call.x.dim())):
+        raise RefusedError("expected an index such as x[:, 2:5] or x[..., 2]: all samples, then numbers and slices")
 
 
 def _pad(call: Call) -> None:
@@ -177,6 +182,12 @@ def _dropout(call: Call) -> None:
         raise RefusedError("dropout is active; expected training=self.training and a net in eval mode")
 
 
+def _of_two(call: Call) -> None:
+    if call.options or len(call.arguments) != 2 or not isinstance(call.arguments[1], Tensor):
+        raise RefusedError("expected two tensors; for the largest or smallest feature use x.amax(1) or x.amin(1)")
+    _elementwise(call)
+
+
 def _nothing(call: Call) -> None:
     pass
 
@@ -187,8 +198,8 @@ def _shift(call: Call) -> None:
             "the sum or difference of two branches is 2-Lipschitz; use torch.maximum, torch.minimum, or a distance "
             "layer of torch.cat"
         )
-    if call.options:
-        raise RefusedError("expected no options such as alpha")
+    if call.options or len(call.arguments) != 2:
+        raise RefusedError("expected two terms and no options such as alpha")
     _clamp(call)
 
 
@@ -226,6 +237,7 @@ def _absolute_bounds(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
 _ELEMENTWISE, _CLAMP, _POOL = Operation(_elementwise), Operation(_clamp), Operation(_pool)
 _SAME, _DROPOUT, _SHAPE = Operation(_nothing), Operation(_dropout), Operation(_shape)
 _FLATTEN, _REDUCE, _ONE_DIM = Operation(_flatten), Operation(_reduce), Operation(_one_dim)
+_OF_TWO = Operation(_of_two)
 _NEGATION = Operation(_elementwise, decreasing=lambda call: True)
 _ABSOLUTE = Operation(_elementwise, bounds=_absolute_bounds)
 _SUM = Operation(_shift, rounds=True)
@@ -239,7 +251,7 @@ METHODS: dict[str, Operation] = {
     "contiguous": _SAME, "clone": _SAME, "relu": _ELEMENTWISE, "clamp": _CLAMP, "clip": _CLAMP,
     "clamp_min": _CLAMP, "clamp_max": _CLAMP, "maximum": _ELEMENTWISE, "minimum": _ELEMENTWISE,
     "amax": _REDUCE, "amin": _REDUCE, "neg": _NEGATION, "abs": _ABSOLUTE, "add": _SUM, "sub": _DIFFERENCE,
-    "mul": _PRODUCT, "div": _QUOTIENT,
+    "mul": _PRODUCT, "div": _QUOTIENT, "max": _OF_TWO, "min": _OF_TWO, "float": _SAME,
 }  # fmt: skip
 """Operations that are called as methods of a tensor, and as functions of torch of the same name."""
 

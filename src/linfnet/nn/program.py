@@ -1,7 +1,7 @@
 """The program of a module as a list of operations: traced by torch.fx, run as it is, bounded, and measured."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -10,29 +10,24 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_aggregate, map_arg
 
 from linfnet.errors import ArgumentError
-from linfnet.nn.distance import LpDistance, LpDistanceConv2d
 from linfnet.nn.nonexpansive import Nonexpansive, Rounding
-from linfnet.nn.normalization import MeanShift
 from linfnet.nn.operations import (
     FUNCTIONS,
     METHODS,
     MODULES,
     Call,
     Operation,
-    RefusedError,
     average_bounds,
     average_sizes,
     check_module,
 )
+from linfnet.nn.tracing import first_line, is_leaf, state_of, trace
+from linfnet.nn.unchanged import RefusedError, check_layer, overridden
 
 # What may be computed from constants, such as the sizes of a tensor: nothing random, nothing that changes a tensor.
 _ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.neg, torch.neg)
 _CONSTANT_FUNCTIONS: set[Any] = {getattr, operator.getitem, *_ARITHMETIC}
 _CONSTANT_METHODS = {"size", "dim", "view", "reshape", "flatten", "unsqueeze", "abs", "neg"}
-_SIZES = {"shape", "ndim"}
-# Attributes of every module, which do not change what is traced, and types that are compared by value.
-_INTERNAL = frozenset(vars(nn.Module()))
-_PLAIN = (int, float, str, tuple, list, dict, set)
 
 
 @dataclass(frozen=True)
@@ -55,38 +50,8 @@ Flow = Interval | Measured
 F = TypeVar("F", Interval, Measured)
 
 
-def _is_leaf(module: nn.Module) -> bool:
-    containers = nn.Sequential | nn.ModuleList | nn.ModuleDict
-    return isinstance(module, Nonexpansive) or (
-        module.__module__.startswith("torch.nn") and not isinstance(module, containers)
-    )
-
-
-def _state(body: nn.Module) -> list[Any]:
-    """Return what the traced operations depend on: the modules, and the attributes of those with own code.
-
-    Tracing replaces functions of torch for all threads for a moment, so it is not repeated without need.
-    """
-    found: list[Any] = []
-    for module in body.modules():
-        found += (module, vars(module).get("forward"))
-        if not _is_leaf(module):
-            for name, value in vars(module).items():
-                if name not in _INTERNAL:
-                    found += (name, repr(value) if isinstance(value, _PLAIN) else id(value))
-    return found
-
-
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return _is_leaf(m)
-
-    def create_arg(self, a: Any) -> Any:
-        if isinstance(a, Tensor) and not any(a is part for part in (*self.root.parameters(), *self.root.buffers())):
-            raise ArgumentError(
-                "its forward pass uses a tensor that is neither a parameter nor a buffer of it; use register_buffer"
-            )
-        return super().create_arg(a)
+class Batch(int):
+    """The number of samples. Results must not depend on it, so it may only be the first size of view and reshape."""
 
 
 class Program:
@@ -97,34 +62,27 @@ class Program:
     """
 
     def __init__(self, body: nn.Module) -> None:
-        self.body = body
-        for name, module in body.named_modules():
-            if "forward" in vars(module):  # torch.fx traces the method of the class
-                where = f"{type(module).__name__} ({name!r})" if name else type(body).__name__
-                raise ArgumentError(f"forward of {where} in the body was replaced; expected the method of its class")
-        try:
-            self.graph = _Tracer().trace(body)
-        except ArgumentError as error:
-            raise ArgumentError(f"body is a {type(body).__name__} that cannot be certified: {error}") from None
-        except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ArgumentError(
-                f"body is a {type(body).__name__} that torch.fx cannot trace ({reason}); expected the same operations "
-                "for all inputs, without conditions or loops that depend on values or on the batch size"
-            ) from error
-        inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
-        if str(inputs[0].target).startswith("*") or any(not node.args for node in inputs[1:]):
-            raise ArgumentError(f"forward of {type(body).__name__} has several inputs; expected one, the images")
+        self.body = nn.Sequential(body) if is_leaf(body) else body  # torch.fx does not trace a single layer
+        self.graph = trace(self.body)
         code = self.graph.python_code("self")
         scope: dict[str, Any] = dict(code.globals)
         exec(code.src, scope)  # the function that torch.fx generated from the graph
         self._run = cast(Callable[[nn.Module, Tensor], Tensor], scope["forward"])
-        self._traced = _state(body)
-        self._alive = [dict(vars(module)) for module in self.body.modules()]  # their ids are not used again
+        self._traced = state_of(self.body)
 
     def is_current(self) -> bool:
         """Return whether the modules of the body and their attributes are those that were traced."""
-        return _state(self.body) == self._traced
+        return state_of(self.body) == self._traced
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the names and tensors of all parameters and buffers that the operations use."""
+        for node in self.graph.nodes:
+            if node.op == "get_attr":
+                yield str(node.target), operator.attrgetter(str(node.target))(self.body)
+            if node.op == "call_module":
+                module = self.body.get_submodule(str(node.target))
+                yield from module.named_parameters(str(node.target))
+                yield from module.named_buffers(str(node.target))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Run the traced operations."""
@@ -162,20 +120,13 @@ class Program:
                         )
             except RefusedError as reason:
                 raise ArgumentError(f"body contains {self._name(node)}, which cannot be certified: {reason}") from None
-            except (RuntimeError, TypeError, IndexError) as error:
-                reason = str(error).splitlines()[0]
+            except Exception as error:
+                reason = first_line(error)
                 raise ArgumentError(f"body contains {self._name(node)}, which raises an error: {reason}") from error
         raise AssertionError("a graph has an output")
 
     def _apply(self, node: fx.Node, arguments: Any, options: Any) -> Any:
-        flows: list[Flow] = []
-
-        def collect(value: Any) -> Any:
-            if isinstance(value, Interval | Measured):
-                flows.append(value)
-            return value
-
-        map_aggregate((arguments, options), collect)
+        flows, batches = _find((arguments, options), (Interval, Measured)), _find((arguments, options), (Batch,))
         if node.op == "get_attr":
             return operator.attrgetter(str(node.target))(self.body)
         if node.op == "call_module":
@@ -185,16 +136,18 @@ class Program:
             return _apply_module(module, flows[0])
         method = node.op == "call_method"
         run: Callable[..., Any] = getattr(torch.Tensor, str(node.target)) if method else cast(Any, node.target)
+        if not flows and not (node.target in _CONSTANT_METHODS if method else node.target in _CONSTANT_FUNCTIONS):
+            raise RefusedError("it computes a constant in an unknown way; compute it in __init__ and register a buffer")
+        if batches and not _may_use_batch(node, arguments, len(batches)):
+            raise RefusedError(
+                "its constant depends on the number of samples; expected x.size(0) only as the first size of view or "
+                "reshape"
+            )
         if not flows:
-            if not (node.target in _CONSTANT_METHODS if method else node.target in _CONSTANT_FUNCTIONS):
-                raise RefusedError(
-                    "it computes a constant in an unknown way; compute it in __init__ and register a buffer"
-                )
             return run(*arguments, **options)
         if (node.target == "size" or node.target == "dim") if method else node.target is getattr:
-            if not method and arguments[1] not in _SIZES:
-                raise RefusedError(f"the attribute {arguments[1]!r} of a tensor is not known")
-            return run(_shown(flows[0]), *arguments[1:], **options)
+            name = (str(node.target),) if method else ()
+            return _size(_shown(flows[0]), *name, *arguments[1:], **options)
         known = METHODS.get(str(node.target)) if method else FUNCTIONS.get(cast(Any, node.target))
         if known is None:
             raise RefusedError(_UNKNOWN)
@@ -216,6 +169,12 @@ _UNKNOWN = (
 
 def _shown(flow: Flow) -> Tensor:
     return flow.low if isinstance(flow, Interval) else flow.value
+
+
+def _find(values: Any, kinds: tuple[type, ...]) -> list[Any]:
+    found: list[Any] = []
+    map_aggregate(values, lambda value: found.append(value) if isinstance(value, kinds) else None)
+    return found
 
 
 def _pick(values: Any, end: Callable[[Flow], Tensor]) -> Any:
@@ -248,18 +207,37 @@ def _high(flow: Flow) -> Tensor:
     return cast(Interval, flow).high
 
 
+def _size(x: Tensor, name: str, dim: Any = None) -> Any:
+    """Return x.size(), x.size(dim), x.shape, x.dim() or x.ndim, with the number of samples marked."""
+    sizes = (Batch(len(x)), *x.shape[1:])
+    if name not in ("size", "shape", "dim", "ndim"):
+        raise RefusedError(f"the attribute {name!r} of a tensor is not known")
+    if name in ("dim", "ndim"):
+        return len(sizes)
+    return sizes if dim is None else sizes[dim]
+
+
+def _may_use_batch(node: fx.Node, arguments: Any, count: int) -> bool:
+    if node.target is operator.getitem:  # x.shape[0], x.shape[1:]
+        return isinstance(arguments[0], tuple) and isinstance(arguments[1], int | slice)
+    if node.target not in ("view", "reshape", torch.reshape) or len(arguments) < 2:
+        return False
+    first = arguments[1][0] if isinstance(arguments[1], tuple | list) else arguments[1]
+    return isinstance(first, Batch) and count == 1
+
+
 def _apply_module(module: nn.Module, flow: Flow) -> Flow:
     x = _shown(flow)
     kind = next((known for known in type(module).__mro__ if known is Nonexpansive or known in MODULES), None)
     if kind is None:
         raise RefusedError(_UNKNOWN)
-    if kind in MODULES and type(module).forward is not kind.forward:
-        raise RefusedError(f"its forward pass is not that of {kind.__name__}")
+    if kind in MODULES and (changed := overridden(type(module), kind)):
+        raise RefusedError(f"it overrides {changed} of {kind.__name__}")
     if x.dim() < 2:
         raise RefusedError(f"its input has shape {tuple(x.shape)}; expected [B, features]")
     if kind is Nonexpansive:
         own = cast(Nonexpansive, module)
-        _check_overridden(own)
+        check_layer(own)
         if isinstance(flow, Interval):
             return Interval(*own.bounds(flow.low, flow.high))
         output, sizes = own.measure(flow.value)
@@ -271,14 +249,3 @@ def _apply_module(module: nn.Module, flow: Flow) -> Flow:
         return Measured(pool(flow.value), flow.rounding.then(average_sizes(pool, flow.value)))
     check_module(module, x)
     return _apply_operation(MODULES[kind], module, (flow,), {}, [flow])
-
-
-def _check_overridden(module: Nonexpansive) -> None:
-    """Raise an error if a subclass of a layer of this library changes the layer but not its bounds."""
-    layer = next((known for known in type(module).__mro__ if known in (LpDistance, LpDistanceConv2d, MeanShift)), None)
-    parts = ("forward", "bounds", "measure", "_distance", "_distance_bounds", "_finish")
-    changed = {part for part in parts if layer and getattr(type(module), part, None) is not getattr(layer, part, None)}
-    if changed and not changed >= {"forward", "bounds", "measure"}:
-        raise RefusedError(
-            f"it overrides {min(changed)}; expected forward, bounds and measure to be overridden together"
-        )

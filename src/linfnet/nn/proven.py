@@ -1,21 +1,42 @@
 """Nets whose certificates hold for the floating-point program."""
 
+import itertools
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from linfnet.errors import LARGEST, ArgumentError
 from linfnet.nn.classifier import Classifier
-from linfnet.nn.nonexpansive import Rounding
+from linfnet.nn.nonexpansive import Nonexpansive, Rounding
+from linfnet.nn.normalization import Normalize
+from linfnet.nn.unchanged import (
+    RefusedError,
+    check_global_hooks,
+    check_instance,
+    check_instances,
+    check_layer,
+    library_class,
+    overridden,
+)
+
+# What a subclass of a net may change: it does not affect the logits.
+_NAMES = frozenset(
+    ("system", "certificate_names", "arithmetic", "cheap", "describe", "settings", "config", "from_config", "save")
+)
 
 
 class ProvenNet(Classifier):
     """A net that normalises its images and is otherwise 1-Lipschitz, and whose rounding errors have known bounds.
 
-    Its certificates hold for the floating-point program (docs/certificates.md).
+    Its certificates hold for the floating-point program (docs/certificates.md). A subclass defines `forward`, `bounds`
+    and `measure`, and consists of layers of this library.
     """
 
     certificate_names: ClassVar[tuple[str, ...]] = ("margin", "interval")
     arithmetic: ClassVar[Literal["float32", "real"]] = "float32"
+    traced: ClassVar[bool] = False
+    """Whether the operations of the net are found by tracing, and checked one by one."""
 
     @property
     def lipschitz(self) -> float:
@@ -32,3 +53,42 @@ class ProvenNet(Classifier):
     def measure(self, images: Tensor) -> tuple[Tensor, Rounding]:
         """Return the logits of `forward` and the rounded steps after the normalisation, at p = inf in eval mode."""
         raise NotImplementedError
+
+    def used_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the names and tensors of all parameters and buffers that the forward pass in eval mode uses."""
+        return itertools.chain(self.named_parameters(), self.named_buffers())
+
+
+def check_std(std: float) -> None:
+    """Raise an error if the Lipschitz constant 1 / std is not above 0 or too large."""
+    if not std > 0:
+        raise ArgumentError(f"the net divides by {std:g}; expected a std above 0")
+    if std < 1 / LARGEST:
+        raise ArgumentError(f"std is {std:g}; expected a number of at least {1 / LARGEST:.2g} for certificates")
+
+
+def check_unchanged(net: ProvenNet) -> None:
+    """Raise an error if the net may compute something else than its class in this library."""
+    check_global_hooks()
+    check_instance(net, f"the net, a {type(net).__name__},")
+    for name, part in net.named_children():
+        check_instances(part, name)
+    if type(net.normalize) is not Normalize:
+        kind = type(net.normalize).__name__
+        raise ArgumentError(f"normalize of the net is a {kind}; expected linfnet.nn.Normalize itself")
+    base = library_class(type(net)) or ProvenNet
+    if base is not ProvenNet and (changed := overridden(type(net), base, _NAMES)):
+        raise ArgumentError(
+            f"net is a {type(net).__name__} that overrides {changed}, but certificates hold for {base.__name__}; "
+            "for an own forward pass use linfnet.Classifier.wrap"
+        )
+    for name, module in net.named_modules():
+        if net.traced or module is net or type(module) in (nn.Sequential, Normalize):
+            continue
+        try:
+            if not isinstance(module, Nonexpansive):
+                raise RefusedError("expected layers of linfnet; use linfnet.Classifier.wrap for others")
+            check_layer(module)
+        except RefusedError as reason:
+            kind = type(module).__name__
+            raise ArgumentError(f"net contains {kind} ({name!r}), which cannot be certified: {reason}") from None

@@ -1,7 +1,8 @@
 """A user's own module as a classifier with the certificates of `LinfNet`."""
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ from linfnet.errors import ArgumentError
 from linfnet.nn.classifier import Classifier
 from linfnet.nn.nonexpansive import Nonexpansive, Rounding
 from linfnet.nn.program import Program
-from linfnet.nn.proven import ProvenNet
+from linfnet.nn.proven import ProvenNet, check_std
 from linfnet.results import Results
 
 
@@ -28,6 +29,7 @@ class WrappedNet(ProvenNet):
     """
 
     system: ClassVar[str] = "wrapped"
+    traced: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -47,10 +49,11 @@ class WrappedNet(ProvenNet):
                 where = f"contains the {type(module).__name__} {name!r}" if name else f"is a {type(body).__name__}"
                 raise ArgumentError(f"body {where}, a Classifier that normalises its images itself; expected layers")
         super().__init__(image_shape, classes, mean=mean, std=std, learn_scale=True)
+        check_std(self.std)
         self.body = body
         self._program: Program | None = None
         self.training = body.training
-        part = next(body.parameters(), self.scale)
+        part = next((part for part in body.parameters() if part.is_floating_point()), self.scale)
         self.scale.data = self.scale.data.to(part.device, part.dtype)
         self.normalize.to(part.device, part.dtype)
         # Numbers in no order, without a change of the random state.
@@ -60,6 +63,11 @@ class WrappedNet(ProvenNet):
     @torch.no_grad()
     def _try(self, images: Tensor) -> None:
         """Run every analysis once, so that an error occurs here and not at the first certificate."""
+        for name, part in self.used_tensors():
+            if part.is_floating_point() and part.dtype != images.dtype:
+                raise ArgumentError(f"{name} has dtype {part.dtype}; expected {images.dtype}, as other parameters have")
+            if not bool(part.isfinite().all()):
+                raise ArgumentError(f"{name} contains NaN or infinity; expected finite numbers")
         with self.at_infinity():
             logits, (low, high), expected = self.measure(images)[0], self.bounds(images, images), self(images)
         if not torch.equal(logits.nan_to_num(), expected.nan_to_num()) or bool(
@@ -67,16 +75,19 @@ class WrappedNet(ProvenNet):
         ):
             own = {type(module) for module in self.body.modules() if isinstance(module, Nonexpansive)}
             names = sorted(kind.__name__ for kind in own if not kind.__module__.startswith("linfnet."))
-            raise ArgumentError(
-                f"measure or bounds do not agree with forward in {' or '.join(names)}; expected the same"
-            )
+            where = " or ".join(names) or f"the body, a {type(self.body).__name__}"
+            raise ArgumentError(f"measure or bounds do not agree with forward in {where}; expected the same results")
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits [B, classes] of images [B, *image_shape] in [0, 1]."""
         x = self.normalize(self.check_shape(images))
         if not len(x):  # the body may use reshape(len(x), -1), which needs a sample
             return x.new_zeros(0, self.classes)
-        logits = self.body(x) if self.training else self.program()(x)
+        if self.training:
+            logits = self.body(x)
+        else:
+            with _in_eval_mode(self.body):
+                logits = self.program()(x)
         if logits.shape != (len(images), self.classes):
             shape = tuple(logits.shape)
             raise ArgumentError(f"body returns shape {shape} for {len(images)} samples; expected [B, {self.classes}]")
@@ -85,17 +96,13 @@ class WrappedNet(ProvenNet):
     def program(self) -> Program:
         """Return the operations of the body in eval mode; they are traced again if the body was changed."""
         if self._program is None or not self._program.is_current():
-            self._program = self._trace()
+            with _in_eval_mode(self.body):
+                self._program = Program(self.body)
         return self._program
 
-    def _trace(self) -> Program:
-        in_training = [module for module in self.body.modules() if module.training]
-        self.body.eval()
-        try:
-            return Program(self.body)
-        finally:
-            for module in in_training:
-                module.training = True
+    def used_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from ((f"body.{name}", part) for name, part in self.program().tensors())
+        yield from ((f"normalize.{name}", part) for name, part in self.normalize.named_buffers())
 
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         low, high = self.normalize.bounds(self.check_shape(lower), self.check_shape(upper))
@@ -120,3 +127,16 @@ class WrappedNet(ProvenNet):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_program": None}  # the generated function cannot be pickled
+
+
+@contextlib.contextmanager
+def _in_eval_mode(body: nn.Module) -> Generator[None]:
+    """Context in which all modules are in eval mode: a module of an evaluated net may be in training mode."""
+    in_training = [module for module in body.modules() if module.training]
+    for module in in_training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in in_training:
+            module.training = True

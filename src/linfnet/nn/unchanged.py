@@ -1,0 +1,119 @@
+"""Checks that the modules of a certified net run the code that was analysed.
+
+A method can be replaced in a subclass or on an instance, and a part of a layer by another module. Everything that is
+not known to be harmless is refused.
+"""
+
+import inspect
+import sys
+from collections.abc import Iterable
+from functools import lru_cache
+
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from linfnet.errors import ArgumentError
+from linfnet.nn.nonexpansive import Nonexpansive
+from linfnet.nn.normalization import MeanShift
+
+
+class RefusedError(ArgumentError):
+    """The reason why a module or an operation has no certificate."""
+
+
+# Names that a subclass may define: they do not change what a module computes.
+_HARMLESS = frozenset((
+    "__init__", "__doc__", "__module__", "__qualname__", "__dict__", "__weakref__", "__annotations__",
+    "__annotate__", "__annotate_func__", "__annotations_cache__", "__conditional_annotations__", "__firstlineno__",
+    "__static_attributes__", "__parameters__", "__orig_bases__", "__repr__", "__init_subclass__", "__subclasshook__",
+    "__abstractmethods__", "_abc_impl", "extra_repr",
+))  # fmt: skip
+_CALLS = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__", "__getattribute__")
+
+
+def library_class(kind: type) -> type | None:
+    """Return the first class of this library among a class and its base classes."""
+    for each in kind.__mro__:
+        if each.__module__.startswith("linfnet.") and (
+            getattr(sys.modules.get(each.__module__), each.__name__, None) is each
+        ):
+            return each
+    return None
+
+
+def overridden(kind: type, base: type, allowed: frozenset[str] = frozenset()) -> str | None:
+    """Return the first attribute of a class that a subclass changes, other than harmless ones, or None."""
+    if kind is base:
+        return None
+    return _first_changed(kind, base, (name for name in dir(base) if name not in _HARMLESS | allowed)) or next(
+        # A property can replace a parameter or another attribute of an instance.
+        (
+            name
+            for each in kind.__mro__
+            if each not in base.__mro__
+            for name, value in vars(each).items()
+            if name not in _HARMLESS and hasattr(type(value), "__set__")
+        ),
+        None,
+    )
+
+
+def _first_changed(kind: type, base: type, names: Iterable[str]) -> str | None:
+    static = inspect.getattr_static
+    return next((name for name in names if static(kind, name, None) is not static(base, name, None)), None)
+
+
+@lru_cache(maxsize=1024)
+def _methods(kind: type) -> frozenset[str]:
+    """Return the names of the methods and properties of a class."""
+    parts = (part for each in kind.__mro__ for part in vars(each).items())
+    return frozenset(name for name, value in parts if callable(value) or hasattr(value, "__get__"))
+
+
+def check_global_hooks() -> None:
+    """Raise an error if a hook is registered that torch calls for every module."""
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:  # pyright: ignore[reportPrivateUsage]
+        raise ArgumentError("a forward hook of all modules is registered, which may change results; remove it")
+
+
+def check_instance(module: nn.Module, name: str) -> None:
+    """Raise an error if an attribute of the module itself replaces a method of its class."""
+    names = _methods(type(module))
+    own = vars(module)
+    for parts in (own, own["_parameters"], own["_buffers"], own["_modules"]):
+        if replaced := names & parts.keys():
+            raise ArgumentError(f"{min(replaced)} of {name} was replaced; expected the method of its class")
+
+
+def check_instances(root: nn.Module, what: str) -> None:
+    """Raise an error if an attribute of one of the modules of a module replaces a method."""
+    for name, module in root.named_modules():
+        kind = type(module).__name__
+        check_instance(module, f"{kind} ({name!r}) in the {what}" if name else f"{kind} in the {what}")
+
+
+def check_layer(module: Nonexpansive) -> None:
+    """Raise an error if a layer does not run the code of its class in this library.
+
+    A subclass of `Nonexpansive` itself declares by its class that its methods are correct.
+    """
+    kind = type(module)
+    base = library_class(kind) or Nonexpansive
+    if base is Nonexpansive:
+        if changed := _first_changed(kind, base, _CALLS):
+            raise RefusedError(f"it overrides {changed}; expected only forward, bounds and measure to be overridden")
+        return
+    if changed := overridden(kind, base):
+        raise RefusedError(
+            f"it overrides {changed} of {base.__name__}; expected a subclass of linfnet.nn.Nonexpansive that defines "
+            "forward, bounds and measure"
+        )
+    for name, child in module.named_children():
+        if name != "shift" or type(child) is not MeanShift:
+            raise RefusedError(
+                f"its part {name!r} is a {type(child).__name__}; expected no part or a MeanShift 'shift'"
+            )
+        check_layer(child)
+    for name, value in vars(module).items():
+        if callable(value) or isinstance(value, Tensor):
+            raise RefusedError(f"its attribute {name!r} is a {type(value).__name__}; expected a number, or a parameter")
