@@ -136,7 +136,7 @@ def attack(
         advance(len(parts[-1][0]))
     clean, survived, moved, prediction = (torch.cat(columns) for columns in zip(*parts, strict=True))
     after = {chosen.name: survived.double().mean().item()}
-    return Attacked(epsilon, clean, survived, after, moved, prediction)
+    return Attacked(epsilon, clean, survived, after, moved.view(images.shape), prediction)
 
 
 @torch.no_grad()

@@ -212,7 +212,8 @@ def attack_all(
                     moved[lost], survived[lost] = found[~kept], False
                     prediction[lost] = other_class(logits[~kept], truth[lost])
                 after[name] = survived.double().mean().item()
-            results.append(Attacked(epsilon, clean, survived.clone(), after, moved.clone(), prediction.clone()))
+            found = moved.clone().view(images.shape)
+            results.append(Attacked(epsilon, clean, survived.clone(), after, found, prediction.clone()))
     return results
 
 
