@@ -104,8 +104,11 @@ def prepare_logits(logits: object) -> Tensor:
 
 def prepare_epsilon(epsilon: Epsilon | Tensor, images: Tensor) -> Fraction | Tensor:
     """Return epsilon as an exact fraction; a tensor [N] with one epsilon per image as float64."""
-    if not isinstance(epsilon, Tensor):
-        return parse_epsilon(epsilon)
+    return prepare_epsilons(epsilon, images) if isinstance(epsilon, Tensor) else parse_epsilon(epsilon)
+
+
+def prepare_epsilons(epsilon: Tensor, images: Tensor) -> Tensor:
+    """Return a tensor [N] with one epsilon per image as float64, on the device of the images [N, …]."""
     if epsilon.shape != images.shape[:1] or not epsilon.is_floating_point():
         shape = tuple(epsilon.shape)
         raise ArgumentError(f"eps has shape {shape}; expected one number, or a float64 tensor [N] for N images")

@@ -140,7 +140,7 @@ ARRAY_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "float-labels": ({"images": IMAGES, "labels": LABELS / 2}, "x.npz: labels has dtype float64"),
     "gaps": ({"images": IMAGES, "labels": LABELS * 10**9}, "labels has no label 1; expected 0 to K - 1"),
-    "negative": ({"images": IMAGES, "labels": LABELS - 1}, "hold -1 to 0; expected 0 to 0"),
+    "negative": ({"images": IMAGES, "labels": LABELS - 1}, "hold -1 to 0; expected 0 to K - 1"),
     "one-class": ({"images": IMAGES, "labels": LABELS * 0}, "at least two classes"),
     "no-train": ({"x_test": IMAGES, "y_test": LABELS}, "has no train split; it has test"),
     "range": ({"images": IMAGES / 1.0, "labels": LABELS}, "x.npz: images holds values from 0 to 19"),
