@@ -133,12 +133,9 @@ def _load(file: Path, take: Callable[[Any], Any]) -> Any:
         zipfile.BadZipFile,
     ) as error:  # fmt: skip
         # NumPy takes a file that it does not recognise for a pickle, and advises to load it as one.
-        odd = "pickle" in str(error)
-        reason = (
-            "it is damaged, or contains Python objects"
-            if odd
-            else (str(error).splitlines() or [type(error).__name__])[0]
-        )
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if "pickle" in str(error) or "Python objects" in str(error):
+            reason = "it is damaged, or contains Python objects"
         raise LinfnetError(f"{readable(file)} cannot be read: {reason}") from None
 
 

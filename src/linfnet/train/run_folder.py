@@ -56,7 +56,7 @@ class RunFolder:
             if path.exists() and not _is_unused(path):
                 has_run = (path / "recipe.toml").exists()
                 content = "a run" if has_run else "files"
-                advice = f", or resume the run (resume=True, or --resume {shlex.quote(str(path))})" if has_run else ""
+                advice = f", or resume the run by resume=True or --resume {shlex.quote(str(path))}" if has_run else ""
                 raise LinfnetError(f"output folder {path} already contains {content}; choose another folder{advice}")
         except OSError as error:
             raise LinfnetError(f"output folder {path} cannot be used: {error.strerror}") from None
