@@ -54,7 +54,7 @@ def _own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 @pytest.mark.parametrize("name", ["my_module", "my_module.py", "./my_module.py"])
 def test_a_module_in_the_current_folder_is_imported_once(name: str):
-    with pytest.raises(ArgumentError, match=r"loss.name is 'my_loss'; .*\(a name from your own module needs --import"):
+    with pytest.raises(ArgumentError, match=r"loss.name is 'my_loss'; .*\(import your own module first"):
         load_recipe("digits", ["loss.name=my_loss"])
     path = list(sys.path)
     import_modules([name])
@@ -66,9 +66,9 @@ def test_a_module_in_the_current_folder_is_imported_once(name: str):
 
 
 def test_wrong_names_are_told():
-    with pytest.raises(ArgumentError, match=r"--import is 'my_modul'; expected a module.*did you mean 'my_module'"):
+    with pytest.raises(ArgumentError, match=r"import is 'my_modul'; expected a module.*did you mean 'my_module'"):
         import_modules(["my_modul"])
-    with pytest.raises(ArgumentError, match=r"--import is 'other.py'; there is no such file"):
+    with pytest.raises(ArgumentError, match=r"import is 'other.py'; there is no such file"):
         import_modules(["other.py"])
     Path("broken.py").write_text("import absent_module\n")
     Path("wrong.py").write_text("1 / 0\n")
@@ -96,7 +96,7 @@ def test_a_run_says_which_import_is_missing(
         assert main(arguments) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert f"{key} is 'my_" in line
-        assert line.endswith(f"the run was trained with --import {expected}")
+        assert line.endswith(f"import the modules of the run first (--import): {expected}")
 
 
 def test_entries_of_the_package_need_no_import():

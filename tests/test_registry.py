@@ -38,7 +38,7 @@ def test_a_name_can_be_registered_only_once(shapes: Registry[type]):
 def test_an_unknown_name_lists_the_names_and_suggests_one(shapes: Registry[type]):
     with pytest.raises(ArgumentError, match=r"shape is 'circel'; \w+ one of circle, square; did you mean 'circle'\?"):
         shapes["circel"]
-    with pytest.raises(ArgumentError, match=r"one of circle, square \(a name from your own module needs --import"):
+    with pytest.raises(ArgumentError, match=r"one of circle, square \(import your own module first"):
         shapes["xyz"]
 
 

@@ -43,6 +43,8 @@ def parse_rational(value: Epsilon, name: str) -> Fraction:
 def parse_epsilon(value: Epsilon, name: str = "eps") -> Fraction:
     """Convert `8/255`, `0.1`, a number or a ratio of two integers to an exact epsilon in [0, 1]; pixels are in [0, 1].
 
+    A float means its shortest decimal form: 0.1 is exactly 1/10. For its binary value, pass `Fraction(value)`.
+
     >>> parse_epsilon("8/255"), parse_epsilon("0.1"), parse_epsilon(0.25), parse_epsilon((8, 255))
     (Fraction(8, 255), Fraction(1, 10), Fraction(1, 4), Fraction(8, 255))
     """

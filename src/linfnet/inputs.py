@@ -51,13 +51,28 @@ def net_device(net: Classifier) -> torch.device:
     return net.normalize.std.device
 
 
+def is_same_row(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Return whether two shapes describe the same vector (d,) or image of one row (1, 1, d).
+
+    An `ImageSet` stores vectors [N, d] as images [N, 1, 1, d], so a net that is trained on them expects these.
+
+    >>> is_same_row((5,), (1, 1, 5)), is_same_row((5,), (1, 5, 1)), is_same_row((2, 5), (2, 5))
+    (True, False, False)
+    """
+    rows = [each if len(each) == 3 else (1, 1, *each) for each in (shape, other)]
+    return rows[0] == rows[1] and rows[0][:2] == (1, 1) and len(rows[0]) == 3
+
+
 def prepare_images(net: Classifier, images: Images, *, move: bool = True) -> Tensor:
-    """Return images [N, C, H, W] as a tensor, by default on the device of the net.
+    """Return images [N, *net.image_shape] as a tensor, by default on the device of the net.
 
     The dtype must be the dtype of the net: images of another precision would be rounded, and a certificate would hold
-    for the rounded images instead.
+    for the rounded images instead. Vectors [N, d] and images of one row [N, 1, 1, d] are converted to each other.
     """
-    pixels = net.check_dtype(net.check_shape(as_tensor(images)))
+    pixels = as_tensor(images)
+    if is_same_row(tuple(pixels.shape[1:]), net.image_shape):
+        pixels = pixels.reshape(len(pixels), *net.image_shape)
+    pixels = net.check_dtype(net.check_shape(pixels))
     check_images(pixels)
     return pixels.to(net_device(net)) if move else pixels
 
@@ -89,8 +104,11 @@ def prepare_logits(logits: object) -> Tensor:
 
 def prepare_epsilon(epsilon: Epsilon | Tensor, images: Tensor) -> Fraction | Tensor:
     """Return epsilon as an exact fraction; a tensor [N] with one epsilon per image as float64."""
-    if not isinstance(epsilon, Tensor):
-        return parse_epsilon(epsilon)
+    return prepare_epsilons(epsilon, images) if isinstance(epsilon, Tensor) else parse_epsilon(epsilon)
+
+
+def prepare_epsilons(epsilon: Tensor, images: Tensor) -> Tensor:
+    """Return a tensor [N] with one epsilon per image as float64, on the device of the images [N, …]."""
     if epsilon.shape != images.shape[:1] or not epsilon.is_floating_point():
         shape = tuple(epsilon.shape)
         raise ArgumentError(f"eps has shape {shape}; expected one number, or a float64 tensor [N] for N images")

@@ -18,7 +18,7 @@ from typing import Any, cast
 from linfnet.errors import ArgumentError, LinfnetError, nearest
 
 GROUP = "linfnet.plugins"
-HINT = "a name from your own module needs --import MODULE"
+HINT = "import your own module first; on the command line: --import MODULE"
 
 
 def import_modules(names: Iterable[str]) -> list[ModuleType]:
@@ -62,7 +62,7 @@ def missing_imports(folder: Path) -> str:
     try:
         environment: Any = json.loads((folder / "env.json").read_text(encoding="utf-8"))
         names = cast(list[Any], environment["imports"])
-        return f"; the run was trained with --import {' '.join(map(str, names))}" if names else ""
+        return f"; import the modules of the run first (--import): {' '.join(map(str, names))}" if names else ""
     except (OSError, ValueError, TypeError, KeyError):
         return ""
 
@@ -79,8 +79,8 @@ def _import_name(name: str) -> ModuleType:
             raise LinfnetError(f"module {name} cannot be imported: {error}") from error
         files = [file.stem for file in Path().glob("*.py")]
         raise ArgumentError(
-            f"--import is {name!r}; expected a module in the current folder or an installed one, or a path that ends "
-            f"in .py{nearest(name, files)}"
+            f"the module to import is {name!r}; expected a module in the current folder or an installed one, or a path "
+            f"that ends in .py{nearest(name, files)}"
         ) from None
     except Exception as error:
         raise LinfnetError(f"module {name} cannot be imported: {_reason(error)}") from error
@@ -92,14 +92,16 @@ def _import_name(name: str) -> ModuleType:
 def _import_file(name: str) -> ModuleType:
     path = Path(name).expanduser().resolve()
     if not path.is_file():
-        raise ArgumentError(f"--import is {name!r}; there is no such file")
+        raise ArgumentError(f"the module to import is {name!r}; there is no such file")
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and Path(file).resolve() == path and module.__name__ != "__main__":
             return module
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if path.stem in sys.modules or spec is None or spec.loader is None:
-        raise ArgumentError(f"--import is {name!r}, but another module is called {path.stem!r}; rename the file")
+        raise ArgumentError(
+            f"the module to import is {name!r}, but another module is called {path.stem!r}; rename the file"
+        )
     module = importlib.util.module_from_spec(spec)
     module.__dict__["__linfnet_path__"] = True
     sys.modules[path.stem] = module  # dataclasses and pickle look it up there

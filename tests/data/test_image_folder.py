@@ -136,7 +136,6 @@ def test_names_that_are_not_text(tmp_path: Path) -> None:
 def test_links_are_followed_once(tmp_path: Path) -> None:
     folder = fill(tmp_path / "x", {"a": 3, "b": 3})
     (folder / "a" / "again").symlink_to(folder / "a")
-    (folder / "a" / "above").symlink_to(folder)  # brings in the images of b, once
     (folder / "b" / "self").symlink_to("self")
     elsewhere = fill(tmp_path / "elsewhere", {"more": 2})
     (folder / "c").symlink_to(elsewhere / "more")
@@ -144,7 +143,16 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
     for split in ("train", "test"):
         for label in load_path(folder, split).labels.tolist():
             counts[label] += 1
-    assert counts == [8, 3, 2]
+    assert counts == [3, 3, 2]
+
+
+@pytest.mark.parametrize(("link", "target"), [("a/above", ""), ("a/other", "b"), ("c", "a"), ("b/deep/other", "a")])
+def test_a_folder_in_two_classes_is_an_error(tmp_path: Path, link: str, target: str) -> None:
+    folder = fill(tmp_path / "x", {"a": 3, "b": 3})
+    (folder / "b" / "deep").mkdir()
+    (folder / link).symlink_to(folder / target)
+    with pytest.raises(LinfnetError, match="are one folder in two classes: remove a link"):
+        load_path(folder)
 
 
 FAULTS: dict[str, tuple[dict[str, int], str]] = {

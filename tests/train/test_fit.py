@@ -93,7 +93,7 @@ class TestData:
         stored = RunFolder.open(tmp_path / "run").recipe
         assert stored == fitted.recipe
         assert (stored.data.name, stored.data.in_memory) == ("own-digits", True)
-        with pytest.raises(LinfnetError, match=r"'own-digits' was passed from Python.*give --data"):
+        with pytest.raises(LinfnetError, match=r"'own-digits' was passed from Python.*pass the data again"):
             load_split(stored.data, "test")
 
     def test_a_folder_of_images(self, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

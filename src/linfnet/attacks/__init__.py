@@ -3,6 +3,7 @@
 from linfnet.attacks.minimal import Closest as Closest
 from linfnet.attacks.minimal import Trial as Trial
 from linfnet.attacks.minimal import closest_break as closest_break
+from linfnet.attacks.outcome import Attack as Attack
 from linfnet.attacks.outcome import Attacked as Attacked
 from linfnet.attacks.outcome import other_class as other_class
 from linfnet.attacks.pgd import OBJECTIVES as OBJECTIVES
@@ -16,7 +17,6 @@ from linfnet.attacks.single import named_attack as named_attack
 from linfnet.attacks.square import square_attack as square_attack
 from linfnet.attacks.suite import ATTACKS as ATTACKS
 from linfnet.attacks.suite import DEFAULT_ATTACKS as DEFAULT_ATTACKS
-from linfnet.attacks.suite import Attack as Attack
 from linfnet.attacks.suite import attack_all as attack_all
 from linfnet.attacks.suite import check_sandwich as check_sandwich
 from linfnet.attacks.suite import known_attacks as known_attacks

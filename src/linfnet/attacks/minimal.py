@@ -11,7 +11,7 @@ from torch import Tensor
 from linfnet.attacks.pgd import best_pgd
 from linfnet.data.arrays import as_tensor
 from linfnet.errors import ArgumentError
-from linfnet.inputs import Images, check_count, check_net, prepare_images, prepare_labels
+from linfnet.inputs import Images, check_count, check_net, is_same_row, prepare_images, prepare_labels
 from linfnet.nn import Classifier
 from linfnet.nn.label_margin import margin
 
@@ -78,8 +78,9 @@ def closest_break(
     """
     check_net(net)
     pixels = as_tensor(image)
-    if tuple(pixels.shape) != net.image_shape:
-        raise ArgumentError(f"image has shape {tuple(pixels.shape)}; expected one image of shape {net.image_shape}")
+    shape = tuple(pixels.shape)
+    if shape != net.image_shape and not is_same_row(shape, net.image_shape):
+        raise ArgumentError(f"image has shape {shape}; expected one image of shape {net.image_shape}")
     original = prepare_images(net, pixels.unsqueeze(0))
     truth = prepare_labels([label], original, net.classes)
     check_count("points", points)
@@ -106,7 +107,7 @@ def closest_break(
                     known = trials.get(epsilon, Trial(epsilon, gap, lost))
                     trials[epsilon] = Trial(epsilon, min(known.margin, gap), known.broken or lost)
                     if lost and size < distance:
-                        best, distance = candidate, size
+                        best, distance = candidate.view(shape), size
         if best is None:
             break
     return result(complete=True)

@@ -68,7 +68,7 @@ def pgd(
             loss = scaled_cross_entropy(net(moved), truth, net.scale.detach())
             (slope,) = torch.autograd.grad(loss, moved)
             moved = torch.clamp(moved.detach() + size / 4 * slope.sign(), lower, upper)
-    return moved.detach()
+    return moved.detach().view(images.shape)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, scale: float) -> Tensor:
@@ -215,4 +215,4 @@ def best_pgd(
                 pace = sizes[active] / 4 * (1 + math.cos(math.pi * step / steps))
                 ahead = moved.detach()[going] + pace * slope[going].sign()
                 moved = torch.clamp(ahead, lower[active], upper[active])
-    return best
+    return best.view(images.shape)

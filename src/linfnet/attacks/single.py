@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linfnet.attacks.outcome import Attacked, into_ball, other_class
+from linfnet.attacks.outcome import Attack, Attacked, other_class, run_attack
 from linfnet.attacks.pgd import pgd
-from linfnet.attacks.suite import ATTACKS, BATCH, EXPONENTS, Attack, accepted_settings, known_attacks
+from linfnet.attacks.suite import ATTACKS, BATCH, EXPONENTS, accepted_settings, known_attacks
 from linfnet.data.arrays import Labels
 from linfnet.epsilon import Epsilon, parse_epsilon
 from linfnet.errors import ArgumentError
@@ -27,7 +27,8 @@ UserAttack = Callable[[Classifier, Tensor, Tensor, float], Any]
 """(net at p = inf in eval mode, images, labels, eps) -> images within eps.
 
 Images and labels are on the device of the net. The library computes the success itself and verifies that the result is
-in [0, 1] and within eps: deviations of up to 1e-6, from rounding, are corrected; larger ones raise an error.
+in [0, 1] and within eps: deviations of up to 1e-6, from rounding, are corrected; larger ones raise an error. The
+function may change its arguments in place, and p and the mode of the net, but not the weights and buffers of the net.
 """
 
 
@@ -47,9 +48,7 @@ class NamedAttack:
         # At epsilon 0 no image can change, and attacks of other libraries do not accept it.
         if not len(images) or not epsilon:
             return images.clone()
-        with torch.enable_grad():
-            found = self.run(net, images, labels, epsilon, generator)
-        return into_ball(found, images, epsilon, self.name)
+        return run_attack(self.run, net, images, labels, epsilon, generator, self.name)
 
 
 def named_attack(
@@ -137,7 +136,7 @@ def attack(
         advance(len(parts[-1][0]))
     clean, survived, moved, prediction = (torch.cat(columns) for columns in zip(*parts, strict=True))
     after = {chosen.name: survived.double().mean().item()}
-    return Attacked(epsilon, clean, survived, after, moved, prediction)
+    return Attacked(epsilon, clean, survived, after, moved.view(images.shape), prediction)
 
 
 @torch.no_grad()

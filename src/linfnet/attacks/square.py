@@ -74,7 +74,7 @@ def square_attack(
             least = margins(trial, truth[active])
             better = least < gap[active]
             moved[active[better]], gap[active[better]] = trial[better], least[better]
-    return moved.view_as(pixels)
+    return moved.view(images.shape)
 
 
 def _squares(count: int, side: int, rows: int, columns: int, generator: torch.Generator | None) -> Tensor:

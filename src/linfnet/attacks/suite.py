@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from linfnet.attacks.outcome import Attacked, into_ball, other_class
+from linfnet.attacks.outcome import Attack, Attacked, other_class, run_attack
 from linfnet.attacks.pgd import best_pgd, pgd
 from linfnet.attacks.square import square_attack
 from linfnet.boxes import inner_box
@@ -29,11 +29,6 @@ EXPONENTS = (16.0, 64.0)
 # Number of runner-up classes that are also targeted one by one.
 RIVALS = 3
 
-Attack = Callable[[Classifier, Tensor, Tensor, Fraction, torch.Generator], Tensor]
-"""(net, images, labels, epsilon, generator on the device of the images) -> images within epsilon.
-
-An attack may accept the keyword arguments of `known_attacks`: steps, restarts, exponents, queries.
-"""
 ATTACKS: Registry[Attack] = Registry("attack")
 """All attacks by name; register your own attack with `@ATTACKS.register("name")`."""
 # The cheapest attack is first. autoattack is not included because it needs an extra.
@@ -211,15 +206,14 @@ def attack_all(
                 generator = torch.Generator(pixels.device).manual_seed(seed)
                 # At epsilon 0 no image can change. Misclassification by the random noise of a net is not an attack.
                 for part in left.split(BATCH) if len(left) and epsilon else ():
-                    with torch.enable_grad():
-                        found = attack(net, pixels[part], truth[part], epsilon, generator)
-                    found = into_ball(found, pixels[part], epsilon, name)
+                    found = run_attack(attack, net, pixels[part], truth[part], epsilon, generator, name)
                     logits, kept = net.logits_and_kept(found, truth[part])
                     lost = part[~kept]
                     moved[lost], survived[lost] = found[~kept], False
                     prediction[lost] = other_class(logits[~kept], truth[lost])
                 after[name] = survived.double().mean().item()
-            results.append(Attacked(epsilon, clean, survived.clone(), after, moved.clone(), prediction.clone()))
+            found = moved.clone().view(images.shape)
+            results.append(Attacked(epsilon, clean, survived.clone(), after, found, prediction.clone()))
     return results
 
 

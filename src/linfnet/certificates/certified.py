@@ -12,7 +12,7 @@ from linfnet.certificates.rounding import float_above
 from linfnet.data.arrays import Labels
 from linfnet.epsilon import Epsilon, parse_epsilon
 from linfnet.errors import ArgumentError, nearest
-from linfnet.inputs import Images, check_net, net_device, prepare_images, prepare_labels
+from linfnet.inputs import Images, check_net, net_device, prepare_epsilons, prepare_images, prepare_labels
 from linfnet.nn import Classifier
 
 BATCH = 500
@@ -36,8 +36,17 @@ class Certified:
     confidence: float
     """The probability that each radius is correct: 1 except for methods that use random samples."""
 
-    def at(self, eps: Epsilon) -> Tensor:
-        """Return bool [N]: which images are certified at epsilon, that is, whose radius is at least epsilon."""
+    def at(self, eps: Epsilon | Tensor) -> Tensor:
+        """Return bool [N]: which images are certified at epsilon, that is, whose radius is at least epsilon.
+
+        Args:
+            eps: one epsilon for all images, or a tensor [N] with one epsilon for each image. A Python float means its
+                shortest decimal form, which may be above the float (0.1 is exactly 1/10): `at(float(radius[k]))` can be
+                false for image k. Tensors and fractions are exact: `at(radius[k])` and `at(Fraction(radius[k].item()))`
+                are true for radii in [0, 1].
+        """
+        if isinstance(eps, Tensor):
+            return self.radius >= prepare_epsilons(eps.expand(self.radius.shape) if not eps.dim() else eps, self.radius)
         return self.radius >= float_above(parse_epsilon(eps))
 
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ from linfnet.cli.evaluate import evaluate_with_progress, store_evaluation
 from linfnet.cli.report import write_report
 from linfnet.cli.train import TrainDisplay
 from linfnet.data import load
+from linfnet.distributed.device import choose_device
 from linfnet.epsilon import format_epsilon
 from linfnet.export import write_card
 from linfnet.recipes import load_recipe
@@ -44,7 +45,7 @@ class Demo:
     """The run folder, new or empty. Default: runs/demo-TIME."""
 
     def run(self) -> None:
-        device = inputs.choose_device("auto")
+        device = choose_device("auto")
         recipe = load_recipe("digits")
         path = self.out or new_run_path("demo")
         images, test = (load(recipe.data.name, split, device=device) for split in ("train", "test"))

@@ -23,13 +23,13 @@ from linfnet.data import (
     parse_size,
     read_images,
 )
-from linfnet.distributed.group import launched, own_device
+from linfnet.distributed.device import choose_device
 from linfnet.epsilon import parse_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.nn import Classifier
 from linfnet.nn.model_path import check_model, class_names, find_model, known_data, packaged_hint, pretrained_names
 from linfnet.systems import load_model
-from linfnet.train import RunFolder, resume_hint
+from linfnet.train import RunFolder
 
 # Number of images in one batch of a certificate or an attack.
 BATCH = 500
@@ -93,23 +93,6 @@ Rgb = Annotated[bool, arg(help="Convert image files to RGB.")]
 Device = Annotated[str, arg(metavar="DEVICE", help="cpu, cuda or cuda:INDEX; auto selects a GPU if there is one.")]
 
 
-def choose_device(name: str, *, shared: bool = False) -> torch.device:
-    """Return the device of that name; `auto` selects a GPU if there is one.
-
-    `shared`: under torchrun the processes share the work, so each of them uses a different GPU.
-    """
-    if shared and launched():
-        name = own_device(name)
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not re.fullmatch(r"(cpu|cuda)(:\d{1,3})?", name):
-        raise ArgumentError(f"device is {name!r}; expected auto, cpu, cuda or cuda:INDEX")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ArgumentError(f"device is {name!r}, but torch cannot use this GPU on this machine")
-    return device
-
-
 def parse_epsilons(groups: EpsilonGroups) -> tuple[Fraction, ...]:
     """Return the epsilons of all `--eps` options."""
     return tuple(parse_epsilon(text, "--eps") for group in groups for text in group)
@@ -131,7 +114,7 @@ def finished_run(folder: Path) -> RunFolder | None:
         return None
     run = RunFolder.open(folder)
     if not run.finished:
-        raise LinfnetError(f"{folder} has not finished; {resume_hint(folder)}")
+        raise LinfnetError(f"{folder} has not finished; {run.resume_hint}")
     return run
 
 

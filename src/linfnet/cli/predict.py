@@ -14,6 +14,7 @@ from linfnet.certificates import Certification, certify_images
 from linfnet.cli import inputs
 from linfnet.cli.certify import images_table
 from linfnet.cli.console import print_table
+from linfnet.distributed.device import choose_device
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError
 
@@ -53,7 +54,7 @@ class Predict:
             raise ArgumentError("--json and --csv cannot be combined")
         epsilons = inputs.parse_epsilons(self.eps)
         conversion = inputs.parse_conversion(self.resize, self.grey, self.rgb)
-        device = inputs.choose_device(self.device)
+        device = choose_device(self.device)
         _, net, classes = inputs.load_checked(self.model, device)
         skipped = inputs.SkippedFiles(net.picture_shape())
         images = inputs.read_own_images(list(self.images), net, conversion, skipped).to(device)

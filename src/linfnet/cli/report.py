@@ -20,7 +20,7 @@ from linfnet.recipes import Recipe, recipe_from_toml
 from linfnet.report import read_run, read_training, render
 from linfnet.report.terminal import frame
 from linfnet.reproduce.plots import draw_run, read_events
-from linfnet.train import RunFolder, resume_hint
+from linfnet.train import RunFolder
 
 
 def write_report(runs: tuple[Path, ...], out: Path | None = None) -> Path:
@@ -109,7 +109,7 @@ class Watch:
             if not console.is_terminal:
                 console.print()  # the last frame does not end with a newline
         if state == "stopped":
-            console.print(resume_hint(self.run_folder))
+            console.print(RunFolder.open(self.run_folder).resume_hint)
         return 0
 
 

@@ -11,9 +11,10 @@ from tyro.conf import arg
 
 from linfnet.cli.console import console, draw_figure, percent, print_table
 from linfnet.cli.evaluate import evaluate_with_progress, store_evaluation
-from linfnet.cli.inputs import Changes, Count, Device, Folder, Number, check_counts, choose_device
+from linfnet.cli.inputs import Changes, Count, Device, Folder, Number, check_counts
 from linfnet.cli.train import TrainDisplay
 from linfnet.data import load
+from linfnet.distributed.device import choose_device
 from linfnet.distributed.group import launched
 from linfnet.errors import ArgumentError
 from linfnet.reproduce import SMALL, STUDIES, Figures, Options, Outcome, Study, run_study, spreads

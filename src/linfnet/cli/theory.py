@@ -18,6 +18,7 @@ from linfnet.cli import inputs
 from linfnet.cli.console import console, draw_figure, percent, print_table, progress_bar, titled_table
 from linfnet.cli.inputs import Count, Device, Folder, ModelFolder, Number
 from linfnet.data import ImageSet, load
+from linfnet.distributed.device import choose_device
 from linfnet.epsilon import format_epsilon, parse_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.files import make_folder, write_json
@@ -66,7 +67,7 @@ class Separate:
         at_least("--pairs", self.pairs, 1)
         if self.out is not None:
             make_folder(self.out)  # report an error before the search, not after it
-        device = inputs.choose_device(self.device)
+        device = choose_device(self.device)
         images = load(self.data, self.split, device=device).first(self.limit)
         against = None
         if self.against not in (None, self.split):
@@ -132,7 +133,7 @@ class Construct:
     device: Device = "auto"
 
     def run(self) -> None:
-        device = inputs.choose_device(self.device)
+        device = choose_device(self.device)
         out = self.out or new_run_path(f"construct-{self.data}")
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise LinfnetError(f"output folder {out} already contains files; choose another --out")

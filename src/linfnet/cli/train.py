@@ -23,10 +23,10 @@ from linfnet.cli.inputs import (
     Rgb,
     TrainingData,
     bad_files_error,
-    choose_device,
     parse_conversion,
 )
 from linfnet.data import BadFilesError, named_or_path
+from linfnet.distributed.device import choose_device
 from linfnet.distributed.group import Group, joined, launched, restarted
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, require

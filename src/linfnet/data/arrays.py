@@ -123,6 +123,12 @@ def integer_labels(labels: Labels) -> npt.NDArray[np.int64]:
 def as_tensor(images: object) -> Tensor:
     """The images as a tensor that shares their memory where it can."""
     if isinstance(images, Tensor):
+        if images.layout != torch.strided:
+            raise ArgumentError("images is a sparse tensor; expected a dense one: pass images.to_dense()")
+        if images.is_meta:
+            raise ArgumentError("images is on the device meta, which stores no values; expected a tensor with values")
+        if images.is_complex():
+            raise ArgumentError(f"images has dtype {images.dtype}; expected uint8 (0 to 255) or floats in [0, 1]")
         return images.detach()
     if not isinstance(images, np.ndarray):
         raise ArgumentError(

@@ -10,6 +10,7 @@ import torch
 from linfnet.data.catalog import FORMATS, Format, SetInfo, set_info
 from linfnet.data.formats import Arrays
 from linfnet.data.image_set import ImageSet
+from linfnet.distributed.device import choose_device
 from linfnet.errors import LinfnetError
 
 _PACKAGE = Path(__file__).parent
@@ -99,7 +100,8 @@ def load(
     except LinfnetError as error:
         raise LinfnetError(f"{error}; fetch it again with: linfnet data fetch {name}") from error
     # Copy the arrays: decoded bytes are read-only, but tensors must be writable.
-    return ImageSet(torch.tensor(images), torch.tensor(labels, dtype=torch.int64), info, split).to(device)
+    tensors = torch.tensor(images), torch.tensor(labels, dtype=torch.int64)
+    return ImageSet(*tensors, info, split).to(choose_device(device))
 
 
 def verify(name: str, *, folder: Path | None = None) -> Path:

@@ -51,9 +51,9 @@ def list_folder(folder: Path, split: str, *, seed: int = 0) -> LabelledFiles:
     if other is not None:
         check_same_classes({root.name: folders, other.name: _class_folders(other)}, where)
     classes = sorted_classes(folders, readable(root))
-    samples: list[tuple[str, Path, int]] = []
+    samples, visited = list[tuple[str, Path, int]](), dict[tuple[int, int], Path]()
     for label, name in enumerate(classes):
-        found = _images_below(folders[name])
+        found = _images_below(folders[name], visited)
         if not found:
             raise LinfnetError(f"class folder {readable(folders[name])} holds no images ({', '.join(IMAGE_SUFFIXES)})")
         samples += [(f"{name}/{_text(path.relative_to(folders[name]))}", path, label) for path in found]
@@ -139,21 +139,38 @@ def _is_image(path: Path) -> bool:
     return path.suffix.lower() in (*IMAGE_SUFFIXES, *UNSUPPORTED_SUFFIXES)
 
 
-def _images_below(folder: Path) -> list[Path]:
-    """All image files in a folder and its sub-folders; links to folders are followed, each folder is visited once."""
+def _images_below(folder: Path, visited: dict[tuple[int, int], Path]) -> list[Path]:
+    """All image files in a class folder and its sub-folders; links to folders are followed.
+
+    Args:
+        folder: the class folder.
+        visited: the folders of this and of other classes, by device and inode: no folder is visited twice, and it is
+            an error if links lead from two classes to one folder.
+    """
     images: list[Path] = []
-    visited: set[tuple[int, int]] = set()
     pending = [folder]
     while pending:
         current = pending.pop()
         entries, status = _entries(current), current.stat()
-        if (status.st_dev, status.st_ino) in visited:
+        owner = visited.setdefault((status.st_dev, status.st_ino), current)
+        if owner is not current:
+            if folder not in (owner, *owner.parents):
+                raise LinfnetError(
+                    f"{readable(owner)} and {readable(current)} are one folder in two classes: remove a link"
+                )
             continue
-        visited.add((status.st_dev, status.st_ino))
         below = [entry for entry in entries if entry.is_dir()]
         pending += [entry for entry in below if entry.name not in _IGNORED_FOLDERS]
         images += [entry for entry in entries if entry not in below and _is_image(entry)]
     return images
+
+
+def _resolved(path: Path) -> Path:
+    """The path without links and `..`; a path that cannot be a file (with a NUL) as it is."""
+    try:
+        return path.resolve()
+    except (OSError, ValueError, RuntimeError):
+        return path
 
 
 def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
@@ -169,7 +186,10 @@ def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
     header = [cell.strip().lower() for cell in lines[0][1]] if lines else []
     if not {"file", "label"} <= set(header):
         raise LinfnetError(f"{where} begins with {','.join(header)[:80]!r}; expected the header file,label[,split]")
-    rows: dict[str, tuple[str, str, str]] = {}
+    double = next((name for name in ("file", "label", "split") if header.count(name) > 1), None)
+    if double is not None:
+        raise LinfnetError(f"{where} has several columns {double!r}; expected one")
+    rows: dict[Path, tuple[str, str, str]] = {}
     for number, cells in lines[1:]:
         if not any(cell.strip() for cell in cells):
             continue
@@ -181,7 +201,9 @@ def _csv_rows(path: Path) -> list[tuple[str, str, str]]:
             raise LinfnetError(f"{where}, row {number}: expected a file and a label")
         if part is not None and part.lower() not in SPLIT_NAMES:
             raise LinfnetError(f"{where}, row {number}: split is {part!r}; expected train, test or val")
-        if name in rows:
-            raise LinfnetError(f"{where}, row {number}: {name} is listed twice")
-        rows[name] = (name, label, SPLIT_NAMES[part.lower()] if part else "")
+        file = _resolved(path.parent / name)
+        if file in rows:
+            first = f" (first as {rows[file][0]})" if rows[file][0] != name else ""
+            raise LinfnetError(f"{where}, row {number}: {name} is listed twice{first}")
+        rows[file] = (name, label, SPLIT_NAMES[part.lower()] if part else "")
     return list(rows.values())

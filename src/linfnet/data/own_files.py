@@ -132,7 +132,10 @@ def _load(file: Path, take: Callable[[Any], Any]) -> Any:
         ValueError, OSError, EOFError, MemoryError, OverflowError, TypeError, SyntaxError, TokenError, KeyError,
         zipfile.BadZipFile,
     ) as error:  # fmt: skip
+        # NumPy takes a file that it does not recognise for a pickle, and advises to load it as one.
         reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if "pickle" in str(error) or "Python objects" in str(error):
+            reason = "it is damaged, or contains Python objects"
         raise LinfnetError(f"{readable(file)} cannot be read: {reason}") from None
 
 
@@ -164,6 +167,9 @@ def _read_arrays(
     main = "" if "" in pairs else "train" if "train" in pairs else stored or "train"
     main_labels = integer_labels(arrays[pairs[main][1]])
     key = next((key for key in _CLASS_KEYS if key in arrays), None)
+    if key is None and main_labels.min(initial=0) < 0:
+        ends = f"{main_labels.min()} to {main_labels.max()}"
+        raise LinfnetError(f"{where}: {pairs[main][1]} hold {ends}; expected 0 to K - 1")
     classes = int(main_labels.max(initial=0)) + 1 if key is None else tuple(arrays[key].astype(str).ravel().tolist())
     count = classes if isinstance(classes, int) else len(classes)
     empty = sorted(set(range(min(count, len(main_labels) + 1))) - set(main_labels.tolist()))

@@ -64,7 +64,8 @@ def load_split(
         return images.to(device)
     if source.digest is not None:
         raise LinfnetError(
-            f"the data {source.name!r} was passed from Python, so its files are not known; give --data PATH"
+            f"the data {source.name!r} was passed from Python, so its files are not known; pass the data "
+            "again (on the command line: --data PATH)"
         )
     return load(source.name, split, device=device)
 

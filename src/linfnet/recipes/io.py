@@ -11,6 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from linfnet.data import own_name, set_title
 from linfnet.epsilon import format_epsilon, parse_epsilon, parse_rational
 from linfnet.errors import ArgumentError, LinfnetError, nearest
@@ -184,12 +186,21 @@ def _full_key(key: str, known: Mapping[str, Any]) -> str:
 
 def _parse_value(value: object) -> Any:
     """Return the value of a change: text is parsed as a TOML value if it is one; other values stay as they are."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain, cast(Sequence[object], value)))
     if not isinstance(value, str):
-        return str(value) if isinstance(value, Path) else value
+        return str(value) if isinstance(value, Path) else _plain(value)
     try:
         return tomllib.loads(f"value = {value}")["value"]
     except (ValueError, RecursionError):
         return value
+
+
+def _plain(value: object) -> Any:
+    """Return a number or an array of NumPy as numbers of Python; a float as the number of its shortest decimal form."""
+    if isinstance(value, np.floating):
+        return float(str(cast(object, value)))
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value  # pyright: ignore
 
 
 def _subject(flat: Mapping[str, Any]) -> tuple[Any, ...]:

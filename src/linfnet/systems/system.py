@@ -4,18 +4,21 @@ A system builds the net of a recipe and defines the loss of a training step. The
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from linfnet.data import SetInfo
+from linfnet.distributed.device import choose_device
+from linfnet.epsilon import parse_epsilons
 from linfnet.errors import ArgumentError, LinfnetError, check_numbers, nearest
 from linfnet.files import read_table
 from linfnet.nn.classifier import Classifier
-from linfnet.nn.model_path import find_model, pretrained_names, system_name
+from linfnet.nn.model_path import class_names, find_model, pretrained_names, system_name
 from linfnet.recipes import Recipe, options_from_mapping
 from linfnet.registry import Registry
 from linfnet.schedules import StepState
@@ -123,7 +126,7 @@ def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> Cla
 
     Args:
         folder: a folder, the name of a model in the package (see `list_models`), or `hf://user/name`.
-        device: where the net is placed.
+        device: the device of the net: `cpu`, `cuda` or `cuda:INDEX`; `auto` selects a GPU if there is one.
 
     >>> from linfnet.systems import load_model
     >>> load_model("mnist-small").image_shape
@@ -136,6 +139,25 @@ def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> Cla
         names = pretrained_names()
         hint = nearest(str(folder), names)
         raise LinfnetError(f"{folder} is not a folder or a packaged model ({', '.join(names)}){hint}")
+    if not (path / "config.json").exists() and (path / "recipe.toml").is_file():
+        state = "has only the weights of your own net" if (path / "model.safetensors").exists() else "has not finished"
+        raise LinfnetError(f"the run in {folder} {state}; call linfnet.fit(…, resume=True) with the same arguments")
     config = read_table(path / "config.json")
     # Only registered names are accepted: a config.json cannot cause an import.
-    return SYSTEMS[system_name(config)].net_type.load_with_config(path, config, device=device)
+    net = SYSTEMS[system_name(config)].net_type.load_with_config(path, config, device=choose_device(device))
+    _check_about(path, config, net.classes)
+    return net
+
+
+def _check_about(path: Path, config: Mapping[str, Any], classes: int) -> None:
+    """Check the keys of a config.json that do not describe the net: the class names, the data and the epsilons."""
+    class_names(path, classes)
+    known: Any = config.get("data", ""), config.get("eps", [])
+    if not isinstance(known[0], str) or not isinstance(known[1], list):
+        key = "eps" if isinstance(known[0], str) else "data"
+        expected = 'a list such as ["8/255"]' if key == "eps" else "the name of a data set"
+        raise LinfnetError(f"{path / 'config.json'}: {key} is {config[key]!r}; expected {expected}")
+    try:
+        parse_epsilons(cast(list[Any], known[1]))
+    except ArgumentError as error:
+        raise LinfnetError(f"{path / 'config.json'}: {error}") from None

@@ -19,4 +19,3 @@ from linfnet.train.run_folder import UnwritableError as UnwritableError
 from linfnet.train.run_folder import environment as environment
 from linfnet.train.run_folder import new_run_path as new_run_path
 from linfnet.train.run_folder import parse_events as parse_events
-from linfnet.train.run_folder import resume_hint as resume_hint

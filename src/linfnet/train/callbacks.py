@@ -63,7 +63,8 @@ class TrainingRun:
     def stop(self) -> None:
         """Stop the run after the current step, or after the tests of the current epoch if it was its last step.
 
-        A checkpoint is written if there is a run folder. `linfnet.fit` returns the net as it is then.
+        In `on_start`, stop it before its first step. A checkpoint is written if there is a run folder. `linfnet.fit`
+        returns the net as it is then.
         """
         self.stopping = True
 
@@ -79,7 +80,7 @@ class Callback:
     """
 
     def on_start(self, run: TrainingRun) -> None:
-        """Called before the first step of a new or resumed run."""
+        """Called before the first step of a new or resumed run. If it raises, the run ends."""
 
     def on_step(self, run: TrainingRun) -> None:
         """Called after each step."""
@@ -91,7 +92,7 @@ class Callback:
         """Called after each test; the test is `run.history.tests[-1]`."""
 
     def on_finish(self, run: TrainingRun) -> None:
-        """Called at the end of the run, also if it was stopped or failed. `on_start` has been called before."""
+        """Called at the end of the run, also if it was stopped or failed, unless `on_start` has raised an error."""
 
 
 class OnEpoch(Callback):

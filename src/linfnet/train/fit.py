@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -19,6 +19,7 @@ from linfnet.data import (
     named_or_path,
     own_name,
 )
+from linfnet.distributed.device import Device, choose_device
 from linfnet.distributed.group import ALONE, Group
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_tensors
@@ -32,6 +33,7 @@ from linfnet.systems import check_changes, load_model, system_of
 from linfnet.train.callbacks import Callbacks, as_callbacks
 from linfnet.train.history import History
 from linfnet.train.loop import Trainer
+from linfnet.train.own_net import check_same_net, describe_net
 from linfnet.train.run_folder import RunFolder
 
 
@@ -68,7 +70,7 @@ def fit(
     resume: bool = False,
     callbacks: Callbacks = (),
     net: Classifier | None = None,
-    device: torch.device | str | None = None,
+    device: Device = None,
     seed: int | None = None,
     group: Group = ALONE,
 ) -> Fitted:
@@ -91,7 +93,7 @@ def fit(
         callbacks: callbacks, or functions that are called with the run after each epoch (see `linfnet.Callback`).
         net: a net to train in place, for example from `Classifier.wrap`, instead of the net of the recipe. `[model]`
             then has no effect. If the net is of no registered system, `out` gets its weights but no model folder.
-        device: None selects a GPU if there is one.
+        device: `cpu`, `cuda` or `cuda:INDEX`; None selects a GPU if there is one.
         seed: of the initial weights and the order of the images; short for the setting `run.seed`.
         group: the processes that share the work, under torchrun.
 
@@ -102,16 +104,11 @@ def fit(
     ((1, 8, 8), 3, None)
     """
     called = as_callbacks(callbacks)
-    changes = dict(settings or {})
-    if isinstance(train, str | Path):
-        name, path = named_or_path(train)
-        changes |= {"data.path": path} if name is None else {"data.name": name}
-        train = None
-    if seed is not None:
-        changes["run.seed"] = seed
+    changes = _changes(settings, train, seed)
+    train = None if isinstance(train, str | Path) else train
     net = None if net is None else check_net(net)
     chosen = _choose(recipe, changes, net)
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = choose_device(device)
     if resume and out is None:
         raise ArgumentError("resume is True, but out is not given; expected the run folder")
     folder, resumed = _open(chosen, None if out is None else Path(out), resume, group)
@@ -121,9 +118,11 @@ def fit(
             images, tested = _for_net(net, described, images, tested)
             title = described.title.removesuffix(", own net")
             described = replace(described, title=f"{title}, own net", reported=Reported())
+        described = replace(described, title=chosen.title) if "title" in changes else described
         if folder is not None:
             if resumed:
                 _check_same(folder, described)
+                check_same_net(folder.path, group.from_first(lambda: folder.own_net), net)
                 if group.first:
                     folder.lock()  # lock before the check, so that no other process finishes the run in between
                 if group.from_first(lambda: folder.complete):
@@ -136,13 +135,29 @@ def fit(
             if resumed:
                 trainer.resume()
             elif folder is not None and group.first:
-                folder.create()
+                folder.create({} if net is None else {"net": describe_net(net)})
             result = trainer.run()
     finally:
         if folder is not None:
             folder.release()
     written = folder.path if folder else None
     return Fitted(trainer.net, trainer.view.history, result, described, written, trainer.finished)
+
+
+def _changes(settings: object, train: object, seed: int | None) -> dict[str, Any]:
+    """Return the changes of the recipe: the settings of the user, the name or the path of the data, and the seed."""
+    if settings is not None and not isinstance(settings, Mapping):
+        kind = type(settings).__name__
+        raise ArgumentError(f'settings is a {kind}; expected a mapping such as {{"model.width": 64}}')
+    changes = dict[str, Any]()
+    for key, value in cast(Mapping[object, Any], settings or {}).items():
+        if not isinstance(key, str):
+            raise ArgumentError(f"settings has the key {key!r}; expected texts such as 'model.width'")
+        changes[key] = value
+    if isinstance(train, str | Path):
+        name, path = named_or_path(train)
+        changes |= {"data.path": path} if name is None else {"data.name": name}
+    return changes if seed is None else {**changes, "run.seed": seed}
 
 
 def _choose(recipe: Recipe | str | Path, changes: Mapping[str, Any], net: Classifier | None) -> Recipe:

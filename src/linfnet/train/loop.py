@@ -27,7 +27,7 @@ from linfnet.train.cuda_graphs import STEPS_TO_PAY_OFF, GraphedModule
 from linfnet.train.history import EpochEvent, History, TestEvent
 from linfnet.train.metrics import RECORD_COLUMNS, accuracies, pixel_batches, record_step, summarise
 from linfnet.train.optimizer import build_optimizer, decay_weights, step_state
-from linfnet.train.run_folder import RunFolder, resume_hint
+from linfnet.train.run_folder import RunFolder
 
 # Number of training images from which running means are re-estimated before a test at p = inf.
 MEAN_IMAGES = 8192
@@ -124,6 +124,8 @@ class Trainer:
         settings = self.recipe.run
         self.net.train()
         with self._called(), stop_on_signals() if self.folder else contextlib.nullcontext(Event()) as stop:
+            if self.progress.step < self.total_steps and self.group.any(self.view.stopping):
+                return self._result()  # no checkpoint: nothing has changed since the last one
             while self.progress.step < self.total_steps:
                 if not self._epoch(stop):
                     return self._result()
@@ -263,7 +265,7 @@ class Trainer:
             return False
         self._save()
         if self.group.any(stop.is_set()):
-            hint = f"; {resume_hint(self.folder.path)}" if self.folder else ""
+            hint = f"; {self.folder.resume_hint}" if self.folder else ""
             raise StoppedError(f"stopped at step {self.progress.step}{hint}")
         return True
 

@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
@@ -54,15 +54,16 @@ class RunFolder:
         """Return a new run in an empty or missing folder; nothing is written before `create`."""
         try:
             if path.exists() and not _is_unused(path):
-                advice = f", or --resume {shlex.quote(str(path))}" if (path / "recipe.toml").exists() else ""
-                content = "a run" if advice else "files"
-                raise LinfnetError(f"output folder {path} already contains {content}; choose another --out{advice}")
+                has_run = (path / "recipe.toml").exists()
+                content = "a run" if has_run else "files"
+                advice = f", or resume the run by resume=True or --resume {shlex.quote(str(path))}" if has_run else ""
+                raise LinfnetError(f"output folder {path} already contains {content}; choose another folder{advice}")
         except OSError as error:
             raise LinfnetError(f"output folder {path} cannot be used: {error.strerror}") from None
         return cls(path, recipe)
 
-    def create(self) -> None:
-        """Create and lock the folder, and write the recipe and the environment."""
+    def create(self, facts: Mapping[str, Any] | None = None) -> None:
+        """Create and lock the folder, and write the recipe and the environment, to which `facts` are added."""
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self.lock()
@@ -72,7 +73,8 @@ class RunFolder:
             write_text(self.path / "recipe.toml", recipe_to_toml(self.recipe))
             entries = (type(self.recipe.loss), SYSTEMS[self.recipe.system_name])
             imports = sorted({name for entry in entries if (name := plugins.origin(entry))})
-            write_json(self.path / "env.json", {**environment(), **({"imports": imports} if imports else {})})
+            more = {"imports": imports} if imports else {}
+            write_json(self.path / "env.json", {**environment(), **more, **(facts or {})})
         except OSError as error:
             raise UnwritableError(f"output folder {self.path} cannot be written: {error.strerror}") from None
 
@@ -128,6 +130,21 @@ class RunFolder:
         return FileLock(self.path / ".lock", mode=0o666)
 
     @property
+    def own_net(self) -> dict[str, Any]:
+        """What env.json says about the user's own net; empty if the run trains the net of its recipe."""
+        stored: Any = None
+        with contextlib.suppress(LinfnetError):
+            stored = read_table(self.path / "env.json").get("net")
+        return cast(dict[str, Any], stored) if isinstance(stored, dict) else {}
+
+    @property
+    def resume_hint(self) -> str:
+        """The part of a message that tells the user how to resume the run."""
+        if self.recipe.data.in_memory or self.own_net:
+            return "resume it with: linfnet.fit(…, resume=True), with the same arguments"
+        return f"resume it with: linfnet train --resume {shlex.quote(str(self.path))}"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -150,7 +167,7 @@ class RunFolder:
             steps = sorted(path.stem for path in self.checkpoints.glob("step-*.safetensors"))
             saved = f"its last checkpoint is {steps[-1]}" if steps else "it has no checkpoint yet"
             where = f"{error.filename}: " if error.filename else ""
-            advice = f"fix the cause, then {resume_hint(self.path)}"
+            advice = f"fix the cause, then {self.resume_hint}"
             raise UnwritableError(f"the run stopped: {where}{error.strerror or error}; {saved}; {advice}") from None
 
     def log(self, event: str, **values: Any) -> None:
@@ -206,11 +223,6 @@ def _is_event(event: dict[str, Any]) -> bool:
         numbers += certified.values() if isinstance(certified, dict) else [None]
     known = isinstance(kind, str) and all(isinstance(number, int | float) for number in numbers)
     return known and (kind != "epoch" or event["epoch"] >= 1)
-
-
-def resume_hint(path: Path) -> str:
-    """Return the part of a message that tells the user how to resume a run."""
-    return f"resume it with: linfnet train --resume {shlex.quote(str(path))}"
 
 
 def new_run_path(name: str) -> Path:

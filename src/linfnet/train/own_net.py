@@ -1,0 +1,44 @@
+"""The user's own net in a run: its description in env.json, by which a resumed run recognises it."""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+from linfnet.errors import ArgumentError
+from linfnet.nn import Classifier
+
+
+def describe_net(net: Classifier) -> dict[str, Any]:
+    """Return what the weights do not say about a net: input shape, normalisation and a digest of the structure."""
+    with net.at_infinity():  # the text contains p
+        text = re.sub(r" at 0x[0-9a-f]+", "", repr(net))
+    shapes = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in net.state_dict().items()]
+    return {
+        "image_shape": list(net.image_shape),
+        "mean": net.normalize.mean.flatten().tolist(),
+        "std": net.normalize.std.item(),
+        "structure": hashlib.sha256("\n".join([text, *shapes]).encode()).hexdigest(),
+    }
+
+
+def check_same_net(folder: Path, stored: dict[str, Any], net: Classifier | None) -> None:
+    """Raise an error if a net is not like the one with which a run was started.
+
+    Args:
+        folder: the run folder.
+        stored: the description of the net in its env.json; empty for the net of the recipe, and in older versions.
+        net: the user's own net, or None.
+    """
+    if net is None:
+        if stored:
+            raise ArgumentError(f"net is None; expected the own net with which the run in {folder} was started")
+        return
+    for key, now in describe_net(net).items():
+        before = stored.get(key, now)
+        if before != now:
+            values = "another structure" if key == "structure" else f"{key} {now}; the run has {key} {before}"
+            raise ArgumentError(
+                f"net is not the net with which the run in {folder} was started: it has {values}; pass the same net, "
+                "or another folder"
+            )
