@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from linfnet.attacks import attack, attack_all
+from linfnet.attacks import ATTACKS, attack, attack_all
 from linfnet.errors import ArgumentError
 from linfnet.evaluation import evaluate
 from linfnet.nn import Classifier, LinfNet
@@ -115,3 +115,13 @@ def test_a_sparse_result_is_an_error():
     net, images, labels = net_and_images()
     with pytest.raises(ArgumentError, match="invalid result: images is a sparse tensor"):
         attack(net, images, labels, "0.1", lambda net, x, y, eps: x.to_sparse())  # pyright: ignore
+
+
+def test_the_signature_of_an_attack_is_checked(monkeypatch: pytest.MonkeyPatch):
+    net, images, labels = net_and_images()
+    with pytest.raises(ArgumentError, match=r"attack '<lambda>' cannot be called with \(net, images, labels, eps\)"):
+        attack(net, images, labels, "0.1", lambda images: images)
+    monkeypatch.setattr(ATTACKS, "_entries", dict(ATTACKS._entries))
+    ATTACKS.register("four")(lambda net, images, labels, epsilon: images)
+    with pytest.raises(ArgumentError, match=r"attack 'four' cannot be called with .*generator\): too many positional"):
+        attack(net, images, labels, "0.1", "four")

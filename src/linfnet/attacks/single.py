@@ -14,7 +14,7 @@ from torch import Tensor
 
 from linfnet.attacks.outcome import Attack, Attacked, other_class, run_attack
 from linfnet.attacks.pgd import pgd
-from linfnet.attacks.suite import ATTACKS, BATCH, EXPONENTS, accepted_settings, known_attacks
+from linfnet.attacks.suite import ATTACKS, BATCH, EXPONENTS, accepted_settings, check_signature, known_attacks
 from linfnet.data.arrays import Labels
 from linfnet.epsilon import Epsilon, parse_epsilon
 from linfnet.errors import ArgumentError
@@ -65,6 +65,7 @@ def named_attack(
             known = ", ".join(ATTACKS.names())
             raise ArgumentError(f"the attack is a {type(method).__name__}; expected a function or one of {known}")
         name = getattr(method, "__name__", type(method).__name__)
+        check_signature(method, name, ("net", "images", "labels", "eps"))
         return NamedAttack(re.sub(r"[^\w-]+", "", name) or "attack", 0, partial(_without_generator, method))
     chosen = known_attacks((method,), steps=steps, restarts=restarts, exponents=exponents, queries=queries)
     return NamedAttack(method, steps if "steps" in accepted_settings(method) else 0, chosen[method])

@@ -159,7 +159,20 @@ def known_attacks(
     for name in names:
         accepted = accepted_settings(name) & settings.keys()
         attacks[name] = partial(ATTACKS[name], **{key: settings[key] for key in accepted})
+        check_signature(attacks[name], name, ("net", "images", "labels", "epsilon", "generator"))
     return attacks
+
+
+def check_signature(attack: Callable[..., object], name: str, arguments: Sequence[str]) -> None:
+    """Raise an error unless a function can be called with these positional arguments."""
+    try:
+        inspect.signature(attack).bind(*arguments)
+    except TypeError as error:
+        raise ArgumentError(
+            f"attack {name!r} cannot be called with ({', '.join(arguments)}): {error}; see docs/extending.md"
+        ) from None
+    except ValueError:  # functions written in C may have no signature
+        pass
 
 
 def accepted_settings(name: str) -> Set[str]:
