@@ -281,7 +281,7 @@ def test_sources_compile(architecture: str, tmp_path: Path) -> None:
         *(backward_kernel(p, True, True, 16) for p in (7.0, 7.3, None)),
         bounds_kernel(True),
         Kernel("finish.cu", "finish_sum", FINISH_DEFINITIONS),
-        *(Kernel(file, "") for file in ("gradients.cu", "scale.cu", "sparse.cu")),
+        *(Kernel(file, "") for file in ("gradients.cu", "scale.cu", "scatter.cu")),
         *(tensor_core.kernel(function, 8) for function in ("powers", "add_unexpanded")),
         pruned.list_kernel("transpose"),
         *(pruned.maximum_kernel(index, 2) for index in (False, True)),
