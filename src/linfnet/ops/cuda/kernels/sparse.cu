@@ -1,0 +1,164 @@
+// Sparse layers at p = infinity: neuron o has the connections c = offsets[o] to offsets[o + 1] - 1, connection c leads
+// to feature index[c] and has the weight weight[c].
+//   ROWS   rows of x per block: 1, 2, 4 or 8. More than one row are copied to shared memory, feature by feature, so
+//          that a lane reads the values of all rows in one or two accesses; one row is read through the cache
+//   SAVE   1: also store the first connection that attains each maximum
+//
+// LANES neighbouring lanes share an output and the connections of its row; each lane finds the maxima of its
+// connections for all rows of the block. Then the lanes exchange their maxima, so that each has the result of one row.
+// Maxima are compared as unsigned bits: these order non-negative floats, and NaN above all of them.
+#include "common.cuh"
+
+#define LANES 8
+#define OUTPUTS (32 / LANES)  // outputs per warp
+static_assert(ROWS <= LANES && (ROWS & (ROWS - 1)) == 0, "the results of the rows are distributed over the lanes");
+
+struct __align__(ROWS >= 4 ? 16 : 4 * ROWS) Values {
+  float row[ROWS];
+};
+
+// The largest value of each row so far, and the connection that attains it. A lane meets its connections in ascending
+// order; all start with the first connection of the output, which is the right one if all values are 0.
+struct Best {
+  u32 bits[ROWS];
+  int at[ROWS];
+
+  __device__ __forceinline__ explicit Best(int first) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) bits[r] = 0, at[r] = first;
+  }
+
+  __device__ __forceinline__ void raise(int r, float value, int c) {
+    u32 v = __float_as_uint(value);
+    if constexpr (SAVE) {
+      if (v > bits[r]) bits[r] = v, at[r] = c;
+    } else {
+      bits[r] = max(bits[r], v);
+    }
+  }
+
+  // Reduce over the LANES lanes of an output. Afterwards, bits[0] and at[0] belong to row `sub * ROWS / LANES`.
+  __device__ __forceinline__ void reduce(int sub) {
+    int width = ROWS;
+#pragma unroll
+    for (int step = LANES / 2; step > 0; step /= 2) {
+      bool upper = sub & step, split = width > 1;
+      if (split) width /= 2;
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+        if (r >= width) break;
+        // With more than one row left, a lane keeps one half of the rows and gives the other half away.
+        int other = split ? r + width : r;
+        u32 mine = upper ? bits[other] : bits[r];
+        u32 theirs = __shfl_xor_sync(FULL_MASK, upper ? bits[r] : bits[other], step);
+        if constexpr (SAVE) {
+          int mine_at = upper ? at[other] : at[r];
+          int theirs_at = __shfl_xor_sync(FULL_MASK, upper ? at[r] : at[other], step);
+          at[r] = theirs > mine || (theirs == mine && theirs_at < mine_at) ? theirs_at : mine_at;
+        }
+        bits[r] = max(mine, theirs);
+      }
+    }
+  }
+};
+
+// Copy the rows of a block to shared memory. Rows beyond the end repeat the last one.
+static __device__ __forceinline__ void stage(Values* to, int stride, const float* __restrict__ x, i64 top, int n,
+                                             int features) {
+#pragma unroll 8
+  for (int t = threadIdx.x; t < features * ROWS; t += blockDim.x) {
+    int r = t % ROWS, i = t / ROWS;
+    to[i * stride].row[r] = x[min(top + r, (i64)n - 1) * features + i];
+  }
+}
+
+// The row and the output of which a lane stores the results; the other lanes of an output store nothing.
+struct Target {
+  i64 at;
+  bool stores;
+
+  __device__ __forceinline__ Target(i64 top, i64 o, int sub, int n, int out) {
+    i64 b = top + sub * ROWS / LANES;
+    at = b * out + o;
+    stores = o < out && b < n && sub % (LANES / ROWS) == 0;
+  }
+};
+
+// Blocks: groups of ROWS rows in x; in y, parts of the outputs. The outputs are dealt out in turn, OUTPUTS to a warp.
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    sparse_distance(const float* __restrict__ x, const float* __restrict__ weight, const int* __restrict__ index,
+                    const int* __restrict__ offsets, float* __restrict__ y, int* __restrict__ decisive, int n, int out,
+                    int features) {
+  DYNAMIC_SHARED(Values, staged);
+  int warp = threadIdx.x >> 5, warps = blockDim.x >> 5, lane = threadIdx.x & 31, sub = lane % LANES;
+  i64 top = (i64)blockIdx.x * ROWS;
+  const Values* values = staged;
+  if constexpr (ROWS > 1) {
+    stage(staged, 1, x, top, n, features);
+    __syncthreads();
+  } else {
+    values = reinterpret_cast<const Values*>(x + top * features);
+  }
+  for (i64 left = ((i64)blockIdx.y * warps + warp) * OUTPUTS; left < out; left += (i64)gridDim.y * warps * OUTPUTS) {
+    i64 o = left + lane / LANES;
+    int first = o < out ? offsets[o] : 0, stop = o < out ? offsets[o + 1] : 0;
+    Best best(first);
+#pragma unroll 2
+    for (int c = first + sub; c < stop; c += LANES) {
+      float w = weight[c];
+      Values v = values[index[c]];
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) best.raise(r, fabsf(v.row[r] - w), c);
+    }
+    best.reduce(sub);
+    Target target(top, o, sub, n, out);
+    if (!target.stores) continue;
+    y[target.at] = __uint_as_float(best.bits[0]);
+    if constexpr (SAVE) decisive[target.at] = best.at[0];
+  }
+}
+
+// The smallest and the largest distance over the boxes from lower to upper; blocks as above.
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    sparse_bounds(const float* __restrict__ lower, const float* __restrict__ upper, const float* __restrict__ weight,
+                  const int* __restrict__ index, const int* __restrict__ offsets, float* __restrict__ smallest,
+                  float* __restrict__ largest, int* __restrict__ near, int* __restrict__ far, int n, int out,
+                  int features) {
+  DYNAMIC_SHARED(Values, staged);
+  int warp = threadIdx.x >> 5, warps = blockDim.x >> 5, lane = threadIdx.x & 31, sub = lane % LANES;
+  i64 top = (i64)blockIdx.x * ROWS;
+  const Values *lows = staged, *highs = staged + 1;
+  constexpr int STRIDE = ROWS > 1 ? 2 : 1;
+  if constexpr (ROWS > 1) {
+    stage(staged, STRIDE, lower, top, n, features);
+    stage(staged + 1, STRIDE, upper, top, n, features);
+    __syncthreads();
+  } else {
+    lows = reinterpret_cast<const Values*>(lower + top * features);
+    highs = reinterpret_cast<const Values*>(upper + top * features);
+  }
+  for (i64 left = ((i64)blockIdx.y * warps + warp) * OUTPUTS; left < out; left += (i64)gridDim.y * warps * OUTPUTS) {
+    i64 o = left + lane / LANES;
+    int first = o < out ? offsets[o] : 0, stop = o < out ? offsets[o + 1] : 0;
+    Best gap(first), farthest(first);
+    for (int c = first + sub; c < stop; c += LANES) {
+      float w = weight[c];
+      int i = index[c] * STRIDE;
+      Values low = lows[i], high = highs[i];
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+        float below = low.row[r] - w, above = high.row[r] - w;
+        // The absolute value makes a negative zero positive.
+        gap.raise(r, fabsf(max_nan(max_nan(below, -above), 0.0f)), c);
+        farthest.raise(r, max_nan(fabsf(below), fabsf(above)), c);
+      }
+    }
+    gap.reduce(sub);
+    farthest.reduce(sub);
+    Target target(top, o, sub, n, out);
+    if (!target.stores) continue;
+    smallest[target.at] = __uint_as_float(gap.bits[0]);
+    largest[target.at] = __uint_as_float(farthest.bits[0]);
+    if constexpr (SAVE) near[target.at] = gap.at[0], far[target.at] = farthest.at[0];
+  }
+}
