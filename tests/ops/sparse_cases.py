@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from linfnet.ops import count_deciding
-from linfnet.ops.cuda.sparse import SparseCuda
+from linfnet.ops.cuda import SparseCuda, deciding
+from linfnet.ops.cuda.nvrtc import Launcher
 from linfnet.ops.sparse_reference import SparseReference
 
 REFERENCE = SparseReference()
@@ -98,3 +99,16 @@ def check_counts_of_reference(x: Tensor, w: Tensor) -> None:
     count_deciding(x, w, alone)
     wanted = counts(x, w)
     assert same((first - 1, second - 1, alone - 1), (*wanted, wanted[0]))
+
+
+def every_sparse_path(launcher: Launcher, device: str = "cpu") -> None:
+    """Run every kernel of sparse layers, with all numbers of rows per block, and the counts."""
+    kernels = SparseCuda(launcher)
+    for n, features in ((1, 30), (2, 30), (3, 30), (9, 31), (9, 45_000)):
+        x, csr, grad = draw(n, 70, features, device=device)
+        y, decisive = kernels.forward_saving(x, *csr)
+        kernels.forward(x, *csr)
+        kernels.bounds(x, x + 1, *csr)
+        kernels.bounds_saving(x, x + 1, *csr)
+        kernels.backward(grad, x, *csr[:2], decisive, True, True)
+        deciding.count(launcher, x, y.new_zeros(5, features), *decisive.new_zeros(2, 5, features))

@@ -1,8 +1,5 @@
 """The CUDA kernels of sparse layers and the counts of deciding weights: emulated, and on a GPU where there is one."""
 
-import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,8 +11,8 @@ from torch import Tensor
 from linfnet.errors import ArgumentError
 from linfnet.ops import count_deciding, default_implementation, sparse_linf_bounds, sparse_linf_distance
 from linfnet.ops.cuda import SparseCuda, deciding
-from linfnet.ops.cuda.nvrtc import Kernel, Launcher
-from linfnet.ops.cuda.sparse import forward_kernel, plan
+from linfnet.ops.cuda.nvrtc import Launcher
+from linfnet.ops.cuda.sparse import plan
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 # Rows of x: one, a part of a block, several blocks. Outputs: a part of a warp, several warps and parts.
@@ -28,10 +25,10 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def launcher(device: str, libraries: Path) -> Iterator[Launcher]:
+def launcher(device: str, libraries: Path) -> Launcher:
     if device == "cpu" and needs_compiler.args[0]:
         pytest.skip(needs_compiler.kwargs["reason"])
-    yield Emulator(libraries) if device == "cpu" else Launcher()
+    return Emulator(libraries) if device == "cpu" else Launcher()
 
 
 @pytest.fixture
@@ -49,7 +46,7 @@ def test_everything_is_bit_identical(kernels: SparseCuda, device: str, shape: tu
 
 def test_sums_have_the_order_of_the_reference(kernels: SparseCuda, device: str) -> None:
     """Check long sums of numbers of different sizes: in another order, they would have other bits."""
-    x, (weight, index, offsets), grad = cases.draw(700, 600, 3, 2, device=device)
+    x, (weight, index, offsets), grad = cases.draw(150, 140, 3, 2, device=device)
     cases.check_gradients(kernels, x, (weight, index, offsets), grad * torch.randn_like(grad).exp2())
 
 
@@ -70,7 +67,7 @@ def test_equal_numbers_have_no_slope(kernels: SparseCuda, device: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize("features", [6000, 20_000, 45_000])
 def test_wide_layers_in_little_shared_memory(libraries: Path, features: int) -> None:
-    """Rows that fit four at a time, one at a time (bounds), and not at all (also in the gradient)."""
+    """Rows of which four fit (of bounds, two), of which only one fits, and that do not fit at all."""
     kernels = SparseCuda(Emulator(libraries, shared=LITTLE))
     x, csr, grad = cases.draw(9, 12, features)
     cases.check_distances(kernels, x, csr)
@@ -208,18 +205,3 @@ def test_autograd_and_graphs_on_a_gpu() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert cases.same((y, decisive, *gradients), (*wanted, *results[0][1:3]))
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
-@pytest.mark.process
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-def test_sources_compile(architecture: str, tmp_path: Path) -> None:
-    kernels = [
-        *(forward_kernel("sparse_distance", rows, save) for rows in (1, 8) for save in (False, True)),
-        Kernel("sparse_gradients.cu", "sparse_gradient"),
-        deciding.COUNT,
-    ]
-    for number, kernel in enumerate(kernels):
-        source = tmp_path / f"{number}-{kernel.file}"
-        source.write_text(kernel.source())
-        subprocess.run(["nvcc", f"-arch={architecture}", "-cubin", "-o", "/dev/null", source], check=True)

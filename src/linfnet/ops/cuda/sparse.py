@@ -6,6 +6,7 @@ outputs (grad_x) and of the rows (grad_weight), like those of the reference on a
 
 import math
 import weakref
+from collections.abc import Mapping
 from functools import cache, lru_cache
 
 import torch
@@ -131,17 +132,17 @@ class SparseCuda:
         index: Tensor,
         offsets: Tensor,
         inputs: dict[str, Tensor],
-        results: dict[str, Tensor | None],
+        results: Mapping[str, Tensor | None],
     ) -> None:
         (n, features), out = x.shape, offsets.shape[0] - 1
         self._check(index, offsets, features)
         if n * out == 0:
             return
         shared, multiprocessors = self._launcher.shared_memory(x.device), self._launcher.multiprocessors(x.device)
-        row_bytes = 4 * features * len(inputs)
+        row_bytes, save = 4 * features * len(inputs), all(result is not None for result in results.values())
         grid, rows = plan(n, out, row_bytes, shared, multiprocessors)
         self._launcher.launch(
-            x.device, forward_kernel(function, rows, None not in results.values()), grid,
+            x.device, forward_kernel(function, rows, save), grid,
             threads=THREADS, shared=rows * row_bytes if rows > 1 else 0,
             **inputs, weight=weight, index=index, offsets=offsets, **results, n=n, out=out, features=features,
         )  # fmt: skip

@@ -48,21 +48,31 @@ extern "C" __global__ void __launch_bounds__(256)
     __syncwarp();
   }
   for (int base = 0; base < items; base += 32 * AHEAD) {
-    // Issue all loads of a batch before the first use: there are too few warps to hide the latency of single loads.
-    int keys[AHEAD];
-    float numbers[AHEAD];
+    // Issue all loads of a batch before their first use: there are too few warps to hide the latency of single loads.
+    // Lanes beyond the end repeat the last pair, and do not add it.
+    int at[AHEAD], keys[AHEAD];
+    float numbers[AHEAD], weights[AHEAD], inputs[AHEAD];
 #pragma unroll
     for (int a = 0; a < AHEAD; ++a) {
-      int item = base + a * 32 + lane;
-      keys[a] = -1 - lane;  // lanes beyond the end match no other lane
-      numbers[a] = 0.0f;
-      if (item < items) {
-        i64 b = of_x ? row : item, at = of_x ? row * out + item : (i64)item * out + row;
-        int c = decisive[at], i = index[c];
-        float number = flow(grad[at], x[b * features + i], weight[c]);
-        keys[a] = of_x ? i : c;
-        numbers[a] = of_x ? number : -number;
-      }
+      i64 item = min(base + a * 32 + lane, items - 1), pair = of_x ? row * out + item : item * out + row;
+      at[a] = decisive[pair];
+      numbers[a] = grad[pair];
+    }
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a) {
+      keys[a] = index[at[a]];
+      weights[a] = weight[at[a]];
+    }
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a) {
+      i64 b = of_x ? row : min(base + a * 32 + lane, items - 1);
+      inputs[a] = x[b * features + keys[a]];
+    }
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a) {
+      numbers[a] = flow(numbers[a], inputs[a], weights[a]);
+      if (!of_x) numbers[a] = -numbers[a], keys[a] = at[a];
+      if (base + a * 32 + lane >= items) keys[a] = -1 - lane;  // matches no other lane
     }
 #pragma unroll
     for (int a = 0; a < AHEAD; ++a)
