@@ -37,23 +37,25 @@ struct Best {
     }
   }
 
-  // Reduce over the LANES lanes of an output. Afterwards, bits[0] and at[0] belong to row `sub * ROWS / LANES`.
+  // Reduce over the LANES lanes of an output. Afterwards, bits[0] and at[0] belong to row `row_of(sub)`.
   __device__ __forceinline__ void reduce(int sub) {
     int width = ROWS;
 #pragma unroll
-    for (int step = LANES / 2; step > 0; step /= 2) {
-      bool upper = sub & step, split = width > 1;
+    for (int step = 1; step < LANES; step *= 2) {
+      bool split = width > 1;
+      // With more than one row left, a lane keeps one half of its rows and gives the other half away. Of eight rows, odd
+      // lanes have the upper half first (see `read`), and every lane keeps the half that it has first.
+      bool swap = sub & step && !(ROWS == 8 && step == 1);
       if (split) width /= 2;
 #pragma unroll
       for (int r = 0; r < ROWS; ++r) {
         if (r >= width) break;
-        // With more than one row left, a lane keeps one half of the rows and gives the other half away.
         int other = split ? r + width : r;
-        u32 mine = upper ? bits[other] : bits[r];
-        u32 theirs = __shfl_xor_sync(FULL_MASK, upper ? bits[r] : bits[other], step);
+        u32 mine = swap ? bits[other] : bits[r];
+        u32 theirs = __shfl_xor_sync(FULL_MASK, swap ? bits[r] : bits[other], step);
         if constexpr (SAVE) {
-          int mine_at = upper ? at[other] : at[r];
-          int theirs_at = __shfl_xor_sync(FULL_MASK, upper ? at[r] : at[other], step);
+          int mine_at = swap ? at[other] : at[r];
+          int theirs_at = __shfl_xor_sync(FULL_MASK, swap ? at[r] : at[other], step);
           at[r] = theirs > mine || (theirs == mine && theirs_at < mine_at) ? theirs_at : mine_at;
         }
         bits[r] = max(mine, theirs);
@@ -62,13 +64,29 @@ struct Best {
   }
 };
 
+// The row whose result lane `sub` has after `reduce`: the first exchange (of lanes that differ in bit 0) divides the rows
+// into a lower and an upper half, and so on. Lanes from ROWS on have copies.
+static __device__ __forceinline__ int row_of(int sub) {
+  return ((sub & 1) * 4 + (sub & 2) + (sub >> 2)) * ROWS / LANES;
+}
+
+// The values of one feature. Eight rows take two accesses; odd lanes begin with the upper half, so that each access of
+// the lanes uses all banks of the shared memory.
+static __device__ __forceinline__ Values read(const Values* values, int i, int sub) {
+  if constexpr (ROWS < 8) return values[i];
+  const float4* halves = reinterpret_cast<const float4*>(values + i);
+  Values v;
+  reinterpret_cast<float4*>(v.row)[0] = halves[sub & 1];
+  reinterpret_cast<float4*>(v.row)[1] = halves[~sub & 1];
+  return v;
+}
+
 // Copy the rows of a block to shared memory. Rows beyond the end repeat the last one.
-static __device__ __forceinline__ void stage(Values* to, int stride, const float* __restrict__ x, i64 top, int n,
-                                             int features) {
+static __device__ __forceinline__ void stage(Values* to, const float* __restrict__ x, i64 top, int n, int features) {
 #pragma unroll 8
   for (int t = threadIdx.x; t < features * ROWS; t += blockDim.x) {
     int r = t % ROWS, i = t / ROWS;
-    to[i * stride].row[r] = x[min(top + r, (i64)n - 1) * features + i];
+    to[i].row[r] = x[min(top + r, (i64)n - 1) * features + i];
   }
 }
 
@@ -78,9 +96,9 @@ struct Target {
   bool stores;
 
   __device__ __forceinline__ Target(i64 top, i64 o, int sub, int n, int out) {
-    i64 b = top + sub * ROWS / LANES;
+    i64 b = top + row_of(sub);
     at = b * out + o;
-    stores = o < out && b < n && sub % (LANES / ROWS) == 0;
+    stores = o < out && b < n && sub < ROWS;
   }
 };
 
@@ -94,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
   i64 top = (i64)blockIdx.x * ROWS;
   const Values* values = staged;
   if constexpr (ROWS > 1) {
-    stage(staged, 1, x, top, n, features);
+    stage(staged, x, top, n, features);
     __syncthreads();
   } else {
     values = reinterpret_cast<const Values*>(x + top * features);
@@ -106,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
 #pragma unroll 2
     for (int c = first + sub; c < stop; c += LANES) {
       float w = weight[c];
-      Values v = values[index[c]];
+      Values v = read(values, index[c], sub);
 #pragma unroll
       for (int r = 0; r < ROWS; ++r) best.raise(r, fabsf(v.row[r] - w), c);
     }
@@ -127,11 +145,10 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
   DYNAMIC_SHARED(Values, staged);
   int warp = threadIdx.x >> 5, warps = blockDim.x >> 5, lane = threadIdx.x & 31, sub = lane % LANES;
   i64 top = (i64)blockIdx.x * ROWS;
-  const Values *lows = staged, *highs = staged + 1;
-  constexpr int STRIDE = ROWS > 1 ? 2 : 1;
+  const Values *lows = staged, *highs = staged + features;
   if constexpr (ROWS > 1) {
-    stage(staged, STRIDE, lower, top, n, features);
-    stage(staged + 1, STRIDE, upper, top, n, features);
+    stage(staged, lower, top, n, features);
+    stage(staged + features, upper, top, n, features);
     __syncthreads();
   } else {
     lows = reinterpret_cast<const Values*>(lower + top * features);
@@ -143,8 +160,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     Best gap(first), farthest(first);
     for (int c = first + sub; c < stop; c += LANES) {
       float w = weight[c];
-      int i = index[c] * STRIDE;
-      Values low = lows[i], high = highs[i];
+      int i = index[c];
+      Values low = read(lows, i, sub), high = read(highs, i, sub);
 #pragma unroll
       for (int r = 0; r < ROWS; ++r) {
         float below = low.row[r] - w, above = high.row[r] - w;
