@@ -108,7 +108,7 @@ def test_connections_are_checked_when_they_are_new_or_changed(monkeypatch: pytes
 
     monkeypatch.setattr("linfnet.ops.cuda.sparse.check_connections", check)
     kernels, (_, index, offsets) = SparseCuda(), cases.connections(5, 7, 3)
-    known = kernels._check  # pyright: ignore[reportPrivateUsage]
+    known = kernels._order  # pyright: ignore[reportPrivateUsage]
     for features in (7, 7, 9, 9, 7):
         known(index, offsets, features)
     assert checks == [7, 9, 7]
@@ -120,9 +120,9 @@ def test_connections_are_checked_when_they_are_new_or_changed(monkeypatch: pytes
     assert len(checks) == 7
     with torch.inference_mode():
         fresh = index.clone()
-    known(fresh, offsets, 7)
-    known(fresh, offsets, 7)
-    assert len(checks) == 9
+    for _ in range(2):
+        assert torch.equal(known(fresh, offsets, 7), offsets.diff().argsort(descending=True, stable=True))
+    assert len(checks) == 8
 
 
 def test_wrong_connections_are_reported(kernels: SparseCuda, device: str) -> None:

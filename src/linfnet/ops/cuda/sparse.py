@@ -63,8 +63,8 @@ class SparseCuda:
 
     def __init__(self, launcher: Launcher | None = None) -> None:
         self._launcher = launcher or Launcher()
-        # For each checked `index`, the numbers of changes and the other properties with which it was checked.
-        self._checked = WeakIdKeyDictionary()
+        # For each checked `index`: with which offsets, numbers of changes and features, and the order of the outputs.
+        self._known = WeakIdKeyDictionary()
 
     def supports(self, device_type: str, dtype: torch.dtype) -> bool:
         return implementations.get("cuda").supports(device_type, dtype)
@@ -135,7 +135,7 @@ class SparseCuda:
         results: Mapping[str, Tensor | None],
     ) -> None:
         (n, features), out = x.shape, offsets.shape[0] - 1
-        self._check(index, offsets, features)
+        order = self._order(index, offsets, features)
         if n * out == 0:
             return
         shared, multiprocessors = self._launcher.shared_memory(x.device), self._launcher.multiprocessors(x.device)
@@ -144,16 +144,20 @@ class SparseCuda:
         self._launcher.launch(
             x.device, forward_kernel(function, rows, save), grid,
             threads=THREADS, shared=rows * row_bytes if rows > 1 else 0,
-            **inputs, weight=weight, index=index, offsets=offsets, **results, n=n, out=out, features=features,
+            **inputs, weight=weight, index=index, offsets=offsets, order=order, **results, n=n, out=out,
+            features=features,
         )  # fmt: skip
 
-    def _check(self, index: Tensor, offsets: Tensor, features: int) -> None:
-        """Check connections that are new or were changed: the kernels would read beyond the ends of x."""
-        if index.is_inference() or offsets.is_inference():  # changes of these are not counted
+    def _order(self, index: Tensor, offsets: Tensor, features: int) -> Tensor:
+        """Return the outputs by falling number of connections; first check connections that are new or were changed.
+
+        With wrong connections the kernels would read beyond the ends of x. Changes of tensors that were created in
+        `torch.inference_mode` are not noticed.
+        """
+        versions = *(0 if tensor.is_inference() else tensor._version for tensor in (index, offsets)), features
+        known = self._known.get(index)
+        if known is None or known[0]() is not offsets or known[1] != versions:
             check_connections(index, offsets, features)
-            return
-        checked = self._checked.get(index)
-        versions = index._version, offsets._version, features
-        if checked is None or checked[0]() is not offsets or checked[1] != versions:
-            check_connections(index, offsets, features)
-            self._checked[index] = weakref.ref(offsets), versions
+            order = offsets.diff().argsort(descending=True, stable=True).int()
+            known = self._known[index] = weakref.ref(offsets), versions, order
+        return known[2]

@@ -90,23 +90,36 @@ static __device__ __forceinline__ void stage(Values* to, const float* __restrict
   }
 }
 
+// The output of a lane and its connections; beyond the end, o is -1 and there are none.
+struct Output {
+  int o, first, stop;
+
+  __device__ __forceinline__ Output(i64 place, int out, const int* __restrict__ offsets,
+                                    const int* __restrict__ order) {
+    o = place < out ? order[place] : -1;
+    first = o >= 0 ? offsets[o] : 0;
+    stop = o >= 0 ? offsets[o + 1] : 0;
+  }
+};
+
 // The row and the output of which a lane stores the results; the other lanes of an output store nothing.
 struct Target {
   i64 at;
   bool stores;
 
-  __device__ __forceinline__ Target(i64 top, i64 o, int sub, int n, int out) {
+  __device__ __forceinline__ Target(i64 top, int o, int sub, int n, int out) {
     i64 b = top + row_of(sub);
     at = b * out + o;
-    stores = o < out && b < n && sub < ROWS;
+    stores = o >= 0 && b < n && sub < ROWS;
   }
 };
 
 // Blocks: groups of ROWS rows in x; in y, parts of the outputs. The outputs are dealt out in turn, OUTPUTS to a warp.
+// `order` lists them by falling number of connections, so that the outputs of a warp have about the same number.
 extern "C" __global__ void __launch_bounds__(1024, 1)
     sparse_distance(const float* __restrict__ x, const float* __restrict__ weight, const int* __restrict__ index,
-                    const int* __restrict__ offsets, float* __restrict__ y, int* __restrict__ decisive, int n, int out,
-                    int features) {
+                    const int* __restrict__ offsets, const int* __restrict__ order, float* __restrict__ y,
+                    int* __restrict__ decisive, int n, int out, int features) {
   DYNAMIC_SHARED(Values, staged);
   int warp = threadIdx.x >> 5, warps = blockDim.x >> 5, lane = threadIdx.x & 31, sub = lane % LANES;
   i64 top = (i64)blockIdx.x * ROWS;
@@ -118,18 +131,17 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     values = reinterpret_cast<const Values*>(x + top * features);
   }
   for (i64 left = ((i64)blockIdx.y * warps + warp) * OUTPUTS; left < out; left += (i64)gridDim.y * warps * OUTPUTS) {
-    i64 o = left + lane / LANES;
-    int first = o < out ? offsets[o] : 0, stop = o < out ? offsets[o + 1] : 0;
-    Best best(first);
+    Output output(left + lane / LANES, out, offsets, order);
+    Best best(output.first);
 #pragma unroll 2
-    for (int c = first + sub; c < stop; c += LANES) {
+    for (int c = output.first + sub; c < output.stop; c += LANES) {
       float w = weight[c];
       Values v = read(values, index[c], sub);
 #pragma unroll
       for (int r = 0; r < ROWS; ++r) best.raise(r, fabsf(v.row[r] - w), c);
     }
     best.reduce(sub);
-    Target target(top, o, sub, n, out);
+    Target target(top, output.o, sub, n, out);
     if (!target.stores) continue;
     y[target.at] = __uint_as_float(best.bits[0]);
     if constexpr (SAVE) decisive[target.at] = best.at[0];
@@ -139,9 +151,9 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
 // The smallest and the largest distance over the boxes from lower to upper; blocks as above.
 extern "C" __global__ void __launch_bounds__(1024, 1)
     sparse_bounds(const float* __restrict__ lower, const float* __restrict__ upper, const float* __restrict__ weight,
-                  const int* __restrict__ index, const int* __restrict__ offsets, float* __restrict__ smallest,
-                  float* __restrict__ largest, int* __restrict__ near, int* __restrict__ far, int n, int out,
-                  int features) {
+                  const int* __restrict__ index, const int* __restrict__ offsets, const int* __restrict__ order,
+                  float* __restrict__ smallest, float* __restrict__ largest, int* __restrict__ near,
+                  int* __restrict__ far, int n, int out, int features) {
   DYNAMIC_SHARED(Values, staged);
   int warp = threadIdx.x >> 5, warps = blockDim.x >> 5, lane = threadIdx.x & 31, sub = lane % LANES;
   i64 top = (i64)blockIdx.x * ROWS;
@@ -155,10 +167,9 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     highs = reinterpret_cast<const Values*>(upper + top * features);
   }
   for (i64 left = ((i64)blockIdx.y * warps + warp) * OUTPUTS; left < out; left += (i64)gridDim.y * warps * OUTPUTS) {
-    i64 o = left + lane / LANES;
-    int first = o < out ? offsets[o] : 0, stop = o < out ? offsets[o + 1] : 0;
-    Best gap(first), farthest(first);
-    for (int c = first + sub; c < stop; c += LANES) {
+    Output output(left + lane / LANES, out, offsets, order);
+    Best gap(output.first), farthest(output.first);
+    for (int c = output.first + sub; c < output.stop; c += LANES) {
       float w = weight[c];
       int i = index[c];
       Values low = read(lows, i, sub), high = read(highs, i, sub);
@@ -172,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     }
     gap.reduce(sub);
     farthest.reduce(sub);
-    Target target(top, o, sub, n, out);
+    Target target(top, output.o, sub, n, out);
     if (!target.stores) continue;
     smallest[target.at] = __uint_as_float(gap.bits[0]);
     largest[target.at] = __uint_as_float(farthest.bits[0]);
