@@ -148,7 +148,7 @@ def dense_calls(features: int, hidden: int) -> dict[str, Callable[[Tensor], obje
 
 
 def seconds(call: Callable[[Tensor], object], x: Tensor, calls: int, least: float = 0.5) -> list[tuple[float, float]]:
-    """Call at least `calls` times and for at least `least` seconds; return wall-clock and processor time of each call."""
+    """Call at least `calls` times and for at least `least` seconds; return wall-clock and processor times."""
     times: list[tuple[float, float]] = []
     begin = time.perf_counter()
     while len(times) < calls or time.perf_counter() - begin < least:
