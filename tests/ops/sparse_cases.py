@@ -88,7 +88,7 @@ def counts(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     for count in (first, second):
         largest = difference.max(-1, keepdim=True).indices
         for row in largest[..., 0]:
-            count[torch.arange(len(w)), row] += 1
+            count[torch.arange(len(w), device=w.device), row] += 1
         difference.scatter_(-1, largest, -1.0)
     return first, second
 
