@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from linfnet.errors import LinfnetError
 from linfnet.ops import implementations
-from linfnet.ops.cuda import Cuda, dense, dispatch, pruned, tensor_core
+from linfnet.ops.cuda import Cuda, deciding, dense, dispatch, pruned, sparse, tensor_core
 from linfnet.ops.cuda.dense import backward_kernel, backward_memory, backward_rows, forward_kernel
 from linfnet.ops.cuda.dispatch import kernels_ahead
 from linfnet.ops.cuda.infinity import FINISH_DEFINITIONS, bounds_kernel, maximum_kernel
@@ -281,7 +281,9 @@ def test_sources_compile(architecture: str, tmp_path: Path) -> None:
         *(backward_kernel(p, True, True, 16) for p in (7.0, 7.3, None)),
         bounds_kernel(True),
         Kernel("finish.cu", "finish_sum", FINISH_DEFINITIONS),
-        *(Kernel(file, "") for file in ("gradients.cu", "scale.cu", "sparse.cu")),
+        *(Kernel(file, "") for file in ("gradients.cu", "scale.cu", "scatter.cu", "sparse_gradients.cu")),
+        *(sparse.forward_kernel("", rows, save) for rows in (1, 8) for save in (False, True)),
+        deciding.COUNT,
         *(tensor_core.kernel(function, 8) for function in ("powers", "add_unexpanded")),
         pruned.list_kernel("transpose"),
         *(pruned.maximum_kernel(index, 2) for index in (False, True)),

@@ -18,9 +18,12 @@ pytestmark = [
 EVERY_PATH = """
 import torch
 from kernel_steps import every_path
+from sparse_cases import every_sparse_path
 from linfnet.ops.cuda import Cuda
+from linfnet.ops.cuda.nvrtc import Launcher
 with torch.device("cuda"):
     every_path(Cuda())
+every_sparse_path(Launcher(), "cuda")
 torch.cuda.synchronize()
 print("every path ran")
 """

@@ -114,11 +114,13 @@ import sys, pathlib, torch
 from faulty_kernels import run
 from kernel_steps import every_path
 from simt import Emulator
+from sparse_cases import every_sparse_path
 from linfnet.ops.cuda import Cuda
 
 torch.set_num_threads(1)
 emulator = Emulator(pathlib.Path(sys.argv[1]), sanitize=True)
 every_path(Cuda(emulator))
+every_sparse_path(emulator)
 print("all kernels are clean", flush=True)
 run(emulator, "move", source=torch.ones(32), target=torch.ones(32), by=1)
 """

@@ -5,9 +5,11 @@ Importing the module of an implementation registers it in `KERNELS`, in order of
 
 from linfnet.ops import cpu as cpu
 from linfnet.ops import cuda as cuda
+from linfnet.ops import sparse_cpu as sparse_cpu
 from linfnet.ops.api import check_p as check_p
 from linfnet.ops.api import linf_distance_bounds as linf_distance_bounds
 from linfnet.ops.api import lp_distance as lp_distance
+from linfnet.ops.deciding import count_deciding as count_deciding
 from linfnet.ops.implementations import KERNELS as KERNELS
 from linfnet.ops.implementations import Implementation as Implementation
 from linfnet.ops.implementations import choose as choose
@@ -15,3 +17,8 @@ from linfnet.ops.implementations import default_implementation as default_implem
 from linfnet.ops.implementations import names as names
 from linfnet.ops.powers import snapped_p as snapped_p
 from linfnet.ops.reference import Reference as Reference
+from linfnet.ops.sparse import SPARSE_KERNELS as SPARSE_KERNELS
+from linfnet.ops.sparse import SparseImplementation as SparseImplementation
+from linfnet.ops.sparse import check_connections as check_connections
+from linfnet.ops.sparse import sparse_linf_bounds as sparse_linf_bounds
+from linfnet.ops.sparse import sparse_linf_distance as sparse_linf_distance

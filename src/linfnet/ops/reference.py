@@ -18,7 +18,7 @@ from linfnet.ops.implementations import KERNELS, bounds_like, gradients_like
 BLOCK_ELEMENTS = 1 << 22
 
 
-def _blocks(x: Tensor, w: Tensor) -> Iterator[tuple[slice, slice]]:
+def blocks(x: Tensor, w: Tensor) -> Iterator[tuple[slice, slice]]:
     """Divide [n, out] into blocks of at most BLOCK_ELEMENTS (row, output, feature) triples, or of one pair."""
     (n, features), out = x.shape, w.shape[0]
     if features == 0:
@@ -51,7 +51,7 @@ class Reference:
 
     def forward(self, x: Tensor, w: Tensor, p: float) -> Tensor:
         y = x.new_zeros(x.shape[0], w.shape[0])
-        for rows, outs in _blocks(x, w):
+        for rows, outs in blocks(x, w):
             if math.isinf(p):
                 y[rows, outs] = _difference(x[rows], w[outs]).abs_().amax(-1)
             else:
@@ -63,7 +63,7 @@ class Reference:
         if not math.isinf(p):
             return self.forward(x, w, p), index
         y = x.new_zeros(x.shape[0], w.shape[0])
-        for rows, outs in _blocks(x, w):
+        for rows, outs in blocks(x, w):
             y[rows, outs], index[rows, outs] = _difference(x[rows], w[outs]).abs_().max(-1)
         return y, index
 
@@ -85,7 +85,7 @@ class Reference:
             if need_w:
                 grad_w.scatter_add_(1, index.t(), flow.neg().t())
             return grad_x, grad_w
-        for rows, outs in _blocks(x, w):
+        for rows, outs in blocks(x, w):
             difference = _difference(x[rows], w[outs])
             scale = torch.where(y[rows, outs] == 0, 1.0, y[rows, outs]).unsqueeze(-1)
             # dy/dx_i = sign(d_i) * (|d_i| / y)^(p - 1); the sign makes it zero where x = w, even at p = 1.
@@ -103,7 +103,7 @@ class Reference:
     def bounds_saving(self, lower: Tensor, upper: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         smallest, largest = (bound.zero_() for bound in bounds_like(lower, w))
         near, far = (index.zero_() for index in bounds_like(lower, w, torch.int32))
-        for rows, outs in _blocks(lower, w):
+        for rows, outs in blocks(lower, w):
             below, above = _difference(lower[rows], w[outs]), _difference(upper[rows], w[outs])
             gap = torch.maximum(below, above.neg()).clamp_(min=0)
             farthest = torch.maximum(below.abs_(), above.abs_())

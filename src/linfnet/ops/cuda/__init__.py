@@ -2,3 +2,4 @@
 
 from linfnet.ops.cuda.dispatch import Cuda as Cuda
 from linfnet.ops.cuda.dispatch import status as status
+from linfnet.ops.cuda.sparse import SparseCuda as SparseCuda

@@ -21,7 +21,7 @@ class Measure(IntEnum):
 FINISH_DEFINITIONS = (("RUN", RUN), *((measure.name, measure.value) for measure in Measure))
 _FINISH_MAX = Kernel("finish.cu", "finish_max", FINISH_DEFINITIONS)
 _FINISH_INDEX = Kernel("finish.cu", "finish_index", FINISH_DEFINITIONS)
-_SCATTER = Kernel("sparse.cu", "scatter")
+_SCATTER = Kernel("scatter.cu", "scatter")
 # Largest shared memory of one block of `scatter`, in bytes: 8 warps with rows of 5,120 features.
 _MOST_SHARED = 160 * 1024
 

@@ -1,75 +1,192 @@
-// Gradients at p = infinity: the gradient of each pair is added to the feature that attains its maximum. `saved`
-// contains the index of that feature and, in bit 31, whether x < w. Each warp computes one row of the result and adds
-// 32 pairs at a time in a fixed order, without atomics, so that results are reproducible bit for bit. The row is summed
-// in shared memory if it fits, otherwise in the result.
+// Sparse layers at p = infinity: neuron o has the connections c = offsets[o] to offsets[o + 1] - 1, connection c leads
+// to feature index[c] and has the weight weight[c].
+//   ROWS   rows of x per block: 1, 2, 4 or 8. More than one row are copied to shared memory, feature by feature, so
+//          that a lane reads the values of all rows in one or two accesses; one row is read through the cache
+//   SAVE   1: also store the first connection that attains each maximum
+//
+// LANES neighbouring lanes share an output and the connections of its row; each lane finds the maxima of its
+// connections for all rows of the block. Then the lanes exchange their maxima, so that each has the result of one row.
+// Maxima are compared as unsigned bits: these order non-negative floats, and NaN above all of them.
 #include "common.cuh"
 
-#define AHEAD 8
+#define LANES 8
+#define OUTPUTS (32 / LANES)  // outputs per warp
+static_assert(ROWS <= LANES && (ROWS & (ROWS - 1)) == 0, "the results of the rows are distributed over the lanes");
 
-static __device__ __forceinline__ void add_in_order(float* bins, int index, float flow, float sign, int lane) {
-  u32 group = __match_any_sync(FULL_MASK, index);
-  bool leader = (group & ((1u << lane) - 1)) == 0;
-  u32 others = leader ? group & ~(1u << lane) : 0;
-  float sum = flow;
-  while (__any_sync(FULL_MASK, others)) {
-    int source = others ? __ffs(others) - 1 : lane;
-    float other = __shfl_sync(FULL_MASK, flow, source);
-    if (others) {
-      sum += other;
-      others &= others - 1;
+struct __align__(ROWS >= 4 ? 16 : 4 * ROWS) Values {
+  float row[ROWS];
+};
+
+// The largest value of each row so far, and the connection that attains it. A lane meets its connections in ascending
+// order; all start with the first connection of the output, which is the right one if all values are 0.
+struct Best {
+  u32 bits[ROWS];
+  int at[ROWS];
+
+  __device__ __forceinline__ explicit Best(int first) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) bits[r] = 0, at[r] = first;
+  }
+
+  __device__ __forceinline__ void raise(int r, float value, int c) {
+    u32 v = __float_as_uint(value);
+    if constexpr (SAVE) {
+      if (v > bits[r]) bits[r] = v, at[r] = c;
+    } else {
+      bits[r] = max(bits[r], v);
     }
   }
-  if (leader && index >= 0) bins[index] += sign * sum;
-  __syncwarp();
+
+  // Reduce over the LANES lanes of an output. Afterwards, bits[0] and at[0] belong to row `row_of(sub)`.
+  __device__ __forceinline__ void reduce(int sub) {
+    int width = ROWS;
+#pragma unroll
+    for (int step = 1; step < LANES; step *= 2) {
+      bool split = width > 1;
+      // With more than one row left, a lane keeps one half of its rows and gives the other half away. Of eight rows, odd
+      // lanes have the upper half first (see `read`), and every lane keeps the half that it has first.
+      bool swap = sub & step && !(ROWS == 8 && step == 1);
+      if (split) width /= 2;
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+        if (r >= width) break;
+        int other = split ? r + width : r;
+        u32 mine = swap ? bits[other] : bits[r];
+        u32 theirs = __shfl_xor_sync(FULL_MASK, swap ? bits[r] : bits[other], step);
+        if constexpr (SAVE) {
+          int mine_at = swap ? at[other] : at[r];
+          int theirs_at = __shfl_xor_sync(FULL_MASK, swap ? at[r] : at[other], step);
+          at[r] = theirs > mine || (theirs == mine && theirs_at < mine_at) ? theirs_at : mine_at;
+        }
+        bits[r] = max(mine, theirs);
+      }
+    }
+  }
+};
+
+// The row whose result lane `sub` has after `reduce`: the first exchange (of lanes that differ in bit 0) divides the rows
+// into a lower and an upper half, and so on. Lanes from ROWS on have copies.
+static __device__ __forceinline__ int row_of(int sub) {
+  return ((sub & 1) * 4 + (sub & 2) + (sub >> 2)) * ROWS / LANES;
 }
 
-//   stride_row, stride_item  strides of `saved`, y and grad along the rows of the result and along the items of one row
-//   share                    number of warps that process one row, each a part of its items; their sums are added in
-//                            order
-//   shared_rows              1 if the rows are summed in shared memory
-extern "C" __global__ void scatter(const float* __restrict__ grad, const float* __restrict__ y,
-                                   const int* __restrict__ saved, float* __restrict__ result, int rows, int items,
-                                   int features, i64 stride_row, i64 stride_item, float sign, int share,
-                                   int shared_rows) {
-  DYNAMIC_SHARED(float, space);
-  int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  i64 row = (i64)blockIdx.x * ((blockDim.x >> 5) / share) + warp / share;
-  bool inside = row < rows;
-  float* line = result + row * features;
-  float* bins = shared_rows ? space + (i64)warp * features : line;
-  int part = (items + 32 * share - 1) / (32 * share) * 32, first = warp % share * part, stop = min(items, first + part);
-  if (inside) {
-    for (int k = lane; k < features; k += 32) bins[k] = 0.0f;
-    __syncwarp();
-    for (int base = first; base < stop; base += 32 * AHEAD) {
-      // Issue all loads of a batch before the first use: there are too few warps to hide the latency of single loads.
-      int indices[AHEAD];
-      float flows[AHEAD];
-#pragma unroll
-      for (int a = 0; a < AHEAD; ++a) {
-        int item = base + a * 32 + lane;
-        indices[a] = -1 - lane;  // lanes beyond the end match no other lane
-        flows[a] = 0.0f;
-        if (item < stop) {
-          i64 at = row * stride_row + item * stride_item;
-          int code = saved[at];
-          float distance = y[at], g = grad[at];
-          indices[a] = code & 0x7fffffff;
-          flows[a] = distance != distance ? distance : distance == 0.0f ? 0.0f : code < 0 ? -g : g;
-        }
-      }
-#pragma unroll
-      for (int a = 0; a < AHEAD; ++a)
-        if (base + a * 32 < stop) add_in_order(bins, indices[a], flows[a], sign, lane);
-    }
+// The values of one feature. Eight rows take two accesses; odd lanes begin with the upper half, so that each access of
+// the lanes uses all banks of the shared memory.
+static __device__ __forceinline__ Values read(const Values* values, int i, int sub) {
+  if constexpr (ROWS < 8) return values[i];
+  const float4* halves = reinterpret_cast<const float4*>(values + i);
+  Values v;
+  reinterpret_cast<float4*>(v.row)[0] = halves[sub & 1];
+  reinterpret_cast<float4*>(v.row)[1] = halves[~sub & 1];
+  return v;
+}
+
+// Copy the rows of a block to shared memory. Rows beyond the end repeat the last one.
+static __device__ __forceinline__ void stage(Values* to, const float* __restrict__ x, i64 top, int n, int features) {
+#pragma unroll 8
+  for (int t = threadIdx.x; t < features * ROWS; t += blockDim.x) {
+    int r = t % ROWS, i = t / ROWS;
+    to[i].row[r] = x[min(top + r, (i64)n - 1) * features + i];
   }
-  if (!shared_rows) return;
-  __syncthreads();
-  if (!inside) return;
-  bins = space + (i64)(warp - warp % share) * features;
-  for (int k = warp % share * 32 + lane; k < features; k += 32 * share) {
-    float sum = bins[k];
-    for (int s = 1; s < share; ++s) sum += bins[(i64)s * features + k];
-    line[k] = sum;
+}
+
+// The output of a lane and its connections; beyond the end, o is -1 and there are none.
+struct Output {
+  int o, first, stop;
+
+  __device__ __forceinline__ Output(i64 place, int out, const int* __restrict__ offsets,
+                                    const int* __restrict__ order) {
+    o = place < out ? order[place] : -1;
+    first = o >= 0 ? offsets[o] : 0;
+    stop = o >= 0 ? offsets[o + 1] : 0;
+  }
+};
+
+// The row and the output of which a lane stores the results; the other lanes of an output store nothing.
+struct Target {
+  i64 at;
+  bool stores;
+
+  __device__ __forceinline__ Target(i64 top, int o, int sub, int n, int out) {
+    i64 b = top + row_of(sub);
+    at = b * out + o;
+    stores = o >= 0 && b < n && sub < ROWS;
+  }
+};
+
+// Blocks: groups of ROWS rows in x; in y, parts of the outputs. The outputs are dealt out in turn, OUTPUTS to a warp.
+// `order` lists them by falling number of connections, so that the outputs of a warp have about the same number.
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    sparse_distance(const float* __restrict__ x, const float* __restrict__ weight, const int* __restrict__ index,
+                    const int* __restrict__ offsets, const int* __restrict__ order, float* __restrict__ y,
+                    int* __restrict__ decisive, int n, int out, int features) {
+  DYNAMIC_SHARED(Values, staged);
+  int warp = threadIdx.x >> 5, warps = blockDim.x >> 5, lane = threadIdx.x & 31, sub = lane % LANES;
+  i64 top = (i64)blockIdx.x * ROWS;
+  const Values* values = staged;
+  if constexpr (ROWS > 1) {
+    stage(staged, x, top, n, features);
+    __syncthreads();
+  } else {
+    values = reinterpret_cast<const Values*>(x + top * features);
+  }
+  for (i64 left = ((i64)blockIdx.y * warps + warp) * OUTPUTS; left < out; left += (i64)gridDim.y * warps * OUTPUTS) {
+    Output output(left + lane / LANES, out, offsets, order);
+    Best best(output.first);
+#pragma unroll 2
+    for (int c = output.first + sub; c < output.stop; c += LANES) {
+      float w = weight[c];
+      Values v = read(values, index[c], sub);
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) best.raise(r, fabsf(v.row[r] - w), c);
+    }
+    best.reduce(sub);
+    Target target(top, output.o, sub, n, out);
+    if (!target.stores) continue;
+    y[target.at] = __uint_as_float(best.bits[0]);
+    if constexpr (SAVE) decisive[target.at] = best.at[0];
+  }
+}
+
+// The smallest and the largest distance over the boxes from lower to upper; blocks as above.
+extern "C" __global__ void __launch_bounds__(1024, 1)
+    sparse_bounds(const float* __restrict__ lower, const float* __restrict__ upper, const float* __restrict__ weight,
+                  const int* __restrict__ index, const int* __restrict__ offsets, const int* __restrict__ order,
+                  float* __restrict__ smallest, float* __restrict__ largest, int* __restrict__ near,
+                  int* __restrict__ far, int n, int out, int features) {
+  DYNAMIC_SHARED(Values, staged);
+  int warp = threadIdx.x >> 5, warps = blockDim.x >> 5, lane = threadIdx.x & 31, sub = lane % LANES;
+  i64 top = (i64)blockIdx.x * ROWS;
+  const Values *lows = staged, *highs = staged + features;
+  if constexpr (ROWS > 1) {
+    stage(staged, lower, top, n, features);
+    stage(staged + features, upper, top, n, features);
+    __syncthreads();
+  } else {
+    lows = reinterpret_cast<const Values*>(lower + top * features);
+    highs = reinterpret_cast<const Values*>(upper + top * features);
+  }
+  for (i64 left = ((i64)blockIdx.y * warps + warp) * OUTPUTS; left < out; left += (i64)gridDim.y * warps * OUTPUTS) {
+    Output output(left + lane / LANES, out, offsets, order);
+    Best gap(output.first), farthest(output.first);
+    for (int c = output.first + sub; c < output.stop; c += LANES) {
+      float w = weight[c];
+      int i = index[c];
+      Values low = read(lows, i, sub), high = read(highs, i, sub);
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) {
+        float below = low.row[r] - w, above = high.row[r] - w;
+        // The absolute value makes a negative zero positive.
+        gap.raise(r, fabsf(max_nan(max_nan(below, -above), 0.0f)), c);
+        farthest.raise(r, max_nan(fabsf(below), fabsf(above)), c);
+      }
+    }
+    gap.reduce(sub);
+    farthest.reduce(sub);
+    Target target(top, output.o, sub, n, out);
+    if (!target.stores) continue;
+    smallest[target.at] = __uint_as_float(gap.bits[0]);
+    largest[target.at] = __uint_as_float(farthest.bits[0]);
+    if constexpr (SAVE) near[target.at] = gap.at[0], far[target.at] = farthest.at[0];
   }
 }
