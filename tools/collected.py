@@ -1,0 +1,159 @@
+"""Make compressed nets of the connections that a GPU machine collected, and measure them on the test images.
+
+    python -m tools.collected COLLECTION.tar [--which plain|first|second|all] [--at-least N] [--float16] [--out DIR]
+
+A collection is a tar archive of the connections that were the largest, or often the second largest, of a neuron for at
+least one of many augmented and perturbed training images: `layerK.npz` with the arrays `count` (connections of each
+neuron), `cols`, `weight`, and `plain`, `moved`, `second` (how often each was the largest on plain images, the largest on
+perturbed images, and the second largest, as round(8 * log2(n + 1))); `rest.npz` (the other tensors of the net),
+`config.json`, `meta.json`, and `test_logits.npz` (the logits of the dense net on the test images).
+"""
+
+import argparse
+import io
+import json
+import math
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from linfnet.certificates import certify
+from linfnet.data import load
+from linfnet.epsilon import format_epsilon, parse_epsilon
+from linfnet.nn import SparseDistance, SparseNet
+from linfnet.nn.sparse import remove_unread
+
+Arrays = dict[str, np.ndarray]
+KINDS: dict[str, Callable[[Arrays, int], np.ndarray]] = {
+    "plain": lambda layer, least: layer["plain"] >= least,
+    "first": lambda layer, least: np.maximum(layer["plain"], layer["moved"]) >= least,
+    "second": lambda layer, least: (np.maximum(layer["plain"], layer["moved"]) > 0) | (layer["second"] >= least),
+    "all": lambda layer, least: np.ones(len(layer["cols"]), bool),
+}
+
+
+@dataclass(frozen=True)
+class Collection:
+    """The contents of a collection."""
+
+    config: dict[str, Any]
+    eps: Fraction
+    layers: list[Arrays]
+    rest: dict[str, Tensor]
+    logits: Tensor
+    """Of the dense net on the test images."""
+
+
+def read_collection(path: Path) -> Collection:
+    """Read a collection."""
+    with tarfile.open(path) as archive:
+
+        def read(name: str) -> bytes:
+            file = archive.extractfile(name)
+            assert file is not None
+            return file.read()
+
+        def arrays(name: str) -> Arrays:
+            return dict(np.load(io.BytesIO(read(name))))
+
+        count = sum(name.startswith("layer") for name in archive.getnames())
+        return Collection(
+            json.loads(read("config.json")),
+            parse_epsilon(json.loads(read("meta.json"))["eps"]),
+            [arrays(f"layer{number}.npz") for number in range(count)],
+            {name: torch.from_numpy(array) for name, array in arrays("rest.npz").items()},
+            torch.from_numpy(arrays("test_logits.npz")["logits"]),
+        )
+
+
+def sparse_net(collection: Collection, which: str = "first", at_least: int = 1) -> SparseNet:
+    """Return the net that has the connections of one kind, without neurons that nobody reads.
+
+    Args:
+        collection: the connections.
+        which: "plain" (the largest on an image that was not perturbed), "first" (the largest on any image), "second"
+            (also those that were the second largest), or "all".
+        at_least: how often a connection must have been the largest (for "second": the second largest). A connection
+            that was the most frequent one of its neuron always remains.
+    """
+    config, rest = collection.config, collection.rest
+    least = round(8 * math.log2(at_least + 1))
+    widths = [math.prod(config["image_shape"]), *config["hidden"]]
+    layers: list[SparseDistance] = []
+    for number, (layer, inputs) in enumerate(zip(collection.layers, widths, strict=True)):
+        neurons = np.repeat(np.arange(len(layer["count"])), layer["count"])
+        times = np.maximum(layer["plain"], layer["moved"]).astype(np.int64)
+        order = np.lexsort((-times, neurons))
+        keep = KINDS[which](layer, least)
+        keep[order[np.cumsum(layer["count"]) - layer["count"]]] = True  # the most frequent one of each neuron
+        kept = np.bincount(neurons[keep], minlength=len(layer["count"]))
+        layers.append(
+            SparseDistance(
+                torch.from_numpy(layer["weight"][keep]),
+                torch.from_numpy(layer["cols"][keep].astype(np.int64)),
+                torch.from_numpy(np.concatenate([[0], np.cumsum(kept)])),
+                inputs,
+                mean=rest.get(f"layers.{number}.shift.running_mean"),
+                bias=rest.get(f"layers.{number}.bias"),
+            )
+        )
+    options = {key: config[key] for key in ("mean", "std", "negate_logits")}
+    net = SparseNet(config["image_shape"], config["classes"], remove_unread(layers), **options).eval()
+    net.scale.data.copy_(rest["scale"])
+    return net
+
+
+@torch.no_grad()
+def measure(net: SparseNet, collection: Collection, data: str, limit: int | None = None) -> dict[str, Any]:
+    """Return clean and certified accuracy on the test images, and the share of images with the dense net's logits."""
+    test = load(data, "test").first(limit)
+    dense, logits, radii = collection.logits[: len(test)], list[Tensor](), list[Tensor]()
+    for start in range(0, len(test), 500):
+        pixels, labels = test.pixels(slice(start, start + 500)), test.labels[start : start + 500]
+        logits.append(net(pixels))
+        radii.append(certify(net, pixels, labels).radius)
+    found, radius = torch.cat(logits), torch.cat(radii)
+    eps, layers = float(collection.eps), net.sparse_layers()
+    return {
+        "connections": [layer.connections for layer in layers],
+        "total": sum(layer.connections for layer in layers),
+        "hidden": list(net.hidden),
+        "bytes": sum(tensor.nbytes for tensor in net.saved_tensors().values()),
+        "identical": (found == dense).all(1).double().mean().item(),
+        "clean": (radius >= 0).double().mean().item(),
+        "certified": (radius >= eps).double().mean().item(),
+        "dense_clean": (dense.argmax(1) == test.labels).double().mean().item(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("collection", type=Path)
+    parser.add_argument("--which", choices=KINDS, default="first")
+    parser.add_argument("--at-least", type=int, default=1)
+    parser.add_argument("--float16", action="store_true", help="round the weights to float16")
+    parser.add_argument("--data", default="mnist")
+    parser.add_argument("--limit", type=int, help="measure on the first test images only")
+    parser.add_argument("--out", type=Path, help="save the net in this folder")
+    given = parser.parse_args()
+    collection = read_collection(given.collection)
+    net = sparse_net(collection, given.which, given.at_least)
+    if given.float16:
+        net.round_weights_(torch.float16)
+    if given.out is not None:
+        net.save(given.out, class_names=collection.config["class_names"])
+        about = {"data": given.data, "eps": [format_epsilon(collection.eps)]}
+        config = json.loads((given.out / "config.json").read_text())
+        (given.out / "config.json").write_text(json.dumps({**config, **about}, indent=2, ensure_ascii=False) + "\n")
+    print(json.dumps(measure(net, collection, given.data, given.limit)))
+
+
+if __name__ == "__main__":
+    main()
