@@ -12,7 +12,7 @@ build() { # program, flags ...
     local program=$1 name
     shift
     local common=(-std=c++17 -g -ffp-contract=off -I"$source" "$@")
-    for name in threads memory scatter level_plain level_avx2 level_avx512; do
+    for name in threads memory scatter sparse_scatter level_plain level_avx2 level_avx512; do
         local flags=()
         [[ $name == level_avx2 ]] && flags=(-mavx2 -mfma -mbmi)
         [[ $name == level_avx512 ]] && flags=(-mavx512f -mavx512dq -mavx512bw -mavx512vl -mfma -mbmi -mpopcnt)

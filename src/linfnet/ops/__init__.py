@@ -5,6 +5,7 @@ Importing the module of an implementation registers it in `KERNELS`, in order of
 
 from linfnet.ops import cpu as cpu
 from linfnet.ops import cuda as cuda
+from linfnet.ops import sparse_cpu as sparse_cpu
 from linfnet.ops.api import check_p as check_p
 from linfnet.ops.api import linf_distance_bounds as linf_distance_bounds
 from linfnet.ops.api import lp_distance as lp_distance

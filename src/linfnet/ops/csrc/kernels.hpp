@@ -10,6 +10,18 @@ struct Shape {
   int threads;
 };
 
+// Neurons with connections to some inputs: weight and index [connections], offsets [outs + 1].
+struct Connections {
+  const float* weight;
+  const int *index, *offsets;
+};
+
+// x: [rows, features], y: [rows, outs].
+struct SparseShape {
+  long rows, outs, features, connections;
+  int threads;
+};
+
 struct Kernels {
   const char* name;
   // y = max |x - w|; index (may be null) receives the first feature that attains it.
@@ -22,6 +34,11 @@ struct Kernels {
   // The smallest and largest infinity distance over a box, and the first features that attain them (may be null).
   void (*bounds)(const float* lower, const float* upper, const float* w, float* smallest, float* largest, int* near,
                  int* far, Shape shape);
+  // y = max |x - w| over the connections of a neuron; decisive (may be null) receives the first that attains it.
+  void (*sparse_infinity)(const float* x, Connections net, float* y, int* decisive, SparseShape shape);
+  // The smallest and largest of these distances over a box, and the connections that attain them (may be null).
+  void (*sparse_bounds)(const float* lower, const float* upper, Connections net, float* smallest, float* largest,
+                        int* near, int* far, SparseShape shape);
   // Compute log2, exp2 or the p-th root of `count` numbers like the kernels do, to test the errors.
   void (*elementary)(int which, const float* a, float* out, double p, long count);
 };
@@ -33,6 +50,12 @@ const Kernels* plain_kernels();
 // Gradients at p = infinity: the gradient of each pair is added to the feature given by `index`.
 void scatter_gradients(const float* grad, const float* x, const float* w, const int* index, float* grad_x,
                        float* grad_w, Shape shape);
+
+// Gradients of `sparse_infinity`; grad_x or grad_w may be null.
+void sparse_gradients(const float* grad, const float* x, Connections net, const int* decisive, float* grad_x,
+                      float* grad_w, SparseShape shape);
+// Throw std::invalid_argument: the connections would be read outside of the arrays.
+[[noreturn]] void refuse_connections();
 
 // Call piece(data, i) once for each i < count, on at most `threads` threads; pieces must not share outputs.
 void parallel(long count, int threads, void (*piece)(void* data, long i), void* data);

@@ -10,9 +10,12 @@
 // clang-format on
 
 #include "gradient.hpp"
+#include "sparse.hpp"
 
 namespace linfnet {
 namespace {
-constexpr Kernels table(const char* name) { return {name, infinity, power, gradients, bounds, elementary}; }
+constexpr Kernels table(const char* name) { 
+  return {name, infinity, power, gradients, bounds, sparse_infinity, sparse_bounds, elementary};
+}
 }  // namespace
 }  // namespace linfnet

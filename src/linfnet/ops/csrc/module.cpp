@@ -93,6 +93,41 @@ void bounds(Address lower, Address upper, Address w, Address smallest, Address l
   });
 }
 
+Connections connections(Address weight, Address index, Address offsets) {
+  return {floats(weight), ints(index), ints(offsets)};
+}
+
+template <class Work> void run(SparseShape shape, Work work) {
+  run(Shape{shape.rows, shape.connections, 1, shape.threads}, work);
+}
+
+void sparse_forward(Address x, Address weight, Address index, Address offsets, Address y, Address decisive, long rows,
+                    long outs, long features, long count, int threads) {
+  const SparseShape shape{rows, outs, features, count, threads};
+  run(shape, [&] {
+    current->sparse_infinity(floats(x), connections(weight, index, offsets), floats(y), ints(decisive), shape);
+  });
+}
+
+void sparse_backward(Address grad, Address x, Address weight, Address index, Address decisive, Address grad_x,
+                     Address grad_w, long rows, long outs, long features, long count, int threads) {
+  const SparseShape shape{rows, outs, features, count, threads};
+  run(shape, [&] {
+    sparse_gradients(floats(grad), floats(x), connections(weight, index, 0), ints(decisive), floats(grad_x),
+                     floats(grad_w), shape);
+  });
+}
+
+void sparse_bounds(Address lower, Address upper, Address weight, Address index, Address offsets, Address smallest,
+                   Address largest, Address near, Address far, long rows, long outs, long features, long count,
+                   int threads) {
+  const SparseShape shape{rows, outs, features, count, threads};
+  run(shape, [&] {
+    current->sparse_bounds(floats(lower), floats(upper), connections(weight, index, offsets), floats(smallest),
+                           floats(largest), ints(near), ints(far), shape);
+  });
+}
+
 void elementary(int which, Address a, Address out, double p, long count) {
   current->elementary(which, floats(a), floats(out), p, count);
 }
@@ -103,6 +138,9 @@ NB_MODULE(_cpu, m) {
   m.def("forward", &forward);
   m.def("backward", &backward);
   m.def("bounds", &bounds);
+  m.def("sparse_forward", &sparse_forward);
+  m.def("sparse_backward", &sparse_backward);
+  m.def("sparse_bounds", &sparse_bounds);
   m.def("elementary", &elementary);
   m.def("levels", &levels, "The instruction-set levels that run on this machine, best first.");
   m.def(

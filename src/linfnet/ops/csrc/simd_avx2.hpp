@@ -2,6 +2,8 @@
 #pragma once
 #include <immintrin.h>
 
+#include "transpose_x86.hpp"
+
 namespace {
 
 typedef __m256 F;
@@ -21,6 +23,9 @@ inline F load_part(const float* p, int n) { return _mm256_maskload_ps(p, first(n
 inline void store(float* p, F a) { _mm256_storeu_ps(p, a); }
 inline void store_part(float* p, F a, int n) { _mm256_maskstore_ps(p, first(n), a); }
 inline void store(int* p, I a) { _mm256_storeu_si256(reinterpret_cast<I*>(p), a); }
+inline F gather(const float* p, const int* index) {
+  return _mm256_i32gather_ps(p, _mm256_loadu_si256(reinterpret_cast<const I*>(index)), 4);
+}
 inline F set1(float a) { return _mm256_set1_ps(a); }
 inline F as_float(I a) { return _mm256_castsi256_ps(a); }
 inline I as_int(F a) { return _mm256_castps_si256(a); }

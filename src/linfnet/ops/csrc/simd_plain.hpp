@@ -27,6 +27,7 @@ inline F load(const float* p) { return load_part(p, LANES); }
 inline void store_part(float* p, F a, int n) { std::memcpy(p, &a, sizeof(float) * n); }
 inline void store(float* p, F a) { store_part(p, a, LANES); }
 inline void store(int* p, I a) { std::memcpy(p, &a, sizeof a); }
+inline F gather(const float* p, const int* index) { return F{p[index[0]], p[index[1]], p[index[2]], p[index[3]]}; }
 inline F as_float(I a) { return reinterpret_cast<F>(a); }
 inline I as_int(F a) { return reinterpret_cast<I>(a); }
 
@@ -79,6 +80,13 @@ inline int pack(float* out, F a, Mask m) {
   return count;
 }
 inline int pack(int* out, I a, Mask m) { return pack(reinterpret_cast<float*>(out), as_float(a), m); }
+
+constexpr long TRANSPOSED = 4;
+inline void transpose_square(const float* from, long from_stride, float* to, long to_stride) {
+  F rows[4];
+  for (int r = 0; r < 4; ++r) rows[r] = load(from + r * from_stride);
+  for (int c = 0; c < 4; ++c) store(to + c * to_stride, F{rows[0][c], rows[1][c], rows[2][c], rows[3][c]});
+}
 
 // Reduce each of four vectors to one number.
 template <class Fold> void fold4(const F* a, float* out) {
