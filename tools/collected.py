@@ -2,17 +2,18 @@
 
     python -m tools.collected COLLECTION.tar [--which plain|first|second|all] [--at-least N] [--float16] [--out DIR]
 
-A collection is a tar archive of the connections that were the largest, or often the second largest, of a neuron for at
-least one of many augmented and perturbed training images: `layerK.npz` with the arrays `count` (connections of each
-neuron), `cols`, `weight`, and `plain`, `moved`, `second` (how often each was the largest on plain images, the largest on
-perturbed images, and the second largest, as round(8 * log2(n + 1))); `rest.npz` (the other tensors of the net),
-`config.json`, `meta.json`, and `test_logits.npz` (the logits of the dense net on the test images).
+A collection is a tar archive of the connections that were the largest, or often the second largest, of a neuron for
+augmented and perturbed training images: `layerK.npz` with the arrays `count` (connections of each neuron), `cols`,
+`weight`, and `plain`, `moved`, `second` (how often each was the largest on plain images, the largest on perturbed
+images, and the second largest, as round(8 * log2(n + 1))); `rest.npz` (the other tensors of the net), `config.json`,
+`meta.json`, and `test_logits.npz` (the logits of the dense net on the test images).
 """
 
 import argparse
 import io
 import json
 import math
+import sys
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -152,7 +153,7 @@ def main() -> None:
         about = {"data": given.data, "eps": [format_epsilon(collection.eps)]}
         config = json.loads((given.out / "config.json").read_text())
         (given.out / "config.json").write_text(json.dumps({**config, **about}, indent=2, ensure_ascii=False) + "\n")
-    print(json.dumps(measure(net, collection, given.data, given.limit)))
+    sys.stdout.write(json.dumps(measure(net, collection, given.data, given.limit)) + "\n")
 
 
 if __name__ == "__main__":

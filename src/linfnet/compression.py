@@ -248,9 +248,7 @@ def _sparse_net(net: LinfNet, kept: list[Tensor]) -> SparseNet:
         offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         mean = None if layer.shift is None else layer.shift.running_mean
         index = keep.nonzero()[:, 1]
-        layers.append(
-            SparseDistance(layer.weight[keep], index, offsets, layer.in_features, mean=mean, bias=layer.bias)
-        )
+        layers.append(SparseDistance(layer.weight[keep], index, offsets, layer.in_features, mean=mean, bias=layer.bias))
     options: dict[str, Any] = {"mean": net.mean, "std": net.std, "negate_logits": net.negate_logits}
     small = SparseNet(net.image_shape, net.classes, remove_unread(layers), **options)
     small.scale.data.copy_(net.scale)

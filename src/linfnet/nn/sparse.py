@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from linfnet.errors import ArgumentError
 from linfnet.nn.distance import DistanceModule
@@ -60,8 +60,8 @@ class SparseDistance(DistanceModule):
         self.register_buffer("offsets", offsets.to(weight.device, torch.int32).clone())
         if self.shift is not None and mean is not None:
             self.shift.running_mean = mean.detach().to(weight, copy=True)
-        if bias is not None:
-            self.bias = nn.Parameter(bias.detach().to(weight, copy=True))
+        if self.bias is not None and bias is not None:
+            self.bias.data = bias.detach().to(weight, copy=True)
 
     @property
     def connections(self) -> int:

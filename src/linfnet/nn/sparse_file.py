@@ -67,7 +67,9 @@ def unpacked(
             raise LinfnetError(f"{source}: {prefix + name!r} has dtype {tensor.dtype}; expected {expected}")
         if tensor.dim() != 1 or len(tensor) != sizes.get(name, len(tensor)):
             shape = sizes.get(name, "bytes")
-            raise LinfnetError(f"{source}: {prefix + name!r} has shape {tuple(tensor.shape)}, the net expects [{shape}]")
+            raise LinfnetError(
+                f"{source}: {prefix + name!r} has shape {tuple(tensor.shape)}, the net expects [{shape}]"
+            )
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise LinfnetError(f"{source}: {prefix + name!r} contains NaN or infinity")
     counts, gaps = found["counts"].long(), found["gaps"]

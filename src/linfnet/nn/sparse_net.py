@@ -132,14 +132,18 @@ class SparseNet(ProvenNet):
             inputs = [math.prod(map(int, arguments["image_shape"])), *hidden]
             outputs = [*hidden, int(arguments["classes"])]
             if len(connections) != len(outputs):
-                raise LinfnetError(f"the config has {len(connections)} numbers of connections for {len(outputs)} layers")
+                raise LinfnetError(
+                    f"the config has {len(connections)} numbers of connections for {len(outputs)} layers"
+                )
             scale = tensors.pop("scale", None)
             if scale is None or scale.shape != () or scale.dtype != torch.float32 or not bool(scale.isfinite()):
                 raise LinfnetError(f"{source}: 'scale' is not one float32 number")
             sizes = zip(inputs, outputs, connections, strict=True)
             layers = [unpacked(tensors, f"layers.{number}.", *size, source) for number, size in enumerate(sizes)]
             for name in sorted(tensors):
-                raise LinfnetError(f"{source} contains {name!r}, which the net does not have: it belongs to another net")
+                raise LinfnetError(
+                    f"{source} contains {name!r}, which the net does not have: it belongs to another net"
+                )
             net = cls(layers=layers, negate_logits=negate, **arguments)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
