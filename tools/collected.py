@@ -115,21 +115,22 @@ def sparse_net(collection: Collection, which: str = "first", at_least: int = 1) 
 def measure(net: SparseNet, collection: Collection, data: str, limit: int | None = None) -> dict[str, Any]:
     """Return clean and certified accuracy on the test images, and the share of images with the dense net's logits."""
     test = load(data, "test").first(limit)
-    dense, logits, radii = collection.logits[: len(test)], list[Tensor](), list[Tensor]()
+    dense, logits, certified = collection.logits[: len(test)], list[Tensor](), list[Tensor]()
     for start in range(0, len(test), 500):
         pixels, labels = test.pixels(slice(start, start + 500)), test.labels[start : start + 500]
         logits.append(net(pixels))
-        radii.append(certify(net, pixels, labels).radius)
-    found, radius = torch.cat(logits), torch.cat(radii)
-    eps, layers = float(collection.eps), net.sparse_layers()
+        certificate = certify(net, pixels, labels)
+        certified.append(torch.stack([certificate.radius >= 0, certificate.at(collection.eps)], 1))
+    found, (clean, robust) = torch.cat(logits), torch.cat(certified).double().mean(0).tolist()
+    layers = net.sparse_layers()
     return {
         "connections": [layer.connections for layer in layers],
         "total": sum(layer.connections for layer in layers),
         "hidden": list(net.hidden),
         "bytes": sum(tensor.nbytes for tensor in net.saved_tensors().values()),
         "identical": (found == dense).all(1).double().mean().item(),
-        "clean": (radius >= 0).double().mean().item(),
-        "certified": (radius >= eps).double().mean().item(),
+        "clean": clean,
+        "certified": robust,
         "dense_clean": (dense.argmax(1) == test.labels).double().mean().item(),
     }
 

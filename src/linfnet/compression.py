@@ -257,27 +257,26 @@ def _sparse_net(net: LinfNet, kept: list[Tensor]) -> SparseNet:
 
 @torch.no_grad()
 def _compare(net: LinfNet, small: SparseNet, images: ImageSet, eps: Fraction | None, counted: int) -> Compressed:
-    found: dict[str, list[Tensor]] = {"dense": [], "sparse": [], "identical": []}
+    found: list[tuple[Tensor, ...]] = []
     for part in torch.arange(len(images), device=images.labels.device).split(BATCH):
         pixels = images.pixels(part).to(net_device(net)).reshape(-1, *net.image_shape)
         labels = images.labels[part].to(pixels.device)
-        for name, one in (("dense", net), ("sparse", small)):
-            found[name].append(certify(one, pixels, labels).radius)
+        both = [certify(one, pixels, labels) for one in (net, small)]
         with net.at_infinity():
-            found["identical"].append((net(pixels) == small(pixels)).all(1))
-    dense, sparse, identical = (torch.cat(values) for values in found.values())
+            same = (net(pixels) == small(pixels)).all(1)
+        at_eps = [one.at(eps or 0) for one in both]
+        found.append((same, *(one.radius >= 0 for one in both), *at_eps))
+    identical, *shares = (torch.cat(values).double().mean().item() for values in zip(*found, strict=True))
 
-    def measured(one: LinfNet | SparseNet, radii: Tensor) -> Measured:
+    def measured(one: LinfNet | SparseNet, clean: float, certified: float) -> Measured:
         layers = cast(list[LpDistance | SparseDistance], list(one.layers))
         return Measured(
-            clean=(radii >= 0).double().mean().item(),
-            certified=None if eps is None else (radii >= float(eps)).double().mean().item(),
+            clean=clean,
+            certified=None if eps is None else certified,
             connections=tuple(layer.weight.numel() for layer in layers),
             hidden=one.hidden,
             size=sum(tensor.nbytes for tensor in one.saved_tensors().values()),
         )
 
-    share = identical.double().mean().item()
-    return Compressed(
-        small, measured(net, dense), measured(small, sparse), eps, share, checked=len(images), counted=counted
-    )
+    before, after = measured(net, shares[0], shares[2]), measured(small, shares[1], shares[3])
+    return Compressed(small, before, after, eps, identical, checked=len(images), counted=counted)

@@ -95,7 +95,8 @@ class Compress:
 
     def _new_folder(self, model: Path) -> Path:
         near = self.model if self.model == model else Path("runs") / model.name  # not next to a packaged model
-        out = self.out or near.resolve().with_name(f"{near.resolve().name}-compressed")
+        near = near if near.name not in ("", "..") else near.resolve()
+        out = self.out or near.with_name(f"{near.name}-compressed")
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise ArgumentError(f"--out is {out}, which exists; choose a new or empty folder")
         return out

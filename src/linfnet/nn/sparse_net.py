@@ -145,9 +145,11 @@ class SparseNet(ProvenNet):
                     f"{source} contains {name!r}, which the net does not have: it belongs to another net"
                 )
             net = cls(layers=layers, negate_logits=negate, **arguments)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
             raise LinfnetError(f"the config does not describe a net: {reason}") from None
+        for name in sorted(net.config().keys() - {"system"} - config.keys()):  # a default would be another net
+            raise LinfnetError(f"the config does not describe a net: it lacks {name!r}")
         net.scale.data.copy_(scale)
         return net.to(device).eval()
 
