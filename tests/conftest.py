@@ -40,6 +40,8 @@ MARKERS_BY_NAME = {
     "ops/test_lp_distance.py::test_compiles": "slow",
     "ops/test_lp_distance.py::test_opcheck": "slow",
     "ops/test_simt.py": "emulator",
+    "ops/test_sparse.py::test_compiles": "slow",
+    "ops/test_sparse.py::test_opcheck": "slow",
     "reproduce/test_ablations.py::test_a_study_is_drawn": "slow",
     "reproduce/test_runner.py": "slow",
     "serve/test_abuse.py": "process",

@@ -68,6 +68,32 @@ void check(const Kernels& kernels, Shape shape, float scale, bool at_end) {
   }
 }
 
+// Neurons with one connection, all connections or few, in turn.
+void check_sparse(const Kernels& kernels, long rows, long outs, long features, bool at_end) {
+  std::vector<int> index, offsets{0};
+  for (long o = 0; o < outs; ++o) {
+    const long step = o % 3 == 0 ? features : o % 3 == 1 ? 1 : 5;
+    for (long i = o % features % step; i < features; i += step) index.push_back(int(i));
+    offsets.push_back(int(index.size()));
+  }
+  const long n = rows * features, pairs = rows * outs, count = long(index.size());
+  const SparseShape shape{rows, outs, features, count, 2};
+  Fenced<float> x(n, at_end), upper(n, at_end), w(count, at_end), grad(pairs, at_end), y(pairs, at_end);
+  Fenced<float> z(pairs, at_end), grad_x(n, at_end), grad_w(count, at_end);
+  Fenced<int> inputs(count, at_end), starts(outs + 1, at_end), near(pairs, at_end), far(pairs, at_end);
+  fill(x, n, 1.0f), fill(w, count, 1.0f), fill(grad, pairs, 1.0f);
+  for (long i = 0; i < n; ++i) upper.get()[i] = x.get()[i] + 1.0f;
+  std::memcpy(inputs.get(), index.data(), count * sizeof(int));
+  std::memcpy(starts.get(), offsets.data(), (outs + 1) * sizeof(int));
+  const Connections net{w.get(), inputs.get(), starts.get()};
+  kernels.sparse_infinity(x.get(), net, z.get(), nullptr, shape);
+  kernels.sparse_infinity(x.get(), net, y.get(), near.get(), shape);
+  if (std::memcmp(y.get(), z.get(), pairs * sizeof(float))) std::abort();
+  sparse_gradients(grad.get(), x.get(), net, near.get(), grad_x.get(), grad_w.get(), shape);
+  kernels.sparse_bounds(x.get(), upper.get(), net, y.get(), z.get(), near.get(), far.get(), shape);
+  kernels.sparse_bounds(x.get(), upper.get(), net, y.get(), z.get(), nullptr, nullptr, shape);
+}
+
 }  // namespace
 
 int main(int count, char** names) {
@@ -85,6 +111,13 @@ int main(int count, char** names) {
               check(*kernels, Shape{rows, outs, features, 2}, scale, at_end);
               ++runs;
             }
+    for (long features : {1l, 3l, 17l, 100l, 2500l})
+      for (long outs : {1l, 5l, 33l})
+        for (long rows : {1l, 3l, 4l, 16l, 21l})
+          for (bool at_end : {true, false}) {
+            check_sparse(*kernels, rows, outs, features, at_end);
+            ++runs;
+          }
     std::printf("%s: clean\n", kernels->name);
   }
   std::printf("%ld runs\n", runs);

@@ -73,7 +73,7 @@ template <class Piece> void parallel_for(long count, int threads, Piece piece) {
   parallel(
       count, threads, [](void* data, long i) { (*static_cast<Piece*>(data))(i); }, &piece);
 }
-inline long min_of(long a, long b) { return a < b ? a : b; }
+constexpr long min_of(long a, long b) { return a < b ? a : b; }
 inline long blocks_of(long count, long size) { return (count + size - 1) / size; }
 }  // namespace
 

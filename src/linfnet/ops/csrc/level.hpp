@@ -14,7 +14,7 @@
 
 namespace linfnet {
 namespace {
-constexpr Kernels table(const char* name) { 
+constexpr Kernels table(const char* name) {
   return {name, infinity, power, gradients, bounds, sparse_infinity, sparse_bounds, elementary};
 }
 }  // namespace

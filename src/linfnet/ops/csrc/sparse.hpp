@@ -9,11 +9,11 @@
 namespace linfnet {
 namespace {
 
-constexpr long LINE = 16;                    // images in a block: a cache line of floats
-constexpr int VECTORS = int(LINE) / LANES;   // vectors of a cache line
-constexpr long STAGE = 16;                   // neurons of a block that are written together
-constexpr long CHUNK = 2048;                 // connections that are buffered together
-constexpr long FEW = 3;                      // up to this many images of a block are computed one by one
+constexpr long LINE = 16;                   // images in a block: a cache line of floats
+constexpr int VECTORS = int(LINE) / LANES;  // vectors of a cache line
+constexpr long STAGE = 16;                  // neurons of a block that are written together
+constexpr long CHUNK = 2048;                // connections that are buffered together
+constexpr long FEW = 3;                     // up to this many images of a block are computed one by one
 constexpr int PIECES_PER_THREAD = 4;
 
 // Throw an exception unless the connections can be used without reading outside of the arrays.
@@ -51,7 +51,6 @@ LINFNET_INLINE void transpose(const int* from, long from_stride, int* to, long t
 struct SparseDistance {
   static constexpr int INPUTS = 1, PLANES = 1;
   static LINFNET_INLINE void sizes(const F* x, F w, I* out) { out[0] = as_int(abs(sub(x[0], w))); }
-  static LINFNET_INLINE void finish(F*) {}
   static LINFNET_INLINE void finish(F*, I*) {}
 };
 
@@ -64,12 +63,8 @@ struct SparseBounds {
     out[1] = maxi(as_int(abs(below)), as_int(abs(above)));
   }
   // A NaN with a negative sign does not appear in the gap, but always in the farthest distance.
-  static LINFNET_INLINE Mask unordered(const F* best) {
-    return greater(as_int(best[1]), as_int(set1(__builtin_inff())));
-  }
-  static LINFNET_INLINE void finish(F* best) { best[0] = select(unordered(best), best[1], best[0]); }
   static LINFNET_INLINE void finish(F* best, I* where) {
-    const Mask nan = unordered(best);
+    const Mask nan = greater(as_int(best[1]), as_int(set1(__builtin_inff())));
     best[0] = select(nan, best[1], best[0]);
     where[0] = select(nan, where[1], where[0]);
   }
@@ -150,45 +145,44 @@ void one_image(const float* const* x, const Connections& net, long begin, long e
 }
 
 // Neurons `begin` to `end` of a block of at most LINE images. x: [features, INPUTS, LINE].
-template <class Step, bool SAVING>
-void image_block(const float* x, const Connections& net, long begin, long end, long rows, long outs,
-                 const Outputs& out) {
+template <class Step, bool SAVING> void image_block(const float* x, const Connections& net, long begin, long end,
+                                                    long rows, long outs, const Outputs& out) {
   constexpr int PLANES = Step::PLANES, INPUTS = Step::INPUTS;
+  constexpr int GROUP = min_of(VECTORS, 4 / PLANES);  // vectors computed together: their maxima fit in registers
   alignas(64) float staged[PLANES][STAGE * LINE];
   alignas(64) int places[PLANES][STAGE * LINE];
   for (long o = begin; o < end; o += STAGE) {
     const long many = min_of(STAGE, end - o);
-    for (long j = 0; j < many; ++j) {
-      I best[VECTORS][PLANES], where[VECTORS][PLANES];
-      for (int v = 0; v < VECTORS; ++v)
-        for (int k = 0; k < PLANES; ++k) best[v][k] = set1i(SAVING ? -1 : 0), where[v][k] = set1i(0);
-      for (int c = net.offsets[o + j], last = net.offsets[o + j + 1]; c < last; ++c) {
-        const float* const line = x + long(net.index[c]) * (INPUTS * LINE);
-        const F w = set1(net.weight[c]);
-        for (int v = 0; v < VECTORS; ++v) {
-          F values[INPUTS];
-          I sizes[PLANES];
-          for (int s = 0; s < INPUTS; ++s) values[s] = load(line + s * LINE + v * LANES);
-          Step::sizes(values, w, sizes);
+    for (long j = 0; j < many; ++j)
+      for (int group = 0; group < VECTORS; group += GROUP) {
+        I best[GROUP][PLANES], where[GROUP][PLANES];
+        for (int v = 0; v < GROUP; ++v)
+          for (int k = 0; k < PLANES; ++k) best[v][k] = set1i(SAVING ? -1 : 0), where[v][k] = set1i(0);
+        for (int c = net.offsets[o + j], last = net.offsets[o + j + 1]; c < last; ++c) {
+          const float* const line = x + long(net.index[c]) * (INPUTS * LINE) + group * LANES;
+          const F w = set1(net.weight[c]);
+          for (int v = 0; v < GROUP; ++v) {
+            F values[INPUTS];
+            I sizes[PLANES];
+            for (int s = 0; s < INPUTS; ++s) values[s] = load(line + s * LINE + v * LANES);
+            Step::sizes(values, w, sizes);
+            for (int k = 0; k < PLANES; ++k) {
+              if (SAVING) where[v][k] = select(greater(sizes[k], best[v][k]), set1i(c), where[v][k]);
+              best[v][k] = maxi(best[v][k], sizes[k]);
+            }
+          }
+        }
+        for (int v = 0; v < GROUP; ++v) {
+          F values[PLANES];
+          for (int k = 0; k < PLANES; ++k) values[k] = as_float(best[v][k]);
+          Step::finish(values, where[v]);
+          const long at = j * LINE + (group + v) * LANES;
           for (int k = 0; k < PLANES; ++k) {
-            if (SAVING) where[v][k] = select(greater(sizes[k], best[v][k]), set1i(c), where[v][k]);
-            best[v][k] = maxi(best[v][k], sizes[k]);
+            store(staged[k] + at, values[k]);
+            if (SAVING) store(places[k] + at, where[v][k]);
           }
         }
       }
-      for (int v = 0; v < VECTORS; ++v) {
-        F values[PLANES];
-        for (int k = 0; k < PLANES; ++k) values[k] = as_float(best[v][k]);
-        if (SAVING)
-          Step::finish(values, where[v]);
-        else
-          Step::finish(values);
-        for (int k = 0; k < PLANES; ++k) {
-          store(staged[k] + j * LINE + v * LANES, values[k]);
-          if (SAVING) store(places[k] + j * LINE + v * LANES, where[v][k]);
-        }
-      }
-    }
     for (int k = 0; k < PLANES; ++k) {
       transpose(staged[k], LINE, out.best[k] + o, outs, many, rows);
       if (SAVING) transpose(places[k], LINE, out.where[k] + o, outs, many, rows);

@@ -1,5 +1,7 @@
-// Gradients of sparse distances: each output contributes to one connection. Sums are in the order of the outputs or of
-// the samples, as in the reference.
+// Gradients of sparse distances: each output contributes to one connection.
+//
+// The pairs of samples and neurons are visited in tiles, so that the samples, the gradients and the connections of a tile
+// are in the cache. Each sum is in the order of the neurons or of the samples, as in the reference.
 #include <stdexcept>
 
 #include "kernels.hpp"
@@ -7,7 +9,8 @@
 namespace linfnet {
 namespace {
 
-inline float flow(float grad, float d) { return d > 0 ? grad : d < 0 ? -grad : grad * 0.0f; }
+constexpr long ROWS = 16, OUTS = 64;  // of a tile
+constexpr int PIECES_PER_THREAD = 4;
 
 }  // namespace
 
@@ -18,36 +21,47 @@ void refuse_connections() {
 void sparse_gradients(const float* grad, const float* x, Connections net, const int* decisive, float* grad_x,
                       float* grad_w, SparseShape shape) {
   const long in = shape.features, outs = shape.outs;
-  constexpr long ROWS = 16, OUTS = 64;
-  const auto flow_of = [&](long r, long o, long& c, long& i) {
-    c = decisive[r * outs + o];
-    if (c < 0 || c >= shape.connections) refuse_connections();
-    i = net.index[c];
-    if (i < 0 || i >= in) refuse_connections();
-    return flow(grad[r * outs + o], x[r * in + i] - net.weight[c]);
-  };
-  long c, i;
-  if (grad_x)
-    parallel_for(blocks_of(shape.rows, ROWS), shape.threads, [&, c, i](long block) mutable {
-      for (long r = block * ROWS; r < min_of(shape.rows, (block + 1) * ROWS); ++r) {
-        float* target = grad_x + r * in;
-        __builtin_memset(target, 0, in * sizeof(float));
-        for (long o = 0; o < outs; ++o) {
-          const float f = flow_of(r, o, c, i);
-          target[i] += f;
+  const unsigned long inputs = in, connections = shape.connections;
+  if (shape.rows && outs && (!in || !connections)) refuse_connections();
+  // Call add(row, connection, input, gradient) for each pair of `rows` samples and of the neurons from begin to end.
+  const auto visit = [&](long row, long rows, long begin, long end, auto add) {
+    bool good = true;
+    int input[OUTS];
+    float flow[OUTS];
+    for (long left = begin; left < end; left += OUTS)
+      for (long r = row; r < row + rows; ++r) {
+        const int count = int(min_of(OUTS, end - left));
+        const int* const c = decisive + r * outs + left;
+        // The sums are in a second loop, so that the reads of the first do not wait for them.
+        for (int o = 0; o < count; ++o) {
+          const bool known = (unsigned long)c[o] < connections;
+          const int i = known ? net.index[c[o]] : -1, near = (unsigned long)i < inputs ? i : 0;
+          good &= i == near;
+          const float d = x[r * in + near] - net.weight[known ? c[o] : 0];
+          input[o] = near;
+          // Without branches, because the sign cannot be predicted.
+          flow[o] = grad[r * outs + left + o] * float(int(d > 0) - int(d < 0));
         }
+        if (!good) refuse_connections();
+        for (int o = 0; o < count; ++o) add(r, c[o], input[o], flow[o]);
       }
+  };
+  if (grad_x)
+    parallel_for(blocks_of(shape.rows, ROWS), shape.threads, [&](long block) {
+      const long row = block * ROWS, rows = min_of(ROWS, shape.rows - row);
+      __builtin_memset(grad_x + row * in, 0, rows * in * sizeof(float));
+      visit(row, rows, 0, outs, [&](long r, long, long i, float flow) { grad_x[r * in + i] += flow; });
     });
-  if (grad_w) {
-    __builtin_memset(grad_w, 0, shape.connections * sizeof(float));
-    parallel_for(blocks_of(outs, OUTS), shape.threads, [&, c, i](long block) mutable {
-      for (long r = 0; r < shape.rows; ++r)
-        for (long o = block * OUTS; o < min_of(outs, (block + 1) * OUTS); ++o) {
-          const float f = flow_of(r, o, c, i);
-          grad_w[c] -= f;
-        }
+  if (!grad_w) return;
+  __builtin_memset(grad_w, 0, shape.connections * sizeof(float));
+  const long pieces = shape.threads > 1 ? shape.threads * PIECES_PER_THREAD : 1;
+  const long share = blocks_of(blocks_of(outs, pieces), OUTS) * OUTS;
+  if (outs)
+    parallel_for(blocks_of(outs, share), shape.threads, [&](long piece) {
+      for (long row = 0; row < shape.rows; row += ROWS)
+        visit(row, min_of(ROWS, shape.rows - row), piece * share, min_of(outs, (piece + 1) * share),
+              [&](long, long c, long, float flow) { grad_w[c] -= flow; });
     });
-  }
 }
 
 }  // namespace linfnet
