@@ -1,6 +1,7 @@
 """Make compressed nets of the connections that a GPU machine collected, and measure them on the test images.
 
     python -m tools.collected COLLECTION.tar [--which plain|first|second|all] [--at-least N] [--float16] [--out DIR]
+    python -m tools.collected COLLECTION.tar --record records/NAME.json   # all selections of CURVE
 
 A collection is a tar archive of the connections that were the largest, or often the second largest, of a neuron for
 augmented and perturbed training images: `layerK.npz` with the arrays `count` (connections of each neuron), `cols`,
@@ -11,6 +12,7 @@ images, and the second largest, as round(8 * log2(n + 1))); `rest.npz` (the othe
 
 import argparse
 import io
+import itertools
 import json
 import math
 import sys
@@ -26,10 +28,13 @@ import torch
 from torch import Tensor
 
 from linfnet.certificates import certify
+from linfnet.certificates.real import real_certified
 from linfnet.data import load
 from linfnet.epsilon import format_epsilon, parse_epsilon
+from linfnet.files import read_table, write_json
 from linfnet.nn import SparseDistance, SparseNet
 from linfnet.nn.sparse import remove_unread
+from linfnet.train.run_folder import environment
 
 Arrays = dict[str, np.ndarray]
 KINDS: dict[str, Callable[[Arrays, int], np.ndarray]] = {
@@ -38,6 +43,15 @@ KINDS: dict[str, Callable[[Arrays, int], np.ndarray]] = {
     "second": lambda layer, least: (np.maximum(layer["plain"], layer["moved"]) > 0) | (layer["second"] >= least),
     "all": lambda layer, least: np.ones(len(layer["cols"]), bool),
 }
+
+
+# Which connections remain, how often they must have been the largest (or second largest), and the dtype of the weights.
+CURVE = (
+    *(("plain", least, torch.float32) for least in (1, 2)),
+    *(("first", least, torch.float32) for least in (1, 2, 4, 8, 32)),
+    *(("first", least, torch.float16) for least in (1, 4)),
+    *(("second", least, torch.float32) for least in (3, 32)),
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,10 @@ def read_collection(path: Path) -> Collection:
         )
 
 
+def _widths(config: dict[str, Any]) -> list[int]:
+    return [math.prod(config["image_shape"]), *config["hidden"], config["classes"]]
+
+
 def sparse_net(collection: Collection, which: str = "first", at_least: int = 1) -> SparseNet:
     """Return the net that has the connections of one kind, without neurons that nobody reads.
 
@@ -86,9 +104,8 @@ def sparse_net(collection: Collection, which: str = "first", at_least: int = 1) 
     """
     config, rest = collection.config, collection.rest
     least = round(8 * math.log2(at_least + 1))
-    widths = [math.prod(config["image_shape"]), *config["hidden"]]
     layers: list[SparseDistance] = []
-    for number, (layer, inputs) in enumerate(zip(collection.layers, widths, strict=True)):
+    for number, (layer, inputs) in enumerate(zip(collection.layers, _widths(config)[:-1], strict=True)):
         neurons = np.repeat(np.arange(len(layer["count"])), layer["count"])
         times = np.maximum(layer["plain"], layer["moved"]).astype(np.int64)
         order = np.lexsort((-times, neurons))
@@ -131,8 +148,22 @@ def measure(net: SparseNet, collection: Collection, data: str, limit: int | None
         "identical": (found == dense).all(1).double().mean().item(),
         "clean": clean,
         "certified": robust,
+        "dense_certified": real_certified(dense, test.labels, 1 / net.std, collection.eps).double().mean().item(),
         "dense_clean": (dense.argmax(1) == test.labels).double().mean().item(),
     }
+
+
+def write_record(record: Path, path: Path, collection: Collection, data: str) -> None:
+    """Measure all selections of CURVE, and write them into a record; the rows of other collections remain."""
+    rows: list[dict[str, Any]] = []
+    for which, least, dtype in CURVE:
+        net = sparse_net(collection, which, least).round_weights_(dtype)
+        chosen = {"which": which, "at_least": least, "dtype": str(dtype).removeprefix("torch.")}
+        rows.append({**chosen, **measure(net, collection, data)})
+    table: dict[str, Any] = read_table(record) if record.exists() else {}
+    dense = sum(a * b for a, b in itertools.pairwise(_widths(collection.config)))
+    about = {"eps": format_epsilon(collection.eps), "dense_connections": dense, "environment": environment()}
+    write_json(record, {**table, path.stem: {**about, "rows": rows}})
 
 
 def main() -> None:
@@ -143,9 +174,13 @@ def main() -> None:
     parser.add_argument("--float16", action="store_true", help="round the weights to float16")
     parser.add_argument("--data", default="mnist")
     parser.add_argument("--limit", type=int, help="measure on the first test images only")
+    parser.add_argument("--record", type=Path, help="measure all selections and add them to this file")
     parser.add_argument("--out", type=Path, help="save the net in this folder")
     given = parser.parse_args()
     collection = read_collection(given.collection)
+    if given.record is not None:
+        write_record(given.record, given.collection, collection, given.data)
+        return
     net = sparse_net(collection, given.which, given.at_least)
     if given.float16:
         net.round_weights_(torch.float16)
