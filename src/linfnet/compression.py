@@ -5,7 +5,7 @@ training image are few, and the net that has only these is again an l_inf-distan
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal, cast
@@ -149,8 +149,8 @@ def compress(
                 for variant in _variants(net, pixels, labels, size, seed + number * len(training) + int(part[0])):
                     counts.add(net.normalize(variant).flatten(1))
                 advance(len(part))
-        small = _sparse_net(net, counts.kept(at_least, runners_up)).round_weights_(DTYPES[dtype])
-    return _compare(net, small, held_out, size, counts.images)
+        small = sparse_net_of(net, counts.kept(at_least, runners_up)).round_weights_(DTYPES[dtype])
+    return compare(net, small, held_out, size, counts.images)
 
 
 def _dense_layers(net: LinfNet) -> list[LpDistance]:
@@ -241,7 +241,11 @@ def _runners_up(x: Tensor, weight: Tensor, decisive: Tensor) -> Tensor:
     return found
 
 
-def _sparse_net(net: LinfNet, kept: list[Tensor]) -> SparseNet:
+def sparse_net_of(net: LinfNet, kept: Sequence[Tensor]) -> SparseNet:
+    """Return a net with some of the connections of a net, without neurons that nobody reads.
+
+    `kept`: for each layer bool [out, in], with at least one connection of each neuron.
+    """
     layers: list[SparseDistance] = []
     for layer, keep in zip(_dense_layers(net), kept, strict=True):
         counts = keep.sum(1)
@@ -256,7 +260,8 @@ def _sparse_net(net: LinfNet, kept: list[Tensor]) -> SparseNet:
 
 
 @torch.no_grad()
-def _compare(net: LinfNet, small: SparseNet, images: ImageSet, eps: Fraction | None, counted: int) -> Compressed:
+def compare(net: LinfNet, small: SparseNet, images: ImageSet, eps: Fraction | None, counted: int = 0) -> Compressed:
+    """Return the comparison of a net with a compressed net on held-out images."""
     found: list[tuple[Tensor, ...]] = []
     for part in torch.arange(len(images), device=images.labels.device).split(BATCH):
         pixels = images.pixels(part).to(net_device(net)).reshape(-1, *net.image_shape)
