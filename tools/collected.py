@@ -162,7 +162,8 @@ def write_record(record: Path, path: Path, collection: Collection, data: str) ->
         rows.append({**chosen, **measure(net, collection, data)})
     table: dict[str, Any] = read_table(record) if record.exists() else {}
     dense = sum(a * b for a, b in itertools.pairwise(_widths(collection.config)))
-    about = {"eps": format_epsilon(collection.eps), "dense_connections": dense, "environment": environment()}
+    command = {"command": f"python -m tools.collected {path.name} --record records/{record.name}"}
+    about = {"eps": format_epsilon(collection.eps), "dense_connections": dense, "environment": environment() | command}
     write_json(record, {**table, path.stem: {**about, "rows": rows}})
 
 

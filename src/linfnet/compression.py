@@ -140,7 +140,7 @@ def compress(
     counts = _Counts(_dense_layers(net), runners_up is not None)
     with net.at_infinity(), torch.no_grad():
         for number in range(passes):
-            plan = plan_epoch(len(training), seed, number, pad=pad, flip=flip)
+            plan = plan_epoch(len(training), seed, number, pad=pad, flip=flip).to(training.images.device)
             for part in torch.arange(len(training))[:images].split(BATCH):
                 order, top, left, flips = (values[part] for values in plan)
                 pixels = training.as_pixels(augment(training.images[order], top, left, flips, pad))

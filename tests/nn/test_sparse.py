@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.nn import LpDistance, SparseDistance, SparseNet
+from linfnet.nn import Classifier, LpDistance, SparseDistance, SparseNet
 from linfnet.nn.sparse import remove_unread
 from linfnet.systems import load_model
 
@@ -242,3 +242,20 @@ def test_configs_that_do_not_fit_are_refused(net: SparseNet, tmp_path: Path, cha
         file.write_text(json.dumps({name: one for name, one in json.loads(file.read_text()).items() if name != key}))
         with pytest.raises(LinfnetError, match=key):
             load_model(tmp_path)
+
+
+def test_a_wrapped_net_may_have_sparse_layers():
+    sparse = thinned(awkward_net(1, 0), 0)
+    body = torch.nn.Sequential(torch.nn.Flatten(), *sparse.sparse_layers())
+    net = Classifier.wrap(body.eval(), image_shape=(1, 1, 3), classes=3, mean=sparse.mean, std=sparse.std).eval()
+    images = torch.rand(5, 1, 1, 3)
+    assert torch.equal(net(images), -sparse(images) if sparse.negate_logits else sparse(images))
+    assert torch.equal(net.measure(images)[1].total(), sparse.measure(images)[1].total())
+
+    class Doubled(SparseDistance):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    body[1].__class__ = Doubled
+    with pytest.raises(ArgumentError, match="it overrides forward"):
+        Classifier.wrap(body, image_shape=(1, 1, 3), classes=3)

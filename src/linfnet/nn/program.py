@@ -24,6 +24,7 @@ from linfnet.nn.operations import (
     average_sizes,
     check_module,
 )
+from linfnet.nn.sparse import SparseDistance
 
 # What may be computed from constants, such as the sizes of a tensor: nothing random, nothing that changes a tensor.
 _ARITHMETIC = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.neg, torch.neg)
@@ -275,7 +276,8 @@ def _apply_module(module: nn.Module, flow: Flow) -> Flow:
 
 def _check_overridden(module: Nonexpansive) -> None:
     """Raise an error if a subclass of a layer of this library changes the layer but not its bounds."""
-    layer = next((known for known in type(module).__mro__ if known in (LpDistance, LpDistanceConv2d, MeanShift)), None)
+    layers = (LpDistance, LpDistanceConv2d, MeanShift, SparseDistance)
+    layer = next((known for known in type(module).__mro__ if known in layers), None)
     parts = ("forward", "bounds", "measure", "_distance", "_distance_bounds", "_finish")
     changed = {part for part in parts if layer and getattr(type(module), part, None) is not getattr(layer, part, None)}
     if changed and not changed >= {"forward", "bounds", "measure"}:
