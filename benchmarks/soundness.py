@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from linfnet.errors import LinfnetError
 from linfnet.files import read_json, write_json
 from linfnet.nn import LinfNet, reestimate_means
 from linfnet.nn.label_margin import margin
+from linfnet.systems import load_model
 from linfnet.train import environment
 
 SHAPES = [(1, 1, 2), (1, 2, 2), (1, 2, 5), (1, 3, 4), (3, 2, 2), (1, 8, 8), (3, 6, 6)]
@@ -117,7 +119,7 @@ Shard = tuple[str, Callable[[], Iterator[tuple[LinfNet, Tensor]]]]
 
 def trained_shards(run: str, data: str, count: int) -> Iterator[Shard]:
     """Yield shards of a thousand test images."""
-    net, test = LinfNet.load(run), load(data, "test")
+    net, test = cast(LinfNet, load_model(run)), load(data, "test")  # or a compressed net
     for start in range(0, min(count, len(test)), 1000):
         stop = min(start + 1000, count, len(test))
         parts = [slice(k, min(k + BATCH, stop)) for k in range(start, stop, BATCH)]

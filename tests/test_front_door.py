@@ -68,6 +68,11 @@ def fitted(net: Any, images: Any, labels: Any, eps: Any) -> object:
     return list(found.net.state_dict().values()), found.result.train
 
 
+def compressed(net: Any, images: Any, labels: Any, eps: Any) -> object:
+    found = linfnet.compress(net, (images, labels), eps=eps, passes=1, check=(images, labels))
+    return list(found.net.state_dict().values()), found.identical, found.before, found.after
+
+
 def closest(net: Any, images: Any, labels: Any, eps: Any) -> object:
     found = closest_break(net, images[0], labels[0], steps=2, points=2, rounds=1, exponents=(math.inf,))
     return found.distance, found.image
@@ -88,6 +93,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], set[str]]] = {
     "attack of a user": (attacked(stripes), EVERYTHING),
     "evaluate": (evaluated, EVERYTHING),
     "fit": (fitted, EVERYTHING),
+    "compress": (compressed, EVERYTHING),
     "certify_images": (all_certificates, EVERYTHING),
     "certify_by_margin": (by_margin, EVERYTHING),
     "certified_by_interval": (certified_by_interval, EVERYTHING),
@@ -185,6 +191,12 @@ OTHERWISE: dict[tuple[str, str], str | Change | None] = {
     ("evaluate", "images uint8"): lambda x: (x * 255).byte().float() / 255,
     ("evaluate", "images int64"): "convert integers from 0 to 255 to uint8",
     ("evaluate", "one image"): "expected one for each",
+    ("compress", "images float64"): None,
+    ("compress", "images of NumPy, float64"): None,
+    ("compress", "images uint8"): lambda x: (x * 255).byte().float() / 255,
+    ("compress", "images int64"): "convert integers from 0 to 255 to uint8",
+    ("compress", "one image"): "expected one for each",
+    ("compress", "eps None"): lambda eps: None,  # without perturbed images
     ("fit", "images float64"): None,
     ("fit", "images of NumPy, float64"): None,
     ("fit", "images uint8"): lambda x: (x * 255).byte(),

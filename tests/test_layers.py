@@ -27,7 +27,7 @@ ORDER: list[set[str]] = [
     {"train"},
     {"attacks", "theory"},
     {"evaluation"},
-    {"comparison", "export", "reproduce", "serve"},
+    {"comparison", "compression", "export", "reproduce", "serve"},
     {"report"},
     {"cli"},
     {"__init__"},

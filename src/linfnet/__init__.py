@@ -12,12 +12,22 @@ from linfnet.version import __version__
 if TYPE_CHECKING:
     from linfnet.attacks import ATTACKS, Attacked, attack
     from linfnet.certificates import Certified, certify
+    from linfnet.compression import Compressed, compress
     from linfnet.data import ImageSet, load
     from linfnet.epsilon import parse_epsilon
     from linfnet.errors import ArgumentError, LinfnetError
     from linfnet.evaluation import Evaluation, evaluate
     from linfnet.losses import LOSSES
-    from linfnet.nn import Classifier, LinfNet, LpDistance, LpDistanceConv2d, MeanShift, ModelInfo, list_models
+    from linfnet.nn import (
+        Classifier,
+        LinfNet,
+        LpDistance,
+        LpDistanceConv2d,
+        MeanShift,
+        ModelInfo,
+        SparseNet,
+        list_models,
+    )
     from linfnet.ops import linf_distance_bounds, lp_distance
     from linfnet.systems import SYSTEMS, load_model
     from linfnet.train import Callback, Fitted, fit
@@ -30,6 +40,7 @@ _MODULES = {
     "Callback": "train",
     "Certified": "certificates",
     "Classifier": "nn",
+    "Compressed": "compression",
     "Evaluation": "evaluation",
     "Fitted": "train",
     "ImageSet": "data",
@@ -41,8 +52,10 @@ _MODULES = {
     "MeanShift": "nn",
     "ModelInfo": "nn",
     "SYSTEMS": "systems",
+    "SparseNet": "nn",
     "attack": "attacks",
     "certify": "certificates",
+    "compress": "compression",
     "evaluate": "evaluation",
     "fit": "train",
     "linf_distance_bounds": "ops",
@@ -62,6 +75,7 @@ __all__ = [
     "Callback",
     "Certified",
     "Classifier",
+    "Compressed",
     "Evaluation",
     "Fitted",
     "ImageSet",
@@ -71,9 +85,11 @@ __all__ = [
     "LpDistanceConv2d",
     "MeanShift",
     "ModelInfo",
+    "SparseNet",
     "__version__",
     "attack",
     "certify",
+    "compress",
     "evaluate",
     "fit",
     "linf_distance_bounds",

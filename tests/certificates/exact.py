@@ -6,23 +6,40 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from linfnet.nn import Classifier, LinfNet, LpDistance, LpDistanceConv2d, MeanShift, WrappedNet
+from linfnet.nn import (
+    Classifier,
+    LinfNet,
+    LpDistance,
+    LpDistanceConv2d,
+    MeanShift,
+    SparseDistance,
+    SparseNet,
+    WrappedNet,
+)
 
 
 def rationals(values: torch.Tensor) -> list[Fraction]:
     return [Fraction(value) for value in values.double().flatten().tolist()]
 
 
+def connections_of(layer: LpDistance | SparseDistance) -> list[list[tuple[int, Fraction]]]:
+    """For each neuron, its inputs and exact weights."""
+    if isinstance(layer, LpDistance):
+        return [list(enumerate(rationals(row))) for row in layer.weight]
+    pairs = list(zip(layer.index.tolist(), rationals(layer.weight), strict=True))
+    return [pairs[start:end] for start, end in itertools.pairwise(layer.offsets.tolist())]
+
+
 class ExactNet:
     """A net with its own float constants, evaluated without rounding."""
 
-    def __init__(self, net: LinfNet) -> None:
+    def __init__(self, net: LinfNet | SparseNet) -> None:
         self.mean, self.std = rationals(net.normalize.mean), Fraction(net.normalize.std.item())
         self.pixels = net.image_shape[1] * net.image_shape[2]
         self.sign = -1 if net.negate_logits else 1
         self.layers = []
         for layer in net.layers:
-            weights = [rationals(row) for row in layer.weight]
+            weights = connections_of(layer)
             none = [Fraction(0)] * len(weights)
             shift = none if layer.shift is None else rationals(layer.shift.running_mean)
             bias = none if layer.bias is None else rationals(layer.bias)
@@ -32,8 +49,7 @@ class ExactNet:
         means = [mean for mean in self.mean for _ in range(self.pixels)]
         values = [(x - m) / self.std for x, m in zip(rationals(image), means, strict=True)]
         for weights, add in self.layers:
-            rows = zip(weights, add, strict=True)
-            values = [max(abs(x - w) for x, w in zip(values, row, strict=True)) + b for row, b in rows]
+            values = [max(abs(values[i] - w) for i, w in row) + b for row, b in zip(weights, add, strict=True)]
         return [self.sign * value for value in values]
 
 
@@ -59,6 +75,20 @@ def awkward_net(seed: int, widest: int, image_shape: tuple[int, int, int] = (1, 
             if name != "scale":
                 tensor.copy_(awkward(tuple(tensor.shape), generator, widest))
     return net
+
+
+def thinned(net: LinfNet, seed: int, share: float = 0.6) -> SparseNet:
+    """The net without some of its connections; each neuron keeps at least one."""
+    generator, layers = torch.Generator().manual_seed(seed), []
+    for layer in net.layers:
+        keep = torch.rand(layer.weight.shape, generator=generator) < share
+        keep[torch.arange(len(keep)), torch.randint(keep.shape[1], (len(keep),), generator=generator)] = True
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), keep.sum(1).cumsum(0)])
+        mean = None if layer.shift is None else layer.shift.running_mean
+        options = {"mean": mean, "bias": layer.bias}
+        layers.append(SparseDistance(layer.weight[keep], keep.nonzero()[:, 1], offsets, layer.in_features, **options))
+    options = {"mean": net.mean, "std": net.std, "negate_logits": net.negate_logits}
+    return SparseNet(net.image_shape, net.classes, layers, **options).eval()
 
 
 def floats_between(low: Fraction, high: Fraction) -> list[float]:

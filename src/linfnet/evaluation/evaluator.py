@@ -70,7 +70,7 @@ def evaluate(
     check_count("steps", steps)
     check_count("seed", seed, 0)
     chosen = NamedAttack("none", 0, _no_attack) if attack is None else named_attack(attack, steps=steps)
-    images = _images_for(checked, data)
+    images = images_for(checked, data)
     own = own_images(images, group)
     found = gather(_evaluate_part(checked, images, own, sizes, chosen, seed, advance), group)
     for at in found.at:
@@ -78,7 +78,7 @@ def evaluate(
     return replace(found, at=tuple(replace(at, broken=at.broken.best()) for at in found.at))
 
 
-def _images_for(net: Classifier, data: object) -> ImageSet:
+def images_for(net: Classifier, data: object) -> ImageSet:
     """Return the data as images of the shape of the net, or raise an error if shape or classes differ."""
     shape = net.image_shape
     # The layout is recognised from the number of channels; if it is not 1 or 3, or could be the width, it is NCHW.

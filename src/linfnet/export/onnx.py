@@ -2,7 +2,8 @@
 
 An ONNX file has the same operations in the same order as the net, so its results are equal bit for bit. The simplest
 form of a layer, one subtraction of shape [batch, out, in], needs gigabytes for the published nets. Instead, each
-iteration of a Scan subtracts a few rows of weights and computes the largest absolute values.
+iteration of a Scan subtracts a few rows of weights and computes the largest absolute values. The layers of a compressed
+net gather the inputs of all connections, [batch, connections] numbers.
 """
 
 import json
@@ -22,13 +23,15 @@ from linfnet.boxes import check_images
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, require
 from linfnet.files import replacing
-from linfnet.nn import Classifier, LinfNet
+from linfnet.nn import Classifier, LinfNet, SparseDistance, SparseNet
 from linfnet.nn.distance import DistanceModule
 from linfnet.version import __version__
 
 OPSET = 18
 # Largest number of rows of weights in an iteration of a Scan: they fit into the cache, and the overhead is small.
 CHUNK = 32
+# Neurons of a sparse layer are padded to at most about this multiple of their connections.
+GROWTH = 2
 # Largest size of weights inside the ONNX file. Runtimes can map a separate file into memory instead of parsing it.
 INLINE_BYTES = 64 << 20
 # Digits of the bounds in a VNN-LIB property: more than float64 has, so that bounds lose almost nothing by rounding.
@@ -91,20 +94,56 @@ class _Graph:
         transposed = self.add("Transpose", [ends[1]], f"{name}.transposed", perm=[1, 0, 2])
         return self.add("Reshape", [transposed, shape], f"{name}.distance")
 
+    def sparse_distances(self, x: str, layer: SparseDistance, name: str) -> str:
+        """Add nodes for the distances [batch, out] of a sparse layer; return the output's name.
+
+        Neurons with a similar number of connections are computed together. Shorter rows are padded by their last
+        connection, which does not change the maximum.
+        """
+        counts, starts = layer.offsets.long().diff().cpu(), layer.offsets.long()[:-1].cpu()
+        index, weight = layer.index.cpu(), layer.weight.detach().cpu()
+        groups: list[Tensor] = []
+        parts: list[str] = []
+        for width in _widths(counts):
+            neurons = ((counts <= width) & (counts > (width - 1) // GROWTH)).nonzero().flatten()
+            steps = torch.minimum(torch.arange(width), counts[neurons, None] - 1)
+            rows, part = starts[neurons, None] + steps, f"{name}.{len(groups)}"
+            gathered = self.add("Gather", [x, self.constant(index[rows], f"{part}.index")], f"{part}.x", axis=1)
+            difference = self.add(
+                "Sub", [gathered, self.constant(weight[rows], f"{part}.weight")], f"{part}.difference"
+            )
+            size = self.add("Abs", [difference], f"{part}.size")
+            parts.append(self.add("ReduceMax", [size, "last_axis"], f"{part}.largest", keepdims=0))
+            groups.append(neurons)
+        joined = parts[0] if len(parts) == 1 else self.add("Concat", parts, f"{name}.joined", axis=1)
+        order = torch.cat(groups).argsort().int()
+        return self.add("Gather", [joined, self.constant(order, f"{name}.order")], f"{name}.distance", axis=1)
+
+
+def _widths(counts: Tensor) -> list[int]:
+    """Return ascending numbers of connections, so that each neuron has at least half of the next one."""
+    widths, largest = list[int](), int(counts.max())
+    while largest > 0:
+        widths.append(largest)
+        below = counts[counts <= (largest - 1) // GROWTH]
+        largest = int(below.max()) if len(below) else 0
+    return widths[::-1]
+
 
 def build_onnx(classifier: Classifier, class_names: Sequence[str] = ()) -> Any:
     """Return an ONNX model of the net at p = inf in eval mode, from `images` [batch, C, H, W] to `logits`.
 
     The metadata properties of the model are the values of `onnx_metadata`.
     """
-    if classifier.system != LinfNet.system:
+    if classifier.system not in (LinfNet.system, SparseNet.system):
         raise LinfnetError(f"ONNX export is for l_inf-distance nets; this net is of system {classifier.system!r}")
-    net = cast(LinfNet, classifier)
+    net = cast(LinfNet | SparseNet, classifier)
     if next(net.parameters()).dtype != torch.float32:
         raise LinfnetError("ONNX export is for float32 nets")
     graph = _Graph(require("onnx", "onnx"))
     helper = graph.onnx.helper
-    graph.constant(np.array([1], np.int64), "axis_1")
+    if isinstance(net, LinfNet):  # onnxruntime warns about constants that no node uses
+        graph.constant(np.array([1], np.int64), "axis_1")
     graph.constant(np.array([-1], np.int64), "last_axis")
     mean = net.normalize.mean.view(1, -1, *[1] * (len(net.image_shape) - 1))
     x = graph.add("Sub", ["images", graph.constant(mean, "mean")], "centred")
@@ -113,7 +152,8 @@ def build_onnx(classifier: Classifier, class_names: Sequence[str] = ()) -> Any:
     for index, layer in enumerate(net.layers):
         assert isinstance(layer, DistanceModule)
         name = f"layers.{index}"
-        x = graph.distances(x, layer.weight, name)
+        sparse = isinstance(layer, SparseDistance)
+        x = graph.sparse_distances(x, layer, name) if sparse else graph.distances(x, layer.weight, name)
         if layer.shift is not None:
             x = graph.add("Sub", [x, graph.constant(layer.shift.running_mean, f"{name}.mean")], f"{name}.shifted")
         if layer.bias is not None:

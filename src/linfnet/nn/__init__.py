@@ -16,4 +16,6 @@ from linfnet.nn.nonexpansive import Nonexpansive as Nonexpansive
 from linfnet.nn.normalization import MeanShift as MeanShift
 from linfnet.nn.normalization import Normalize as Normalize
 from linfnet.nn.proven import ProvenNet as ProvenNet
+from linfnet.nn.sparse import SparseDistance as SparseDistance
+from linfnet.nn.sparse_net import SparseNet as SparseNet
 from linfnet.nn.wrapped import WrappedNet as WrappedNet

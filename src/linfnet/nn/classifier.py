@@ -277,11 +277,15 @@ class Classifier(nn.Module):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         config = {**self.config(), "class_names": list(class_names)}
-        write_tensors(folder / "model.safetensors", self.state_dict(), {"format": "pt", "linfnet": FORMAT})
+        write_tensors(folder / "model.safetensors", self.saved_tensors(), {"format": "pt", "linfnet": FORMAT})
         write_json(folder / "config.json", config)
         name = folder.resolve().name
         card = model_card(config, self.describe(), count_parameters(self), results, name=name, source=name)
         write_text(folder / "README.md", card)
+
+    def saved_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that `save` writes to model.safetensors."""
+        return self.state_dict()
 
     @classmethod
     def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Self:

@@ -16,13 +16,13 @@ IDENTITY_WEIGHT = -10.0
 
 
 class DistanceModule(Nonexpansive):
-    """Base class of distance layers, with weights [features, fan_in] drawn from N(0, 1), p, mean shift and bias."""
+    """Base class of distance layers: the initial weights, the number of outputs, p, mean shift and bias."""
 
-    def __init__(self, fan_in: int, features: int, dim: int, p: float, bias: bool, mean_shift: bool) -> None:
+    def __init__(self, weight: Tensor, features: int, dim: int, p: float, bias: bool, mean_shift: bool) -> None:
         super().__init__()
         self._p = check_p(p)
         self.dim = dim  # the dimension of the features in the output
-        self.weight = nn.Parameter(torch.randn(features, fan_in))
+        self.weight = nn.Parameter(weight)
         self.shift = MeanShift(features, dim=dim) if mean_shift else None
         self.bias = nn.Parameter(torch.zeros(features)) if bias else None
 
@@ -105,7 +105,7 @@ class LpDistance(DistanceModule):
         mean_shift: bool = False,
         identity_init: bool = False,
     ) -> None:
-        super().__init__(in_features, out_features, -1, p, bias, mean_shift)
+        super().__init__(torch.randn(out_features, in_features), out_features, -1, p, bias, mean_shift)
         self.in_features, self.out_features = in_features, out_features
         if identity_init and in_features <= out_features:
             outputs = torch.arange(out_features)
@@ -162,7 +162,7 @@ class LpDistanceConv2d(DistanceModule):
         if in_channels % groups or out_channels % groups:
             raise ArgumentError(f"groups is {groups}; expected a divisor of {in_channels} and {out_channels} channels")
         fan_in = in_channels // groups * kernel_size**2
-        super().__init__(fan_in, out_channels, 1, p, bias, mean_shift)
+        super().__init__(torch.randn(out_channels, fan_in), out_channels, 1, p, bias, mean_shift)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.kernel_size, self.stride, self.padding, self.groups = kernel_size, stride, padding, groups
         if identity_init and in_channels <= out_channels:

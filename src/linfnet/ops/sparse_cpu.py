@@ -19,16 +19,11 @@ try:
 except ImportError:
     _kernels = None
 
-# A thread is used for each this many connections, of one image or of a block of sixteen images: they take 50 to 100
-# microseconds, and so does waking a thread.
-CONNECTIONS_PER_THREAD = 1 << 16
-BLOCK = 16
-
 
 def threads_for(n: int, connections: int) -> int:
     """Return the number of threads for a layer: as many as torch uses, but fewer for a small layer."""
-    lines = n if n <= 3 else -(-n // BLOCK)
-    return min(torch.get_num_threads(), max(1, lines * connections // CONNECTIONS_PER_THREAD))
+    blocks = -(-n // _kernels.SPARSE_BLOCK)
+    return min(torch.get_num_threads(), max(1, blocks * connections // _kernels.CONNECTIONS_PER_THREAD))
 
 
 def _call(kernel: Any, addresses: list[int], x: Tensor, weight: Tensor, outs: int) -> None:

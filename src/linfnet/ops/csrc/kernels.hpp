@@ -16,6 +16,9 @@ struct Connections {
   const int *index, *offsets;
 };
 
+// Images that the sparse kernels compute together: their values of one input are a cache line.
+constexpr long SPARSE_BLOCK = 16;
+
 // x: [rows, features], y: [rows, outs].
 struct SparseShape {
   long rows, outs, features, connections;

@@ -52,6 +52,8 @@ void use(const std::string& name) {
 constexpr long LOCKED_TRIPLES = 1 << 18;
 // A thread is used for each this many triples: they take 40 to 100 microseconds, and so does waking a thread.
 constexpr long TRIPLES_PER_THREAD = 1 << 20;
+// The same for connections of one image, or of a block of images, which take hardly longer.
+constexpr long CONNECTIONS_PER_THREAD = 1 << 16;
 
 template <class Work> void run(Shape shape, Work work) {
   if (shape.rows * shape.outs * shape.features < LOCKED_TRIPLES) {
@@ -148,4 +150,6 @@ NB_MODULE(_cpu, m) {
   m.def("use", &use, nb::arg("level"), "Use this level from now on; an empty name chooses the best.");
   m.def("thread_runtime", &thread_runtime);
   m.attr("TRIPLES_PER_THREAD") = TRIPLES_PER_THREAD;
+  m.attr("CONNECTIONS_PER_THREAD") = CONNECTIONS_PER_THREAD;
+  m.attr("SPARSE_BLOCK") = SPARSE_BLOCK;
 }

@@ -9,7 +9,7 @@
 namespace linfnet {
 namespace {
 
-constexpr long LINE = 16;                   // images in a block: a cache line of floats
+constexpr long LINE = SPARSE_BLOCK;
 constexpr int VECTORS = int(LINE) / LANES;  // vectors of a cache line
 constexpr long STAGE = 16;                  // neurons of a block that are written together
 constexpr long CHUNK = 2048;                // connections that are buffered together

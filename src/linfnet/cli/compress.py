@@ -1,0 +1,116 @@
+"""`linfnet compress`: a net with only the connections that decide an output."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from linfnet.cli import inputs
+from linfnet.cli.console import console, percent, print_table, progress_bar, titled_table
+from linfnet.compression import Compressed, compress
+from linfnet.data import ImageSet, known_sets
+from linfnet.epsilon import format_epsilon
+from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.files import make_folder, read_table, write_json
+from linfnet.nn import Classifier, LinfNet
+from linfnet.nn.model_path import class_names
+from linfnet.systems import load_model
+
+# The file in the folder of a compressed net with the comparison to the dense net.
+COMPRESSION_FILE = "compression.json"
+
+
+@dataclass(frozen=True)
+class Compress:
+    """Write a net that has only the connections of a trained net that decide an output for some training image.
+
+    The training images are augmented as in the run and perturbed up to epsilon. The compressed net is compared with
+    the trained net on the test images. All commands accept its folder.
+
+    Examples:
+        linfnet compress runs/first
+        linfnet compress runs/first --images 10000 --float16 --out small
+    """
+
+    model: inputs.Model
+    out: inputs.Folder = None
+    """The folder for the compressed net. Default: RUN-compressed."""
+    images: inputs.Count = None
+    """Number of training images in each pass, drawn at random. Default: all."""
+    passes: inputs.Number = 4
+    """Number of passes, each with other crops, flips and perturbations."""
+    eps: Annotated[
+        str | None,
+        arg(
+            metavar="EPS",
+            help="The size of the perturbations, in pixel units; 0 for none. Default: the largest of the run's recipe.",
+        ),
+    ] = None
+    float16: bool = False
+    """Round the weights to float16: the file is smaller, and the net is measured and certified with these weights."""
+    at_least: inputs.Number = 1
+    """How often a connection must decide an output to be kept."""
+    runners_up: inputs.Count = None
+    """Also keep connections that were the second largest of a neuron at least this often; slow on a CPU."""
+    data: inputs.Data = None
+    seed: inputs.Number = 0
+    """Seed of the random choices."""
+    resize: inputs.Resize = None
+    grey: inputs.Grey = False
+    rgb: inputs.Rgb = False
+    device: inputs.Device = "auto"
+
+    def run(self) -> None:
+        inputs.check_counts(
+            **{"images": self.images, "passes": self.passes, "at-least": self.at_least, "runners-up": self.runners_up}
+        )
+        found, device = self._on("train").find(((self.eps,),) if self.eps is not None else (), needs_eps=False)
+        out = self._new_folder(found.folder)
+        net = load_model(found.folder, device=device)
+        if not isinstance(net, LinfNet):
+            raise LinfnetError(f"{self.model} is a net of system {net.system!r}; expected 'linf' to compress")
+        training, test = (self._load(split, net, found) for split in ("train", "test"))
+        recipe = found.run.recipe.data if found.run else None
+        eps = max(found.epsilons, default=None) or None
+        with progress_bar("counting", self.passes * min(len(training), self.images or len(training))) as advance:
+            result = compress(
+                net, training, eps=eps, images=self.images, passes=self.passes,
+                pad=recipe.pad if recipe else 0, flip=recipe.flip if recipe else False, at_least=self.at_least,
+                runners_up=self.runners_up, dtype="float16" if self.float16 else "float32", check=test, seed=self.seed,
+                advance=advance,
+            )  # fmt: skip
+        result.net.save(make_folder(out), class_names=class_names(found.folder, net.classes))
+        data = found.data if found.data in known_sets() else str(Path(found.data).resolve())
+        about = {"data": data, "eps": [format_epsilon(eps) for eps in found.epsilons if eps]}
+        write_json(out / "config.json", {**read_table(out / "config.json"), **about})
+        write_json(out / COMPRESSION_FILE, result.to_json())
+        _print(result, test, out)
+
+    def _on(self, split: Literal["train", "test"]) -> inputs.OnImages:
+        return inputs.OnImages(self.model, self.data, split, None, self.resize, self.grey, self.rgb, self.device)
+
+    def _load(self, split: Literal["train", "test"], net: Classifier, found: inputs.ModelInputs) -> ImageSet:
+        return self._on(split).load_set(net, found, inputs.choose_device("cpu"))
+
+    def _new_folder(self, model: Path) -> Path:
+        near = self.model if self.model == model else Path("runs") / model.name  # not next to a packaged model
+        near = near if near.name not in ("", "..") else near.resolve()
+        out = self.out or near.with_name(f"{near.name}-compressed")
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ArgumentError(f"--out is {out}, which exists; choose a new or empty folder")
+        return out
+
+
+def _print(result: Compressed, test: ImageSet, out: Path) -> None:
+    title = f"{result.checked} {test.split} images of {test.info.name}, accuracy in %"
+    certified = () if result.eps is None else (f"certified at {format_epsilon(result.eps)}",)
+    table = titled_table(title, ("net",), ("connections", "MB", "clean", *certified))
+    for name, one in (("trained", result.before), ("compressed", result.after)):
+        shares = (percent(one.clean), *(() if one.certified is None else (percent(one.certified),)))
+        table.add_row(name, f"{sum(one.connections):,}", f"{one.size / 1e6:.3f}", *shares)
+    print_table(table)
+    console.print(
+        f"{percent(result.identical)} % of the images have identical logits; counted {result.counted:,} images"
+    )
+    console.print(f"compressed net: {out}")

@@ -1,0 +1,116 @@
+"""The certificates of nets that lack connections hold for the floating-point program, as those of dense nets do."""
+
+import importlib.util
+import itertools
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from certificates.exact import ExactNet, all_images, awkward, awkward_net, rationals, thinned
+from certificates.test_margin import change_bound, error_bound
+from hypothesis import given
+from hypothesis import strategies as st
+
+from linfnet.boxes import outer_box
+from linfnet.certificates import certified_by_interval, certify_by_margin
+from linfnet.certificates.rounding import forward_with_magnitudes
+from linfnet.errors import ArgumentError
+from linfnet.nn import SparseNet
+from linfnet.nn.label_margin import margin
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def step_by_step(net: SparseNet, images: torch.Tensor) -> np.ndarray:
+    """The program in NumPy, one float32 operation at a time: nothing can be fused."""
+    x = ((images.numpy() - net.normalize.mean.view(-1, 1, 1).numpy()) / net.normalize.std.numpy()).reshape(
+        len(images), -1
+    )
+    for layer in net.layers:
+        size = np.abs(x[:, layer.index.numpy()] - layer.weight.detach().numpy())
+        x = np.stack([size[:, a:b].max(1) for a, b in itertools.pairwise(layer.offsets.tolist())], 1)
+        if layer.shift is not None:
+            x = x - layer.shift.running_mean.numpy()
+        if layer.bias is not None:
+            x = x + layer.bias.detach().numpy()
+    return -x if net.negate_logits else x
+
+
+@given(SEEDS, st.sampled_from([1, 8, 40, 126]))
+def test_the_program_is_the_one_of_the_proof_to_the_bit(seed: int, widest: int):
+    net = thinned(awkward_net(seed, widest, (3, 1, 2), hidden=(19, 5)), seed)
+    images = torch.rand(7, 3, 1, 2, generator=torch.Generator().manual_seed(seed))
+    images[0], images[1], images[2] = 0.0, -0.0, 2.0**-140
+    expected = step_by_step(net, images)
+    assert expected.dtype == np.float32
+    assert np.array_equal(net(images).detach().numpy(), expected)
+    assert np.array_equal(np.concatenate([net(x[None]).detach().numpy() for x in images]), expected)
+    assert np.array_equal(net.measure(images)[0].detach().numpy(), expected)
+
+
+@pytest.mark.parametrize("widest", [0, 3, 12])
+def test_rounding_errors_stay_below_their_bound(widest: int):
+    tightest = 0.0
+    for seed in range(25):
+        net = thinned(awkward_net(seed, widest), seed)
+        exact, generator = ExactNet(net), torch.Generator().manual_seed(seed)
+        ordinary, large = torch.rand(30, 1, 1, 3, generator=generator), awkward((30, 1, 1, 3), generator, widest)
+        for inputs, pixels in ((ordinary, (0.0, 1.0)), (large, (large.min().item(), large.max().item()))):
+            run = forward_with_magnitudes(net, inputs, pixels)
+            for image, logits, bound in zip(inputs, run.logits, error_bound(run).tolist(), strict=True):
+                error = max(abs(a - b) for a, b in zip(rationals(logits), exact(image), strict=True))
+                assert error <= Fraction(bound)
+                tightest = max(tightest, float(error) / bound)
+    assert tightest > 0.02
+
+
+@pytest.mark.parametrize("widest", [0, 1, 3])
+def test_no_image_of_a_small_box_breaks_a_certificate(widest: int):
+    reached, certified = 0.0, 0
+    for seed in range(30):
+        net = thinned(awkward_net(seed, widest, (1, 1, 2)), seed)
+        image = torch.rand(1, 1, 1, 2, generator=torch.Generator().manual_seed(seed))
+        epsilon = Fraction(2 + seed % 9, 2**25) + Fraction(1, 3 * 2**26)
+        images = all_images(image[0], epsilon)
+        run, logits = forward_with_magnitudes(net, image), net(images)
+        change, bound = (logits.double() - run.logits.double()).abs().max().item(), change_bound(run, epsilon).item()
+        assert change <= bound
+        reached = max(reached, change / bound)
+        low, high = net.bounds(*outer_box(image, epsilon))
+        assert ((low <= logits) & (logits <= high)).all()
+        label = net(image).argmax(1)
+        by_margin = certify_by_margin(net, image).at(epsilon).item()
+        by_interval = certified_by_interval(net, image, label, epsilon).item()
+        if by_margin or by_interval:
+            certified += 1
+            assert (margin(logits, label.expand(len(images))) > 0).all()
+    assert reached > 0.05
+    assert certified > 10
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_certified_sample_is_broken(seed: int):
+    path = Path(__file__).parents[2] / "benchmarks" / "soundness.py"
+    spec = importlib.util.spec_from_file_location("soundness", path)
+    campaign = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(campaign)
+    net = thinned(campaign.random_net(seed), seed, 0.4)
+    attacked, broken, least = campaign.try_net(net, torch.rand(40, *net.image_shape), 5)
+    assert attacked > 10
+    assert broken == 0
+    assert 0 < min(least.values()) < 1
+
+
+def test_a_finite_p_and_other_precisions_are_refused():
+    net, images = thinned(awkward_net(1, 1), 1), torch.rand(2, 1, 1, 3)
+    net.p = 8.0
+    radii = certify_by_margin(net, images).radii
+    assert net.p == 8.0
+    with pytest.raises(ArgumentError, match="bounds need p = inf"):
+        net.bounds(images, images)
+    net.p = torch.inf
+    assert torch.equal(certify_by_margin(net, images).radii, radii)
+    with pytest.raises(ArgumentError, match=r"net computes in torch\.float64"):
+        certify_by_margin(net.double(), images)
