@@ -185,7 +185,6 @@ def test_a_used_folder_is_reported_in_words_of_python_and_of_the_command(tmp_pat
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("class_names", ["a"], "class_names is not a list of 3 names"),
         ("eps", None, r"eps is None; expected a list such as"),
         ("eps", ["8"], "eps is 8; expected a number from 0 to 1"),
         ("data", 3, "data is 3; expected the name of a data set"),

@@ -18,7 +18,7 @@ from linfnet.epsilon import parse_epsilons
 from linfnet.errors import ArgumentError, LinfnetError, check_numbers, nearest
 from linfnet.files import read_table
 from linfnet.nn.classifier import Classifier
-from linfnet.nn.model_path import class_names, find_model, pretrained_names, system_name
+from linfnet.nn.model_path import find_model, pretrained_names, system_name
 from linfnet.recipes import Recipe, options_from_mapping
 from linfnet.registry import Registry
 from linfnet.schedules import StepState
@@ -145,13 +145,12 @@ def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> Cla
     config = read_table(path / "config.json")
     # Only registered names are accepted: a config.json cannot cause an import.
     net = SYSTEMS[system_name(config)].net_type.load_with_config(path, config, device=choose_device(device))
-    _check_about(path, config, net.classes)
+    _check_about(path, config)
     return net
 
 
-def _check_about(path: Path, config: Mapping[str, Any], classes: int) -> None:
-    """Check the keys of a config.json that do not describe the net: the class names, the data and the epsilons."""
-    class_names(path, classes)
+def _check_about(path: Path, config: Mapping[str, Any]) -> None:
+    """Check the keys of a config.json that name the data and the epsilons for which the net was trained."""
     known: Any = config.get("data", ""), config.get("eps", [])
     if not isinstance(known[0], str) or not isinstance(known[1], list):
         key = "eps" if isinstance(known[0], str) else "data"
