@@ -115,7 +115,8 @@ assert spent < 0.05, spent
 def test_a_call_does_not_wait_for_a_thread_that_does_not_run(run: Run) -> None:
     """The second thread has lower priority than a busy loop on its core, so it runs a few milliseconds per second.
 
-    Once in a while it begins a piece and is stopped, so a few calls may be slow.
+    Once in a while it begins a piece and is stopped, so a few calls may be slow; other tests use the cores as well. One of
+    three rounds must be fast: without the pool, all are slow.
     """
     run("""
 cores = sorted(os.sched_getaffinity(0))
@@ -139,16 +140,18 @@ try:
         os.sched_setscheduler(task, os.SCHED_IDLE, os.sched_param(0))
     os.sched_setaffinity(0, {cores[0]})
     x, w = torch.randn(64, 128), torch.randn(128, 128)
-    seconds = {1: [], 2: []}
-    for _ in range(50):
-        for threads, times in seconds.items():
-            use(threads)
-            start = time.perf_counter()
-            for _ in range(5):
-                lp_distance(x, w, 30.5, impl="cpu")
-            times.append(time.perf_counter() - start)
-    alone, both = (sorted(times)[40] for times in seconds.values())
-    assert both < 3 * alone, (alone, both)
+    rounds = []
+    while len(rounds) < 3 and not any(both < 3 * alone for alone, both in rounds):
+        seconds = {1: [], 2: []}
+        for _ in range(50):
+            for threads, times in seconds.items():
+                use(threads)
+                start = time.perf_counter()
+                for _ in range(5):
+                    lp_distance(x, w, 30.5, impl="cpu")
+                times.append(time.perf_counter() - start)
+        rounds.append(tuple(sorted(times)[40] for times in seconds.values()))
+    assert any(both < 3 * alone for alone, both in rounds), rounds
 finally:
     os.kill(loop, 9)
 """)

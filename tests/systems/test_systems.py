@@ -185,7 +185,7 @@ class TestFinding:
         [
             (
                 "system.name=hybird",
-                "system.name is 'hybird'; expected one of hybrid, ibp, linf, smoothing; did you mean 'hybrid'?",
+                "system.name is 'hybird'; expected one of hybrid, ibp, linf, smoothing, sparse; did you mean 'hybrid'?",
             ),
             ("system.hiden=3", "unknown key 'system.hiden'; did you mean 'hidden'?"),
             ("system.hidden=much", "system.hidden is 'much'; expected a whole number"),
