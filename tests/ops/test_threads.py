@@ -115,8 +115,8 @@ assert spent < 0.05, spent
 def test_a_call_does_not_wait_for_a_thread_that_does_not_run(run: Run) -> None:
     """The second thread has lower priority than a busy loop on its core, so it runs a few milliseconds per second.
 
-    Once in a while it begins a piece and is stopped, so a few calls may be slow; other tests use the cores as well. One of
-    three rounds must be fast: without the pool, all are slow.
+    Once in a while it begins a piece and is stopped, so a few calls may be slow; other tests use the cores as well.
+    One of three rounds must be fast: without the pool, all are slow.
     """
     run("""
 cores = sorted(os.sched_getaffinity(0))
