@@ -93,7 +93,7 @@ def _widths(config: dict[str, Any]) -> list[int]:
 
 
 def sparse_net(collection: Collection, which: str = "first", at_least: int = 1) -> SparseNet:
-    """Return the net that has the connections of one kind, without neurons that nobody reads.
+    """Return the net that has the connections of one kind, without neurons whose output is not used.
 
     Args:
         collection: the connections.

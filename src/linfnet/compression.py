@@ -242,7 +242,7 @@ def _runners_up(x: Tensor, weight: Tensor, decisive: Tensor) -> Tensor:
 
 
 def sparse_net_of(net: LinfNet, kept: Sequence[Tensor]) -> SparseNet:
-    """Return a net with some of the connections of a net, without neurons that nobody reads.
+    """Return a net with some of the connections of a net, without neurons whose output is not used.
 
     `kept`: for each layer bool [out, in], with at least one connection of each neuron.
     """

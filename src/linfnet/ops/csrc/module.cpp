@@ -52,7 +52,7 @@ void use(const std::string& name) {
 constexpr long LOCKED_TRIPLES = 1 << 18;
 // A thread is used for each this many triples: they take 40 to 100 microseconds, and so does waking a thread.
 constexpr long TRIPLES_PER_THREAD = 1 << 20;
-// The same for connections of one image, or of a block of images, which take hardly longer.
+// The same for connections of one image, or of a block of images, which take about as long.
 constexpr long CONNECTIONS_PER_THREAD = 1 << 16;
 
 template <class Work> void run(Shape shape, Work work) {
