@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import linfnet.cli.main
 from linfnet.cli.start import WAIT_SETTINGS
 
 pytestmark = pytest.mark.process
@@ -62,3 +63,27 @@ linfnet.lp_distance(torch.rand(200, 200), torch.rand(200, 200), 8.0)
 assert dict(os.environ) == before
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("cause", [KeyboardInterrupt(), None])
+def test_an_interrupt_that_an_import_replaced_is_an_interrupt(
+    cause: KeyboardInterrupt | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def fail(arguments: list[str]) -> int:
+        raise RuntimeError("Error calling __set_name__") from cause
+
+    monkeypatch.setattr("linfnet.cli.main._run", fail)
+    if cause is None:
+        with pytest.raises(RuntimeError):
+            linfnet.cli.main.main(["recipes"])
+    else:
+        assert linfnet.cli.main.main(["recipes"]) == 130
+        assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_closed_pipe_is_no_error():
+    command = [sys.executable, "-m", "linfnet", "predict", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 0
