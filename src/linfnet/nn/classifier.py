@@ -26,8 +26,9 @@ if TYPE_CHECKING:  # wrapped imports this module
     from linfnet.nn.wrapped import WrappedNet
 
 FORMAT = "linfnet-model-1"
-# Keys of config.json that are not arguments of the constructor; `data` and `eps` describe packaged models.
-ABOUT = ("format", "system", "class_names", "data", "eps")
+# Keys of config.json that are not arguments of the constructor: the data of packaged and compressed models
+# (`KnownData`), and the figures of packaged models (`ModelInfo`).
+ABOUT = ("format", "system", "class_names", "data", "eps", "resize", "mode", "split_seed", "measured")
 
 
 class Classifier(nn.Module):
