@@ -224,7 +224,7 @@ def _results(results: Results, shown: Sequence[Result]) -> str:
             shares = (result.clean, *map(attacked.get, attacks), *map(result.certified.get, certificates))
             rows.append([*named, *map(_percent, shares)])
         table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-        return f"{table}\n\nAccuracy in % of all images: unchanged (clean), under the attack, and certified at ε."
+        return f"{table}\n\nAccuracy in % of all images: unchanged (clean), under attack, and certified at ε."
     if measured := _measured(results):
         certified = (f"certified {_percent(s)} at ε = {format_epsilon(e)}" for e, s in measured.certified.items())
         accuracies = ", ".join((f"clean {_percent(measured.clean)}", *certified))
