@@ -74,17 +74,36 @@ def test_pictures_of_the_exact_size_are_not_changed():
 def test_colour_pictures_are_cropped_and_scaled(size: tuple[int, int]):
     colours = np.zeros((*size, 3), dtype=np.uint8)
     colours[...] = (250, 100, 20)
-    pixels = read_picture(encode(colours), (3, 32, 32), "whole")
+    pixels = read_picture(encode(colours), (3, 32, 32), "crop")
     assert pixels.shape == (3, 32, 32)
     assert (
         pixels.amax((1, 2)).tolist() == pixels.amin((1, 2)).tolist() == pytest.approx([250 / 255, 100 / 255, 20 / 255])
     )
 
 
-def test_jpeg_is_read():
-    assert read_picture(
-        encode(np.full((40, 40, 3), 128, np.uint8), "JPEG"), (3, 32, 32), "whole"
-    ).mean() == pytest.approx(128 / 255, abs=0.01)
+def three_stripes() -> np.ndarray:
+    """Return a picture of three squares side by side: red, green, blue."""
+    field = np.zeros((300, 900, 3), dtype=np.uint8)
+    for channel in range(3):
+        field[:, 300 * channel : 300 * (channel + 1), channel] = 255
+    return field
+
+
+def test_crop_takes_the_centre_square():
+    pixels = read_picture(encode(three_stripes()), (3, 32, 32), "crop")
+    assert pixels.mean((1, 2)).tolist() == pytest.approx([0, 1, 0], abs=0.01)
+
+
+def test_resize_takes_the_whole_picture():
+    pixels = read_picture(encode(three_stripes()), (3, 32, 32), "resize")
+    assert pixels.mean((1, 2)).tolist() == pytest.approx([1 / 3] * 3, abs=0.01)
+    assert [pixels[k, 16, 5 + 11 * k].item() for k in range(3)] == pytest.approx([1, 1, 1], abs=0.01)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "PNG"])
+def test_formats(kind: str):
+    grey = encode(np.full((40, 40, 3), 128, np.uint8), kind)
+    assert read_picture(grey, (3, 32, 32), "crop").mean() == pytest.approx(128 / 255, abs=0.01)
 
 
 def test_a_photograph_is_rotated_upright():
@@ -97,4 +116,4 @@ def test_a_photograph_is_rotated_upright():
 
 def test_other_numbers_of_channels():
     with pytest.raises(HTTPException, match="2 channels"):
-        read_picture(encode(np.zeros((28, 28), np.uint8)), (2, 28, 28), "whole")
+        read_picture(encode(np.zeros((28, 28), np.uint8)), (2, 28, 28), "crop")

@@ -29,7 +29,7 @@ from linfnet.version import __version__
 
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-JSON, PICTURES = "application/json", ("image/png", "image/jpeg")
+JSON, PICTURES = "application/json", ("image/png", "image/jpeg", "image/webp")
 MAX_PICTURE_BYTES = 4_000_000
 NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 # Largest number of open connections; more get status 503. A waiting connection uses at most 64 kB.
@@ -109,6 +109,9 @@ def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"}
         response = Response(path.read_bytes(), media_type=MEDIA_TYPES[path.suffix])
         app.routes.append(Route(url, response, methods=["GET"]))
 
+    for sample, content in zip(service.samples, service.sample_files, strict=True):
+        app.routes.append(Route(sample.url, Response(content, media_type="image/png"), methods=["GET"]))
+
     @app.get("/api/model")
     async def model() -> Model:
         """Describe the net."""
@@ -130,14 +133,14 @@ def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"}
 
     @app.post("/api/attack", openapi_extra=_document_body(attack_request.model_json_schema()))
     async def attack(request: Request) -> Attack:
-        """Return the closest misclassified image that PGD finds."""
+        """Return the closest misclassified image that PGD finds; with `eps`, the strongest attack within this ε."""
         _content_type(request, JSON)
         async with attacks.enter():
             body = await read_body(request, max_json_bytes)
 
             def run() -> Attack:
                 content = parse_request(attack_request, body)
-                return service.attack(torch.tensor(content.pixels), content.steps, disconnected.is_set)
+                return service.attack(torch.tensor(content.pixels), content.steps, content.eps, disconnected.is_set)
 
             disconnected = threading.Event()
             watch = asyncio.create_task(_set_on_disconnect(request, disconnected))

@@ -1,4 +1,4 @@
-"""Decode posted PNG and JPEG pictures to pixels of the net's shape, optionally prepared like the images of MNIST."""
+"""Decode posted PNG, JPEG and WebP pictures to pixels of the net's shape, optionally prepared like MNIST images."""
 
 import contextlib
 import io
@@ -13,15 +13,17 @@ from torch import Tensor
 from linfnet.data import to_pixels
 from linfnet.serve.schemas import Fit
 
+FORMATS = ("PNG", "JPEG", "WEBP")
 # Largest number of pixels of a picture; decoded, they take at most 64 MB.
 MAX_PIXELS = 16_000_000
 
 
 def read_picture(body: bytes, shape: tuple[int, int, int], fit: Fit) -> Tensor:
-    """Return float32 pixels in [0, 1] of the net's shape [C, H, W] from the bytes of a PNG or JPEG file.
+    """Return float32 pixels in [0, 1] of the net's shape [C, H, W] from the bytes of a PNG, JPEG or WebP file.
 
-    The fit "none" accepts only pictures of exactly the net's size and mode; "whole" crops the centre and scales it;
-    "digit" prepares it like the images of MNIST: white ink on black, scaled to fit a box and centred by its mass.
+    The fit "none" accepts only pictures of exactly the net's size and mode; "crop" cuts out the centre and scales it;
+    "resize" scales the whole picture, which distorts pictures of another shape; "digit" prepares it like the images of
+    MNIST: white ink on black, scaled to fit a box and centred by its mass.
     """
     mode = {1: "L", 3: "RGB"}.get(shape[0])
     if mode is None:
@@ -31,7 +33,7 @@ def read_picture(body: bytes, shape: tuple[int, int, int], fit: Fit) -> Tensor:
         if picture.mode != mode or picture.size != (shape[2], shape[1]):
             size = f"{picture.width} x {picture.height}, mode {picture.mode}"
             expected = f"{shape[2]} x {shape[1]}, mode {mode}"
-            raise HTTPException(400, f"the picture is {size}; expected {expected}, or fit=whole or fit=digit")
+            raise HTTPException(400, f"the picture is {size}; expected {expected}, or fit=crop, resize or digit")
         array = np.asarray(picture)
     else:
         if picture.mode not in ("L", "RGB"):
@@ -40,8 +42,10 @@ def read_picture(body: bytes, shape: tuple[int, int, int], fit: Fit) -> Tensor:
         opaque = picture.convert(mode)
         if fit == "digit":
             array = _fit_digit(np.asarray(opaque), shape)
-        else:
+        elif fit == "crop":
             array = np.asarray(ImageOps.fit(opaque, (shape[2], shape[1]), Image.Resampling.LANCZOS))
+        else:
+            array = np.asarray(opaque.resize((shape[2], shape[1]), Image.Resampling.LANCZOS))
     pixels = to_pixels(torch.tensor(array), 255)
     return pixels.unsqueeze(0) if shape[0] == 1 else pixels.permute(2, 0, 1).contiguous()
 
@@ -50,14 +54,16 @@ def _decode(body: bytes, rotate: bool) -> Image.Image:
     """Decode a picture; if `rotate` is true, apply the orientation that the camera stored."""
     try:
         with warnings.catch_warnings(action="ignore"), contextlib.suppress(Image.DecompressionBombError):
-            picture = Image.open(io.BytesIO(body), formats=("PNG", "JPEG"))
+            picture = Image.open(io.BytesIO(body), formats=FORMATS)
             if picture.width * picture.height <= MAX_PIXELS:
                 picture.load()
                 return ImageOps.exif_transpose(picture) if rotate else picture
     # For damaged files Pillow raises OSError, ValueError, struct.error, SyntaxError, MemoryError and more.
     except Exception as error:
         unknown = isinstance(error, UnidentifiedImageError)
-        reason = "it is not a PNG or JPEG file" if unknown else (str(error).splitlines() or [type(error).__name__])[0]
+        reason = (
+            "it is not a PNG, JPEG or WebP file" if unknown else (str(error).splitlines() or [type(error).__name__])[0]
+        )
         raise HTTPException(400, f"the picture cannot be read: {reason[:100]}") from None
     raise HTTPException(413, f"the picture is too large; expected at most {MAX_PIXELS:,} pixels")
 
