@@ -32,7 +32,6 @@ class Score(Class):
     """The score of one class."""
 
     logit: float
-    earliest_eps: float | None = Field(description="no smaller change can make this class win, if rounding is ignored")
 
 
 class Sample(_Object):

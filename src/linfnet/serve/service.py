@@ -13,6 +13,7 @@ from linfnet.certificates import certify_images
 from linfnet.errors import LinfnetError
 from linfnet.nn.classifier import count_parameters
 from linfnet.nn.model_path import class_names, find_model
+from linfnet.serve.decoder import Decoder
 from linfnet.serve.samples import read_samples
 from linfnet.serve.schemas import Attack, Class, Model, Perturbed, Prediction, Score, Trial
 from linfnet.systems import load_model
@@ -27,11 +28,13 @@ class Service:
 
     def __init__(self, model: Path) -> None:
         folder = find_model(model)
-        self.name = folder.resolve().name
+        self.name = _without_surrogates(folder.resolve().name)
         self.net = load_model(folder)
-        self.classes = [Class(index=k, name=name) for k, name in enumerate(class_names(folder, self.net.classes))]
+        names = map(_without_surrogates, class_names(folder, self.net.classes))
+        self.classes = [Class(index=k, name=name) for k, name in enumerate(names)]
         shared = {id(tensor): tensor for tensor in (*self.net.parameters(), *self.net.buffers())}
         self.attacked = copy.deepcopy(self.net, shared)
+        self.decoder = Decoder()
         self.samples, self.sample_files = read_samples(self.net.image_shape, self.classes)
 
     def describe(self) -> Model:
@@ -56,18 +59,15 @@ class Service:
         certification = certify_images(self.net, [(image.unsqueeze(0), None)])
         with torch.no_grad(), self.net.at_infinity():
             logits = self.net(image.unsqueeze(0))[0].double()
-        best, lipschitz = int(certification.predictions), self.net.lipschitz
-        # No logit changes by more than eps * lipschitz, so two logits need at least this eps to become equal.
-        earliest = ((logits[best] - logits) / (2 * lipschitz)).tolist() if lipschitz else [None] * len(logits)
         return Prediction(
-            class_=self.classes[best],
+            class_=self.classes[int(certification.predictions)],
             runner_up=self.classes[int(certification.runners_up)],
             radius=_radius(certification.best_radii),
             margin_radius=_radius(certification.radii.get("margin")),
             interval_radius=_radius(certification.radii[certification.names[-1]]),
             scores=[
-                Score(index=one.index, name=one.name, logit=logit, earliest_eps=eps)
-                for one, logit, eps in zip(self.classes, logits.tolist(), earliest, strict=True)
+                Score(index=one.index, name=one.name, logit=logit)
+                for one, logit in zip(self.classes, logits.tolist(), strict=True)
             ],
             pixels=image.tolist(),
         )
@@ -120,6 +120,11 @@ class Service:
             label = int(other_class(logits, torch.tensor([label])))
         distance = (moved.double() - image.double()).abs().max().item()
         return Perturbed(distance=distance, class_=self.classes[label], pixels=moved.tolist())
+
+
+def _without_surrogates(name: str) -> str:
+    """Return a name that can be encoded in UTF-8: JSON files and names of folders may contain half characters."""
+    return name.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _radius(radii: Tensor | None) -> float | None:

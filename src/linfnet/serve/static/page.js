@@ -11,7 +11,7 @@ let model, prediction, attack, within, photograph, predicting = false, queued = 
 async function request(path, options) {
   const response = await fetch(path, options);
   const body = await response.json().catch(() => ({ error: `the server responded with status ${response.status}` }));
-  if (!response.ok) throw new Error(body.error);
+  if (!response.ok) throw Object.assign(new Error(body.error), { status: response.status });
   return body;
 }
 
@@ -74,7 +74,7 @@ function showScores(scores) {
     head.textContent = score.name;
     meter.value = (score.logit - low) / span;
     meter.setAttribute("aria-label", `score of ${score.name}`);
-    const cells = [meter, score.logit.toFixed(3).replace("-", "−"), k === 0 ? "predicted" : score.earliest_eps === null ? "–" : floor(score.earliest_eps, 4)];
+    const cells = [meter, score.logit.toFixed(3).replace("-", "−")];
     row.append(head, ...cells.map((content, c) => {
       const cell = document.createElement("td");
       if (c) cell.className = "number";
@@ -121,12 +121,12 @@ async function startAttack() {
 
 async function runAttack(mine, options) {
   const body = JSON.stringify({ pixels: prediction.pixels, ...options });
-  for (let tries = 0; tries < 20 && !mine.signal.aborted; tries++) {
+  for (let tries = 0; tries < 60 && !mine.signal.aborted; tries++) {
     try {
       return await request("/api/attack", { method: "POST", body, headers: { "Content-Type": "application/json" }, signal: mine.signal });
     } catch (error) {
       if (mine.signal.aborted) break;
-      if (!/too many requests/.test(error.message)) { showError(error.message); break; }
+      if (![429, 503].includes(error.status)) { showError(error.message); break; }
       await new Promise((resolve) => setTimeout(resolve, 500));
     }
   }
