@@ -8,7 +8,7 @@ Therefore `smoothed_logits` computes the outputs of each layer at p = inf and us
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -28,6 +28,19 @@ from linfnet.ops import check_p
 
 AttackObjective = Callable[[Tensor, Tensor, float], Tensor]
 """(logits [N, K], labels [N], scale) -> [N]: the value that the attack maximises for each image."""
+
+
+@contextlib.contextmanager
+def _only_image_gradients(net: Classifier) -> Generator[None]:
+    """Context in which no gradients of the parameters are computed, which would take as long as those of the images."""
+    parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
 
 
 def pgd(
@@ -62,7 +75,7 @@ def pgd(
     size = float(exact)
     noise = torch.randn(pixels.shape, generator=generator, device=pixels.device, dtype=pixels.dtype) * (size / 4)
     moved = torch.clamp(pixels + noise.clamp(-size / 2, size / 2), lower, upper)
-    with contextlib.nullcontext() if as_is else net.at_infinity():
+    with contextlib.nullcontext() if as_is else net.at_infinity(), _only_image_gradients(net):
         for _ in range(steps):
             moved.requires_grad_(True)
             loss = scaled_cross_entropy(net(moved), truth, net.scale.detach())
@@ -184,7 +197,7 @@ def best_pgd(
     sizes = sizes.to(pixels).view(-1, *[1] * (pixels.dim() - 1))
     best, least = pixels.clone(), torch.full(truth.shape, math.inf, device=pixels.device, dtype=pixels.dtype)
     goal, scale, targets = OBJECTIVES[objective], net.scale.item(), None
-    with net.at_infinity():
+    with net.at_infinity(), _only_image_gradients(net):
         if rival:
             with torch.no_grad():
                 others = net(pixels).scatter(1, truth.unsqueeze(1), -math.inf).argsort(1, descending=True)

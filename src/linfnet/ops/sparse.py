@@ -1,4 +1,4 @@
-"""Distances of neurons that have connections to some inputs only, at p = infinity: the public functions and operators.
+"""Distances of neurons that have connections to some inputs only, at p = infinity: public functions and operators.
 
 The connections of all neurons are stored in compressed rows (CSR): connections offsets[o] to offsets[o + 1] - 1 belong
 to neuron o, connection c leads to input index[c] and has the weight weight[c]. The functions check arguments, flatten
@@ -22,7 +22,7 @@ _library = torch.library.Library("linfnet", "FRAGMENT")
 _CSR = "Tensor weight, Tensor index, Tensor offsets"
 
 
-def _define(schema: str, method: str, fake: Callable[..., Any]) -> Any:
+def define_sparse(schema: str, method: str, fake: Callable[..., Any]) -> Any:
     """Define an operator that calls a method of the sparse implementation named by its last argument."""
     name = schema.split("(")[0]
 
@@ -62,24 +62,24 @@ def _bounds_fake(
     return outputs_like(lower, offsets), outputs_like(lower, offsets), near, far
 
 
-distance_inference = _define(
+distance_inference = define_sparse(
     f"sparse_linf_distance_inference(Tensor x, {_CSR}, str impl) -> Tensor", "forward", _inference_fake
 )
-distance_saving = _define(
+distance_saving = define_sparse(
     f"sparse_linf_distance(Tensor x, {_CSR}, str impl) -> (Tensor, Tensor)", "forward_saving", _forward_fake
 )
-distance_backward = _define(
+distance_backward = define_sparse(
     "sparse_linf_distance_backward(Tensor grad, Tensor x, Tensor weight, Tensor index, Tensor decisive, bool need_x, "
     "bool need_w, str impl) -> (Tensor, Tensor)",
     "backward",
     _backward_fake,
 )
-bounds_inference = _define(
+bounds_inference = define_sparse(
     f"sparse_linf_bounds_inference(Tensor lower, Tensor upper, {_CSR}, str impl) -> (Tensor, Tensor)",
     "bounds",
     _bounds_inference_fake,
 )
-bounds_saving = _define(
+bounds_saving = define_sparse(
     f"sparse_linf_bounds(Tensor lower, Tensor upper, {_CSR}, str impl) -> (Tensor, Tensor, Tensor, Tensor)",
     "bounds_saving",
     _bounds_fake,
@@ -142,7 +142,8 @@ torch.library.register_autograd(
 )
 
 
-def _check(name: str, x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor) -> None:
+def check_sparse(name: str, x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor) -> None:
+    """Raise an error for tensors whose shapes, dtypes or devices do not fit."""
     if weight.dim() != 1 or index.shape != weight.shape:
         raise ArgumentError(
             f"weight has shape {tuple(weight.shape)} and index {tuple(index.shape)}; expected the same [connections]"
@@ -183,7 +184,7 @@ def sparse_linf_distance(
     >>> sparse_linf_distance(x, weight, index, offsets)
     tensor([[3., 3.]])
     """
-    _check("x", x, weight, index, offsets)
+    check_sparse("x", x, weight, index, offsets)
     name = choose_sparse(x.device.type, x.dtype, impl)
     rows = x.contiguous() if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     weight, index, offsets = weight.contiguous(), index.contiguous(), offsets.contiguous()
@@ -215,8 +216,8 @@ def sparse_linf_bounds(
     >>> sparse_linf_bounds(*box, weight, index, torch.tensor([0, 2], dtype=torch.int32))
     (tensor([[0.7500]]), tensor([[1.]]))
     """
-    _check("lower", lower, weight, index, offsets)
-    _check("upper", upper, weight, index, offsets)
+    check_sparse("lower", lower, weight, index, offsets)
+    check_sparse("upper", upper, weight, index, offsets)
     if lower.shape != upper.shape:
         raise ArgumentError(f"lower has shape {tuple(lower.shape)} and upper {tuple(upper.shape)}; expected the same")
     name = choose_sparse(lower.device.type, lower.dtype, impl)
