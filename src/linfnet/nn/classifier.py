@@ -19,6 +19,7 @@ from linfnet.nn.distance import DistanceModule
 from linfnet.nn.label_margin import label_on_top
 from linfnet.nn.model_card import model_card
 from linfnet.nn.model_path import find_model, system_name
+from linfnet.nn.nonexpansive import parts_of
 from linfnet.nn.normalization import Normalize
 from linfnet.results import Results
 
@@ -169,7 +170,7 @@ class Classifier(nn.Module):
     @property
     def p(self) -> float:
         """The exponent of all distance layers (infinity without distance layers). Setting it changes all layers."""
-        return next((layer.p for layer in self.distance_layers()), math.inf)
+        return next((module.p for module in self.modules() if isinstance(module, DistanceModule)), math.inf)
 
     @p.setter
     def p(self, value: float) -> None:
@@ -178,14 +179,15 @@ class Classifier(nn.Module):
 
     def distance_layers(self) -> list[DistanceModule]:
         """Return all distance layers, in order."""
-        return [module for module in self.modules() if isinstance(module, DistanceModule)]
+        return [module for _, module in parts_of(self) if isinstance(module, DistanceModule)]
 
     @contextlib.contextmanager
     def at_infinity(self) -> Generator[Self]:
         """Context in which the net is at p = inf in eval mode; p and the training flags are restored at its end."""
         # Change only what differs: setting an attribute of a module costs as much as a small layer.
-        relaxed = [(layer, layer.p) for layer in self.distance_layers() if not math.isinf(layer.p)]
-        in_training = [module for module in self.modules() if module.training]
+        parts = [module for _, module in parts_of(self)]
+        relaxed = [(part, part.p) for part in parts if isinstance(part, DistanceModule) and not math.isinf(part.p)]
+        in_training = [module for module in parts if module.training]
         for layer, _ in relaxed:
             layer.p = math.inf
         for module in in_training:

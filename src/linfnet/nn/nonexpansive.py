@@ -41,6 +41,25 @@ class Nonexpansive(nn.Module):
         raise ArgumentError(f"{type(self).__name__} does not define measure(x), which certificates need")
 
 
+def parts_of(root: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the names and modules of `root.named_modules()`, which is several times as slow and can be overridden.
+
+    >>> [name for name, _ in parts_of(nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU())))]
+    ['', '0', '1', '1.0']
+    """
+    found: dict[int, tuple[str, nn.Module]] = {}
+    waiting = [("", root)]
+    while waiting:
+        name, module = waiting.pop()
+        if id(module) in found:
+            continue
+        found[id(module)] = name, module
+        if children := vars(module)["_modules"]:
+            start = name + "." if name else ""
+            waiting += [(start + key, child) for key, child in reversed(list(children.items())) if child is not None]
+    return list(found.values())
+
+
 def largest(x: Tensor) -> Tensor:
     """Return the largest absolute value [B] of each sample of x [B, ...]."""
     rows = x.flatten(1) if x.dim() > 1 else x.unsqueeze(1)

@@ -1,6 +1,5 @@
 """Nets whose certificates hold for the floating-point program."""
 
-import itertools
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
@@ -8,12 +7,11 @@ from torch import Tensor, nn
 
 from linfnet.errors import LARGEST, ArgumentError
 from linfnet.nn.classifier import Classifier
-from linfnet.nn.nonexpansive import Nonexpansive, Rounding
+from linfnet.nn.nonexpansive import Nonexpansive, Rounding, parts_of
 from linfnet.nn.normalization import Normalize
 from linfnet.nn.unchanged import (
     RefusedError,
     check_global_hooks,
-    check_instance,
     check_instances,
     check_layer,
     library_class,
@@ -56,7 +54,10 @@ class ProvenNet(Classifier):
 
     def used_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the names and tensors of all parameters and buffers that the forward pass in eval mode uses."""
-        return itertools.chain(self.named_parameters(), self.named_buffers())
+        for path, module in parts_of(self):
+            start = path + "." if path else ""
+            for tensors in (vars(module)["_parameters"], vars(module)["_buffers"]):
+                yield from ((start + name, tensor) for name, tensor in tensors.items() if tensor is not None)
 
 
 def check_std(std: float) -> None:
@@ -70,9 +71,8 @@ def check_std(std: float) -> None:
 def check_unchanged(net: ProvenNet) -> None:
     """Raise an error if the net may compute something else than its class in this library."""
     check_global_hooks()
-    check_instance(net, f"the net, a {type(net).__name__},")
-    for name, part in net.named_children():
-        check_instances(part, name)
+    parts = parts_of(net)
+    check_instances(parts, "")
     if type(net.normalize) is not Normalize:
         kind = type(net.normalize).__name__
         raise ArgumentError(f"normalize of the net is a {kind}; expected linfnet.nn.Normalize itself")
@@ -82,13 +82,16 @@ def check_unchanged(net: ProvenNet) -> None:
             f"net is a {type(net).__name__} that overrides {changed}, but certificates hold for {base.__name__}; "
             "for an own forward pass use linfnet.Classifier.wrap"
         )
-    for name, module in net.named_modules():
+    for name, module in parts:
+        if module._forward_hooks or module._forward_pre_hooks:  # pyright: ignore[reportPrivateUsage]
+            where = f"module {name!r}" if name else "net"
+            raise ArgumentError(f"the {where} has a forward hook, which may change its output; remove it to certify")
         if net.traced or module is net or type(module) in (nn.Sequential, Normalize):
             continue
         try:
             if not isinstance(module, Nonexpansive):
                 raise RefusedError("expected layers of linfnet; use linfnet.Classifier.wrap for others")
-            check_layer(module)
+            check_layer(module, parts=False)  # its parts are among the modules
         except RefusedError as reason:
             kind = type(module).__name__
             raise ArgumentError(f"net contains {kind} ({name!r}), which cannot be certified: {reason}") from None

@@ -6,6 +6,7 @@ not known to be harmless is refused.
 
 import inspect
 import sys
+from collections import OrderedDict
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -28,6 +29,8 @@ _HARMLESS = frozenset((
     "__static_attributes__", "__parameters__", "__orig_bases__", "__repr__", "__init_subclass__", "__subclasshook__",
     "__abstractmethods__", "_abc_impl", "extra_repr",
 ))  # fmt: skip
+# Types of most attributes, whose values are neither callable nor tensors.
+_PLAIN = frozenset((bool, int, float, str, type(None), dict, OrderedDict))
 _CALLS = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__", "__getattribute__")
 
 
@@ -76,24 +79,34 @@ def check_global_hooks() -> None:
         raise ArgumentError("a forward hook of all modules is registered, which may change results; remove it")
 
 
-def check_instance(module: nn.Module, name: str) -> None:
-    """Raise an error if an attribute of the module itself replaces a method of its class."""
-    names = _methods(type(module))
-    own = vars(module)
+def replaced_method(module: nn.Module) -> str | None:
+    """Return the first method of its class that an attribute of the module itself replaces, or None."""
+    names, own = _methods(type(module)), vars(module)
     for parts in (own, own["_parameters"], own["_buffers"], own["_modules"]):
-        if replaced := names & parts.keys():
-            raise ArgumentError(f"{min(replaced)} of {name} was replaced; expected the method of its class")
+        if not names.isdisjoint(parts):
+            return min(names & parts.keys())
+    return None
 
 
-def check_instances(root: nn.Module, what: str) -> None:
-    """Raise an error if an attribute of one of the modules of a module replaces a method."""
-    for name, module in root.named_modules():
-        kind = type(module).__name__
-        check_instance(module, f"{kind} ({name!r}) in the {what}" if name else f"{kind} in the {what}")
+def check_instances(parts: Iterable[tuple[str, nn.Module]], root: str) -> None:
+    """Raise an error if an attribute of one of the modules `parts_of` a net or a body replaces a method.
+
+    Args:
+        parts: the names and modules.
+        root: what the error message calls the module without a name; names begin with the part of the net if it is "".
+    """
+    for path, module in parts:
+        if replaced := replaced_method(module):
+            kind, (part, _, rest) = type(module).__name__, path.partition(".")
+            what, name = (root, path) if root else (part, rest)
+            where = f"{kind} ({name!r}) in the {what}" if name else f"{kind} in the {what}"
+            if not what:
+                where = f"the net, a {kind},"
+            raise ArgumentError(f"{replaced} of {where} was replaced; expected the method of its class")
 
 
-def check_layer(module: Nonexpansive) -> None:
-    """Raise an error if a layer does not run the code of its class in this library.
+def check_layer(module: Nonexpansive, *, parts: bool = True) -> None:
+    """Raise an error if a layer, with its parts, does not run the code of its class in this library.
 
     A subclass of `Nonexpansive` itself declares by its class that its methods are correct.
     """
@@ -108,12 +121,15 @@ def check_layer(module: Nonexpansive) -> None:
             f"it overrides {changed} of {base.__name__}; expected a subclass of linfnet.nn.Nonexpansive that defines "
             "forward, bounds and measure"
         )
-    for name, child in module.named_children():
+    for name, child in vars(module)["_modules"].items():
+        if child is None:
+            continue
         if name != "shift" or type(child) is not MeanShift:
             raise RefusedError(
                 f"its part {name!r} is a {type(child).__name__}; expected no part or a MeanShift 'shift'"
             )
-        check_layer(child)
+        if parts:
+            check_layer(child)
     for name, value in vars(module).items():
-        if callable(value) or isinstance(value, Tensor):
+        if type(value) not in _PLAIN and (callable(value) or isinstance(value, Tensor)):
             raise RefusedError(f"its attribute {name!r} is a {type(value).__name__}; expected a number, or a parameter")

@@ -59,6 +59,21 @@ class SparseCpu:
         addresses = [t.data_ptr() for t in (*inputs, y)] + [0 if decisive is None else decisive.data_ptr()]
         _call(_kernels.sparse_forward, addresses, x, weight, y.shape[1])
 
+    @property
+    def measures(self) -> bool:
+        """Whether the extension has the kernel of `measured`."""
+        return hasattr(_kernels, "sparse_measured")
+
+    def measured(
+        self, x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor, mean: Tensor | None, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return y - mean + bias, and bounds [steps, n] on the magnitudes as in `sparse_linf_measured`."""
+        y, sizes = outputs_like(x, offsets), x.new_empty((1 + (mean is not None) + (bias is not None), x.shape[0]))
+        inputs = [None if t is None else t.contiguous() for t in (x, weight, index, offsets, mean, bias)]
+        addresses = [0 if t is None else t.data_ptr() for t in (*inputs, y, sizes)]
+        _call(_kernels.sparse_measured, addresses, x, weight, y.shape[1])
+        return y, sizes
+
     def backward(
         self, grad: Tensor, x: Tensor, weight: Tensor, index: Tensor, decisive: Tensor, need_x: bool, need_w: bool
     ) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@
 namespace linfnet {
 namespace {
 constexpr Kernels table(const char* name) {
-  return {name, infinity, power, gradients, bounds, sparse_infinity, sparse_bounds, elementary};
+  return {name, infinity, power, gradients, bounds, sparse_infinity, sparse_measured, sparse_bounds, elementary};
 }
 }  // namespace
 }  // namespace linfnet
