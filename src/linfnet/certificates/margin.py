@@ -71,8 +71,8 @@ def certified_at(radii: Tensor, epsilons: Iterable[Epsilon]) -> Tensor:
     tensor([[ True,  True],
             [False,  True]])
     """
-    ends = radii.new_tensor([float_above(parse_epsilon(epsilon)) for epsilon in epsilons])
-    return radii >= ends.unsqueeze(1)
+    ends = [float_above(parse_epsilon(epsilon)) for epsilon in epsilons]
+    return radii >= radii.new_tensor(ends).unsqueeze(1)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import Classifier, ProvenNet
-from linfnet.nn.proven import check_std, check_unchanged
+from linfnet.nn.proven import check_precision, check_std, check_unchanged
 
 Numbers = npt.NDArray[np.float64]
 
@@ -76,11 +76,7 @@ def check_program(net: Classifier, images: Tensor) -> ProvenNet:
             f"it has: {', '.join(net.certificate_names)}"
         )
     check_unchanged(net)
-    for name, part in net.used_tensors():
-        if part.dtype != images.dtype and part.is_floating_point():
-            raise ArgumentError(
-                f"images have dtype {images.dtype}, the net computes in {part.dtype} ({name}); expected the same"
-            )
+    check_precision(net, images.dtype)
     check_std(net.normalize.std.item())
     check_subnormals(images.dtype, images.device)
     return net

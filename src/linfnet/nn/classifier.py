@@ -19,7 +19,7 @@ from linfnet.nn.distance import DistanceModule
 from linfnet.nn.label_margin import label_on_top
 from linfnet.nn.model_card import model_card
 from linfnet.nn.model_path import find_model, system_name
-from linfnet.nn.nonexpansive import parts_of
+from linfnet.nn.nonexpansive import modules_of
 from linfnet.nn.normalization import Normalize
 from linfnet.results import Results
 
@@ -179,13 +179,13 @@ class Classifier(nn.Module):
 
     def distance_layers(self) -> list[DistanceModule]:
         """Return all distance layers, in order."""
-        return [module for _, module in parts_of(self) if isinstance(module, DistanceModule)]
+        return [module for module in self.modules() if isinstance(module, DistanceModule)]
 
     @contextlib.contextmanager
     def at_infinity(self) -> Generator[Self]:
         """Context in which the net is at p = inf in eval mode; p and the training flags are restored at its end."""
         # Change only what differs: setting an attribute of a module costs as much as a small layer.
-        parts = [module for _, module in parts_of(self)]
+        parts = modules_of(self)
         relaxed = [(part, part.p) for part in parts if isinstance(part, DistanceModule) and not math.isinf(part.p)]
         in_training = [module for module in parts if module.training]
         for layer, _ in relaxed:

@@ -41,23 +41,24 @@ class Nonexpansive(nn.Module):
         raise ArgumentError(f"{type(self).__name__} does not define measure(x), which certificates need")
 
 
-def parts_of(root: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the names and modules of `root.named_modules()`, which is several times as slow and can be overridden.
+def modules_of(root: nn.Module) -> list[nn.Module]:
+    """Return the modules of `root.modules()` in another order; this is faster, and a module cannot override it.
 
-    >>> [name for name, _ in parts_of(nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU())))]
-    ['', '0', '1', '1.0']
+    >>> [type(module).__name__ for module in modules_of(nn.Sequential(nn.Sequential(nn.ReLU()), nn.Tanh()))]
+    ['Sequential', 'Sequential', 'Tanh', 'ReLU']
     """
-    found: dict[int, tuple[str, nn.Module]] = {}
-    waiting = [("", root)]
-    while waiting:
-        name, module = waiting.pop()
-        if id(module) in found:
-            continue
-        found[id(module)] = name, module
-        if children := vars(module)["_modules"]:
-            start = name + "." if name else ""
-            waiting += [(start + key, child) for key, child in reversed(list(children.items())) if child is not None]
-    return list(found.values())
+    found, seen = [root], {id(root)}
+    for module in found:
+        for child in vars(module)["_modules"].values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                found.append(child)
+    return found
+
+
+def name_in(root: nn.Module, module: nn.Module) -> str:
+    """Return the name of a module of a net."""
+    return next(name for name, each in root.named_modules() if each is module)
 
 
 def largest(x: Tensor) -> Tensor:

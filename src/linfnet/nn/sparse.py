@@ -75,8 +75,8 @@ class SparseDistance(DistanceModule):
     def certifiable_tensors(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         """Return weight, index, offsets, mean and bias, or raise an error unless at p = inf and in eval mode."""
         self._check_certifiable("magnitudes", x)
-        mean = None if self.shift is None else self.shift.running_mean
-        return self.weight, self.index, self.offsets, mean, self.bias
+        shift = self.shift
+        return self.weight, self.index, self.offsets, None if shift is None else shift.running_mean, self.bias
 
     def _distance(self, x: Tensor) -> Tensor:
         if x.dim() == 0 or x.shape[-1] != self.in_features:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from linfnet.errors import ArgumentError
-from linfnet.nn.nonexpansive import Nonexpansive
+from linfnet.nn.nonexpansive import Nonexpansive, modules_of, name_in
 from linfnet.nn.normalization import MeanShift
 
 
@@ -79,30 +79,25 @@ def check_global_hooks() -> None:
         raise ArgumentError("a forward hook of all modules is registered, which may change results; remove it")
 
 
-def replaced_method(module: nn.Module) -> str | None:
-    """Return the first method of its class that an attribute of the module itself replaces, or None."""
-    names, own = _methods(type(module)), vars(module)
-    for parts in (own, own["_parameters"], own["_buffers"], own["_modules"]):
-        if not names.isdisjoint(parts):
-            return min(names & parts.keys())
-    return None
-
-
-def check_instances(parts: Iterable[tuple[str, nn.Module]], root: str) -> None:
-    """Raise an error if an attribute of one of the modules `parts_of` a net or a body replaces a method.
+def check_instances(root: nn.Module, what: str = "") -> None:
+    """Raise an error if an attribute of one of the modules of a module replaces a method of its class.
 
     Args:
-        parts: the names and modules.
-        root: what the error message calls the module without a name; names begin with the part of the net if it is "".
+        root: a net, or a module that error messages call `what`.
+        what: by default the name of a child of the net.
     """
-    for path, module in parts:
-        if replaced := replaced_method(module):
-            kind, (part, _, rest) = type(module).__name__, path.partition(".")
-            what, name = (root, path) if root else (part, rest)
-            where = f"{kind} ({name!r}) in the {what}" if name else f"{kind} in the {what}"
-            if not what:
-                where = f"the net, a {kind},"
-            raise ArgumentError(f"{replaced} of {where} was replaced; expected the method of its class")
+    for module in modules_of(root):
+        names, own = _methods(type(module)), vars(module)
+        for parts in (own, own["_parameters"], own["_buffers"], own["_modules"]):
+            if names.isdisjoint(parts):
+                continue
+            kind, name = type(module).__name__, name_in(root, module)
+            child, rest = (what, name) if what else name.partition(".")[::2]
+            where = f"{kind} ({rest!r}) in the {child}" if rest else f"{kind} in the {child}"
+            where = where if child else f"the net, a {kind},"
+            raise ArgumentError(
+                f"{min(names & parts.keys())} of {where} was replaced; expected the method of its class"
+            )
 
 
 def check_layer(module: Nonexpansive, *, parts: bool = True) -> None:

@@ -224,13 +224,13 @@ def sparse_linf_measured(x: Tensor, layers: Sequence[Layer]) -> tuple[Tensor, Te
     for weight, index, offsets, mean, bias in layers:
         _check("x", x, weight, index, offsets)
         for name, term in (("mean", mean), ("bias", bias)):
-            if term is not None and (term.shape != (len(offsets) - 1,) or term.dtype != x.dtype):
+            if term is None:
+                continue
+            if term.shape != (outs := offsets.shape[0] - 1,) or term.dtype != x.dtype or term.device != x.device:
                 raise ArgumentError(
-                    f"{name} has shape {tuple(term.shape)} and dtype {term.dtype}; expected [{len(offsets) - 1}] and "
-                    f"{x.dtype}"
+                    f"{name} has shape {tuple(term.shape)} and dtype {term.dtype} on {term.device}; expected [{outs}] "
+                    f"and {x.dtype} on {x.device}"
                 )
-            if term is not None and term.device != x.device:
-                raise ArgumentError(f"{name} is on {term.device} and x on {x.device}; expected the same")
         x, sizes = chosen.measured(x, weight, index, offsets, mean, bias)
         measured.append(sizes)
     return x, torch.cat(measured)
