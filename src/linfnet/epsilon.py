@@ -49,7 +49,7 @@ def parse_epsilon(value: Epsilon, name: str = "eps") -> Fraction:
     (Fraction(8, 255), Fraction(1, 10), Fraction(1, 4), Fraction(8, 255))
     """
     exact = parse_rational(value, name)
-    if not 0 <= exact <= 1:
+    if not 0 <= exact.numerator <= exact.denominator:
         shown = "/".join(map(str, value)) if isinstance(value, tuple) else value
         raise ArgumentError(f"{name} is {shown}; expected a number from 0 to 1 (pixel units){in_255ths(exact)}")
     return exact

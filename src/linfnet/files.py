@@ -89,9 +89,20 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     """Write named tensors as safetensors in one step."""
     whole = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     # `safetensors.torch.save_file` is not used: for a full disk it raises an exception without errno.
-    content = safetensors.torch.save(whole, metadata)
+    content = _with_sorted_header(safetensors.torch.save(whole, metadata))
     with replacing(path) as temporary:
         temporary.write_bytes(content)
+
+
+def _with_sorted_header(content: bytes) -> bytes:
+    """Return a safetensors file whose metadata are sorted: safetensors writes them in random order."""
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    if "__metadata__" in header:
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[8 + size :]
 
 
 def cut_short(path: Path) -> bool:

@@ -19,6 +19,7 @@ from linfnet.nn.distance import DistanceModule
 from linfnet.nn.label_margin import label_on_top
 from linfnet.nn.model_card import model_card
 from linfnet.nn.model_path import find_model, system_name
+from linfnet.nn.nonexpansive import modules_of
 from linfnet.nn.normalization import Normalize
 from linfnet.results import Results
 
@@ -170,7 +171,7 @@ class Classifier(nn.Module):
     @property
     def p(self) -> float:
         """The exponent of all distance layers (infinity without distance layers). Setting it changes all layers."""
-        return next((layer.p for layer in self.distance_layers()), math.inf)
+        return next((module.p for module in self.modules() if isinstance(module, DistanceModule)), math.inf)
 
     @p.setter
     def p(self, value: float) -> None:
@@ -185,8 +186,9 @@ class Classifier(nn.Module):
     def at_infinity(self) -> Generator[Self]:
         """Context in which the net is at p = inf in eval mode; p and the training flags are restored at its end."""
         # Change only what differs: setting an attribute of a module costs as much as a small layer.
-        relaxed = [(layer, layer.p) for layer in self.distance_layers() if not math.isinf(layer.p)]
-        in_training = [module for module in self.modules() if module.training]
+        parts = modules_of(self)
+        relaxed = [(part, part.p) for part in parts if isinstance(part, DistanceModule) and not math.isinf(part.p)]
+        in_training = [module for module in parts if module.training]
         for layer, _ in relaxed:
             layer.p = math.inf
         for module in in_training:

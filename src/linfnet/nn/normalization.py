@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -42,6 +43,13 @@ class Normalize(nn.Module):
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Return exact bounds on the output over a box; both steps are monotone, including rounding."""
         return self(lower), self(upper)
+
+    def largest(self, pixels: tuple[float, float]) -> float:
+        """Return the largest absolute output for a range of pixels: both steps are monotone, so it is at an end."""
+        mean, std = self.mean.cpu().numpy(), self.std.cpu().numpy()
+        ends = np.array(pixels, dtype=mean.dtype)[:, None]
+        with np.errstate(all="ignore"):
+            return float(np.abs((ends - mean) / std).max())
 
     def extra_repr(self) -> str:
         return f"mean={[round(m, 6) for m in self.mean.tolist()]}, std={self.std.item():.6g}"

@@ -68,6 +68,12 @@ class SparseDistance(DistanceModule):
         """Return the outputs [..., out_features] for x [..., in_features]."""
         return self._finish(self._distance(x))
 
+    def certifiable_tensors(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Return weight, index, offsets, mean and bias, or raise an error unless at p = inf and in eval mode."""
+        self._check_certifiable("magnitudes", x)
+        shift = self.shift
+        return self.weight, self.index, self.offsets, None if shift is None else shift.running_mean, self.bias
+
     def _distance(self, x: Tensor) -> Tensor:
         if x.dim() == 0 or x.shape[-1] != self.in_features:
             raise ArgumentError(f"x has shape {tuple(x.shape)}; expected [..., {self.in_features}]")

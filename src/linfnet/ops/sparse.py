@@ -6,17 +6,21 @@ shapes to matrices and call a `torch.library` operator, as in `linfnet.ops.api`.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from linfnet.errors import ArgumentError
+from linfnet.ops.sparse_cpu import SparseCpu
 from linfnet.ops.sparse_reference import SPARSE_KERNELS as SPARSE_KERNELS
 from linfnet.ops.sparse_reference import SparseImplementation as SparseImplementation
 from linfnet.ops.sparse_reference import check_connections as check_connections
 from linfnet.ops.sparse_reference import choose_sparse, get_sparse, gradients_like, outputs_like
+
+Layer = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+"""Weight, index, offsets, mean and bias of a layer."""
 
 _library = torch.library.Library("linfnet", "FRAGMENT")
 _CSR = "Tensor weight, Tensor index, Tensor offsets"
@@ -193,6 +197,44 @@ def sparse_linf_distance(
     else:
         y = distance_inference(rows, weight, index, offsets, name)
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], offsets.shape[0] - 1)
+
+
+def sparse_linf_measured(x: Tensor, layers: Sequence[Layer]) -> tuple[Tensor, Tensor] | None:
+    """Compute a stack of layers, without gradients, and bounds on the magnitudes of their steps, for certificates.
+
+    Args:
+        x: [n, in].
+        layers: weight, index and offsets of each layer, as in `sparse_linf_distance`, the mean [out] or None, which is
+            subtracted from the distances, and the bias [out] or None, which is added after that.
+
+    Returns:
+        The outputs [n, out] of the last layer, with the bits of separate steps, and bounds [steps, n] on the magnitudes
+        of the results of all steps that round: for each layer of the distances (without a mean: of the outputs), of the
+        differences from the mean, and of the sums with the bias. None if no kernel computes this for such tensors.
+
+    >>> weight, index = torch.tensor([0.0, 1.0]), torch.tensor([0, 1], dtype=torch.int32)
+    >>> x, offsets = torch.tensor([[2.0, -3.0]]), torch.tensor([0, 1, 2], dtype=torch.int32)
+    >>> found = sparse_linf_measured(x, [(weight, index, offsets, torch.tensor([1.0, 3.0]), None)])
+    >>> found is None or (found[0].tolist(), found[1].tolist()) == ([[1.0, 1.0]], [[4.0], [7.0]])
+    True
+    """
+    chosen = get_sparse(choose_sparse(x.device.type, x.dtype))
+    if x.dim() != 2 or not layers or not isinstance(chosen, SparseCpu) or not chosen.measures:
+        return None
+    measured: list[Tensor] = []
+    for weight, index, offsets, mean, bias in layers:
+        check_sparse("x", x, weight, index, offsets)
+        for name, term in (("mean", mean), ("bias", bias)):
+            if term is None:
+                continue
+            if term.shape != (outs := offsets.shape[0] - 1,) or term.dtype != x.dtype or term.device != x.device:
+                raise ArgumentError(
+                    f"{name} has shape {tuple(term.shape)} and dtype {term.dtype} on {term.device}; expected [{outs}] "
+                    f"and {x.dtype} on {x.device}"
+                )
+        x, sizes = chosen.measured(x, weight, index, offsets, mean, bias)
+        measured.append(sizes)
+    return x, torch.cat(measured)
 
 
 def sparse_linf_bounds(

@@ -5,6 +5,7 @@ any number of threads, and those of a sample for any batch. The sources are the 
 """
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ def threads_for(n: int, connections: int) -> int:
     return min(torch.get_num_threads(), max(1, blocks * connections // _kernels.CONNECTIONS_PER_THREAD))
 
 
-def _call(kernel: Any, arguments: list[int | float], x: Tensor, weight: Tensor, outs: int) -> None:
+def _call(kernel: Any, arguments: Sequence[int | float], x: Tensor, weight: Tensor, outs: int) -> None:
     (n, features), connections = x.shape, weight.shape[0]
     try:
         kernel(*arguments, n, outs, features, connections, threads_for(n, connections))
@@ -63,6 +64,21 @@ class SparseCpu:
         addresses = [t.data_ptr() for t in (*inputs, y)]
         saved = 0 if decisive is None else decisive.data_ptr()
         _call(_kernels.sparse_forward, [*addresses, saved], x, weight, y.shape[1])
+
+    @property
+    def measures(self) -> bool:
+        """Whether the extension has the kernel of `measured`."""
+        return hasattr(_kernels, "sparse_measured")
+
+    def measured(
+        self, x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor, mean: Tensor | None, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return y - mean + bias, and bounds [steps, n] on the magnitudes as in `sparse_linf_measured`."""
+        y, sizes = outputs_like(x, offsets), x.new_empty((1 + (mean is not None) + (bias is not None), x.shape[0]))
+        inputs = [None if t is None else t.contiguous() for t in (x, weight, index, offsets, mean, bias)]
+        addresses = [0 if t is None else t.data_ptr() for t in (*inputs, y, sizes)]
+        _call(_kernels.sparse_measured, addresses, x, weight, y.shape[1])
+        return y, sizes
 
     def backward(
         self, grad: Tensor, x: Tensor, weight: Tensor, index: Tensor, decisive: Tensor, need_x: bool, need_w: bool

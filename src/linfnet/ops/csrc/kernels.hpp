@@ -39,6 +39,10 @@ struct Kernels {
                  int* far, Shape shape);
   // y = max |x - w| over the connections of a neuron; decisive (may be null) receives the first that attains it.
   void (*sparse_infinity)(const float* x, Connections net, float* y, int* decisive, SparseShape shape);
+  // y = these distances - mean + bias (each may be null). sizes [1 + terms, rows] receives a bound on the magnitude of
+  // the results of each step that rounds: of the distances, and of the sums with each term.
+  void (*sparse_measured)(const float* x, Connections net, const float* mean, const float* bias, float* y, float* sizes,
+                          SparseShape shape);
   // The smallest and largest of these distances over a box, and the connections that attain them (may be null).
   void (*sparse_bounds)(const float* lower, const float* upper, Connections net, float* smallest, float* largest,
                         int* near, int* far, SparseShape shape);

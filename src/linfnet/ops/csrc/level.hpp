@@ -14,9 +14,16 @@
 namespace linfnet {
 namespace {
 constexpr Kernels table(const char* name) {
-  return {name,          infinity,     power,
-          gradients,     bounds,       sparse_infinity,
-          sparse_bounds, sparse_power, sparse_power_gradients,
+  return {name,
+          infinity,
+          power,
+          gradients,
+          bounds,
+          sparse_infinity,
+          sparse_measured,
+          sparse_bounds,
+          sparse_power,
+          sparse_power_gradients,
           elementary};
 }
 }  // namespace

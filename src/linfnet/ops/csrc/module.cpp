@@ -111,6 +111,15 @@ void sparse_forward(Address x, Address weight, Address index, Address offsets, A
   });
 }
 
+void sparse_measured(Address x, Address weight, Address index, Address offsets, Address mean, Address bias, Address y,
+                     Address sizes, long rows, long outs, long features, long count, int threads) {
+  const SparseShape shape{rows, outs, features, count, threads};
+  run(shape, [&] {
+    current->sparse_measured(floats(x), connections(weight, index, offsets), floats(mean), floats(bias), floats(y),
+                             floats(sizes), shape);
+  });
+}
+
 void sparse_backward(Address grad, Address x, Address weight, Address index, Address decisive, Address grad_x,
                      Address grad_w, long rows, long outs, long features, long count, int threads) {
   const SparseShape shape{rows, outs, features, count, threads};
@@ -157,6 +166,7 @@ NB_MODULE(_cpu, m) {
   m.def("backward", &backward);
   m.def("bounds", &bounds);
   m.def("sparse_forward", &sparse_forward);
+  m.def("sparse_measured", &sparse_measured);
   m.def("sparse_backward", &sparse_backward);
   m.def("sparse_bounds", &sparse_bounds);
   m.def("sparse_power", &sparse_power);
