@@ -7,9 +7,8 @@ import math
 import sys
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import cast
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,20 +16,18 @@ from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import Classifier, ProvenNet
 from linfnet.nn.proven import check_precision, check_std, check_unchanged
 
-Numbers = npt.NDArray[np.float64]
-
 # Smallest number of elements that torch assigns to a thread in an elementwise operation.
 _GRAIN = 32768
 
 
-def down(value: Numbers) -> Numbers:
-    """Return numbers strictly below the exact results of the single float64 operation that computed `value`."""
-    return np.nextafter(value, -np.inf)
+def down(value: float) -> float:
+    """Return a number strictly below the exact result of the single operation that computed `value`."""
+    return math.nextafter(value, -math.inf)
 
 
-def up(value: Numbers) -> Numbers:
-    """Return numbers strictly above the exact results of the single float64 operation that computed `value`."""
-    return np.nextafter(value, np.inf)
+def up(value: float) -> float:
+    """Return a number strictly above the exact result of the single operation that computed `value`."""
+    return math.nextafter(value, math.inf)
 
 
 def float_below(value: Fraction) -> float:
@@ -39,22 +36,16 @@ def float_below(value: Fraction) -> float:
     >>> Fraction(float_below(Fraction(1, 10))) <= Fraction(1, 10) < Fraction(float_above(Fraction(1, 10)))
     True
     """
-    return _float_beside(value, -math.inf)
+    return -float_above(-value)
 
 
 def float_above(value: Fraction) -> float:
     """Return the smallest float64 number that is not below a fraction."""
-    return _float_beside(value, math.inf)
-
-
-def _float_beside(value: Fraction, towards: float) -> float:
     top, bottom = value.as_integer_ratio()
     nearest = top / bottom
-    # The difference of integers has the sign of `nearest - value` and is several times as fast as with fractions.
     near_top, near_bottom = nearest.as_integer_ratio()
-    difference = near_top * bottom - top * near_bottom
-    wrong = difference < 0 if towards > 0 else difference > 0
-    return math.nextafter(nearest, towards) if wrong else nearest
+    # Products of integers are compared, which is several times as fast as a comparison of fractions.
+    return math.nextafter(nearest, math.inf) if near_top * bottom < top * near_bottom else nearest
 
 
 def unit_and_tiny(dtype: torch.dtype) -> tuple[Fraction, Fraction]:
@@ -104,8 +95,8 @@ class Pass:
 
     logits: Tensor
     """[N, K], equal to `net(images)` bit for bit."""
-    magnitude: Numbers
-    """[N]: the sum of bounds on the magnitudes of the results of all rounded steps."""
+    magnitudes: list[float]
+    """For each image the sum of bounds on the magnitudes of the results of all rounded steps."""
     steps: int
     """The number of steps that round their results."""
     std: float
@@ -122,7 +113,8 @@ def forward_with_magnitudes(net: ProvenNet, images: Tensor, pixels: tuple[float,
     # and quotient), and the magnitude of the quotient bounds both errors.
     normalized = net.normalize.largest(pixels)
     steps, later = rounding.steps + 2, rounding.total()
-    total = (np.zeros(len(logits)) if later is None else later.cpu().numpy()) + 2 * normalized
+    totals = [0.0] * len(logits) if later is None else cast("list[float]", later.tolist())
     # A size is a term of at most `steps` float64 sums of non-negative numbers, whose relative error is less than
     # steps * 2^-52.
-    return Pass(logits, up(total * (1 + steps * 2.0**-52)), steps, net.normalize.std.item())
+    magnitudes = [up((total + 2 * normalized) * (1 + steps * 2.0**-52)) for total in totals]
+    return Pass(logits, magnitudes, steps, net.normalize.std.item())

@@ -15,12 +15,10 @@ from torch import Tensor
 from linfnet.errors import ArgumentError
 from linfnet.ops.sparse_cpu import SparseCpu
 from linfnet.ops.sparse_reference import SPARSE_KERNELS as SPARSE_KERNELS
+from linfnet.ops.sparse_reference import Layer as Layer
 from linfnet.ops.sparse_reference import SparseImplementation as SparseImplementation
 from linfnet.ops.sparse_reference import check_connections as check_connections
 from linfnet.ops.sparse_reference import choose_sparse, get_sparse, gradients_like, outputs_like
-
-Layer = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
-"""Weight, index, offsets, mean and bias of a layer."""
 
 _library = torch.library.Library("linfnet", "FRAGMENT")
 _CSR = "Tensor weight, Tensor index, Tensor offsets"
@@ -221,7 +219,6 @@ def sparse_linf_measured(x: Tensor, layers: Sequence[Layer]) -> tuple[Tensor, Te
     chosen = get_sparse(choose_sparse(x.device.type, x.dtype))
     if x.dim() != 2 or not layers or not isinstance(chosen, SparseCpu) or not chosen.measures:
         return None
-    measured: list[Tensor] = []
     for weight, index, offsets, mean, bias in layers:
         check_sparse("x", x, weight, index, offsets)
         for name, term in (("mean", mean), ("bias", bias)):
@@ -232,9 +229,7 @@ def sparse_linf_measured(x: Tensor, layers: Sequence[Layer]) -> tuple[Tensor, Te
                     f"{name} has shape {tuple(term.shape)} and dtype {term.dtype} on {term.device}; expected [{outs}] "
                     f"and {x.dtype} on {x.device}"
                 )
-        x, sizes = chosen.measured(x, weight, index, offsets, mean, bias)
-        measured.append(sizes)
-    return x, torch.cat(measured)
+    return chosen.measured(x, layers)
 
 
 def sparse_linf_bounds(

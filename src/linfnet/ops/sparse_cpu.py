@@ -13,7 +13,7 @@ from torch import Tensor
 
 from linfnet.errors import ArgumentError
 from linfnet.ops.cpu import is_accurate
-from linfnet.ops.sparse_reference import SPARSE_KERNELS, SparseReference, gradients_like, outputs_like
+from linfnet.ops.sparse_reference import SPARSE_KERNELS, Layer, SparseReference, gradients_like, outputs_like
 
 _kernels: Any
 try:
@@ -70,15 +70,19 @@ class SparseCpu:
         """Whether the extension has the kernel of `measured`."""
         return hasattr(_kernels, "sparse_measured")
 
-    def measured(
-        self, x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor, mean: Tensor | None, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return y - mean + bias, and bounds [steps, n] on the magnitudes as in `sparse_linf_measured`."""
-        y, sizes = outputs_like(x, offsets), x.new_empty((1 + (mean is not None) + (bias is not None), x.shape[0]))
-        inputs = [None if t is None else t.contiguous() for t in (x, weight, index, offsets, mean, bias)]
-        addresses = [0 if t is None else t.data_ptr() for t in (*inputs, y, sizes)]
-        _call(_kernels.sparse_measured, addresses, x, weight, y.shape[1])
-        return y, sizes
+    def measured(self, x: Tensor, layers: Sequence[Layer]) -> tuple[Tensor, Tensor]:
+        """Return the outputs of a stack of layers and bounds on magnitudes: `linfnet.ops.sparse_linf_measured`."""
+        n, row = x.shape[0], 0
+        steps = [1 + (mean is not None) + (bias is not None) for _, _, _, mean, bias in layers]
+        sizes = x.new_empty((sum(steps), n))
+        start = sizes.data_ptr()
+        for layer, count in zip(layers, steps, strict=True):
+            inputs = [None if t is None else t.contiguous() for t in (x, *layer)]
+            y = outputs_like(x, layer[2])
+            addresses = [0 if t is None else t.data_ptr() for t in inputs]
+            _call(_kernels.sparse_measured, [*addresses, y.data_ptr(), start + 4 * n * row], x, layer[0], y.shape[1])
+            x, row = y, row + count
+        return x, sizes
 
     def backward(
         self, grad: Tensor, x: Tensor, weight: Tensor, index: Tensor, decisive: Tensor, need_x: bool, need_w: bool

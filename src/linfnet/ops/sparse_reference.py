@@ -25,6 +25,10 @@ BLOCK_ELEMENTS = 1 << 22
 BLOCK_OUTS = 64
 
 
+Layer = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+"""Weight, index, offsets, mean [out] and bias [out] of a layer."""
+
+
 class SparseImplementation(Protocol):
     """Computes sparse distances and gradients. All tensors are contiguous and on one device.
 
