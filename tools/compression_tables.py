@@ -1,10 +1,13 @@
-"""The table of compressed nets, from records/compression.json."""
+"""The tables of compressed nets, from records/compression.json and records/fine-tuning.json."""
 
 from typing import Any
 
 from tools.records import link, read_record, table
 
 WORDS = {"plain": "plain", "first": "any", "second": "any, runners-up"}
+
+# Images and accuracy of each column of the table of fine-tuning.
+CHANGES = (("held_out", "clean"), ("held_out", "certified"), ("training", "certified"))
 
 
 def compression() -> str:
@@ -48,3 +51,25 @@ def compression() -> str:
 
 def _accuracy(row: dict[str, Any], prefix: str) -> list[str]:
     return [f"{100 * row[f'{prefix}{name}']:.2f}" for name in ("clean", "certified")]
+
+
+def fine_tuning() -> str:
+    """Return the table: how fine-tuning with each setting changes the accuracies, on test images for the chosen one."""
+    rows: list[list[str]] = []
+    for record in read_record("fine-tuning").values():
+        net, before, test = record["recipe"], record["before"], record["test"]
+        for row in record["rows"]:
+            shares = [_change(before[part], row[part], name) for part, name in CHANGES]
+            rows.append([net, row["setting"], f"{row['processor_seconds']:.0f}", *shares, "", ""])
+            if row["setting"] == record["chosen"]:
+                rows[-1][-2:] = [_change(test["before"], test["after"], name) for name in ("clean", "certified")]
+    groups = ("clean, held-out", "certified, held-out", "certified, trained on", "clean, test", "certified, test")
+    header = ["net", "changes of the recipe", "seconds", *groups]
+    link_to = link("fine-tuning.json")
+    return (
+        table(header, rows) + f"\nIn points ({link_to}). Only the setting with the best held-out figure was tested.\n"
+    )
+
+
+def _change(before: dict[str, float], after: dict[str, float], name: str) -> str:
+    return f"{100 * (after[name] - before[name]):+.2f}"
