@@ -6,8 +6,12 @@ from tools.records import link, read_record, table
 
 WORDS = {"plain": "plain", "first": "any", "second": "any, runners-up"}
 
-# Images and accuracy of each column of the table of fine-tuning.
-CHANGES = (("held_out", "clean"), ("held_out", "certified"), ("training", "certified"))
+# Images and accuracy of each column of the table of fine-tuning, and its title.
+CHANGES = {
+    ("held_out", "clean"): "clean, held-out",
+    ("held_out", "certified"): "certified, held-out",
+    ("training", "certified"): "certified, trained on",
+}
 
 
 def compression() -> str:
@@ -54,22 +58,18 @@ def _accuracy(row: dict[str, Any], prefix: str) -> list[str]:
 
 
 def fine_tuning() -> str:
-    """Return the table: how fine-tuning with each setting changes the accuracies, on test images for the chosen one."""
-    rows: list[list[str]] = []
+    """Return the table of fine-tuning with each setting, and the accuracies of the chosen ones on the test images."""
+    rows, tests = list[list[str]](), list[str]()
     for record in read_record("fine-tuning").values():
         net, before, test = record["recipe"], record["before"], record["test"]
         for row in record["rows"]:
-            shares = [_change(before[part], row[part], name) for part, name in CHANGES]
-            rows.append([net, row["setting"], f"{row['processor_seconds']:.0f}", *shares, "", ""])
-            if row["setting"] == record["chosen"]:
-                rows[-1][-2:] = [_change(test["before"], test["after"], name) for name in ("clean", "certified")]
-    groups = ("clean, held-out", "certified, held-out", "certified, trained on", "clean, test", "certified, test")
-    header = ["net", "changes of the recipe", "seconds", *groups]
-    link_to = link("fine-tuning.json")
-    return (
-        table(header, rows) + f"\nIn points ({link_to}). Only the setting with the best held-out figure was tested.\n"
-    )
-
-
-def _change(before: dict[str, float], after: dict[str, float], name: str) -> str:
-    return f"{100 * (after[name] - before[name]):+.2f}"
+            changes = (f"{100 * (row[part][name] - before[part][name]):+.2f}" for part, name in CHANGES)
+            rows.append([net, row["setting"], f"{row['processor_seconds']:.0f}", *changes])
+        (clean, certified), after = _accuracy(test["before"], ""), _accuracy(test["after"], "")
+        tests.append(
+            f"- {net}, {record['chosen']}: clean accuracy {clean} % before, {after[0]} % after; "
+            f"certified accuracy {certified} % before, {after[1]} % after\n"
+        )
+    header = ["net", "changes of the recipe", "processor seconds", *CHANGES.values()]
+    note = f"Changes in percentage points ({link('fine-tuning.json')}). On the test images:"
+    return f"{table(header, rows)}\n{note}\n\n{''.join(tests)}"
