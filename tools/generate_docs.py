@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tools import accuracy_tables, speed_tables
-from tools.compression_tables import compression
+from tools.compression_tables import compression, fine_tuning
 from tools.evaluations import evaluations
 from tools.install_tables import extras
 from tools.picture import picture
@@ -35,6 +35,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "first-phase": accuracy_tables.first_phase,
     "ablation": accuracy_tables.ablation,
     "compression": compression,
+    "fine-tuning": fine_tuning,
     "cpu-speed": speed_tables.cpu_speed,
     "gpu-steps": speed_tables.gpu_steps,
     "gpu-step-details": speed_tables.gpu_step_details,
