@@ -254,7 +254,7 @@ def test_a_header_that_does_not_end_closes_the_connection():
         assert all(0.4 < seconds < 10 for seconds in asyncio.run(run()))
 
 
-@pytest.mark.parametrize(("files", "expected"), [(-1, 512), (1024, 512), (256, 128), (64, 8)])
+@pytest.mark.parametrize(("files", "expected"), [(-1, 512), (1024, 512), (256, 96), (64, 8)])
 def test_the_limit_of_connections_follows_the_limit_of_files(
     files: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ):

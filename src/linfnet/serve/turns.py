@@ -116,5 +116,6 @@ class BodyTurns(Turns):
     async def _wait(self) -> None:
         latest = asyncio.get_running_loop().time() + HURRY_SECONDS
         for limit in self._limits:
-            limit.reschedule(min(latest, limit.when() or latest))
+            if not limit.expired():
+                limit.reschedule(min(latest, limit.when() or latest))
         await super()._wait()
