@@ -254,7 +254,7 @@ def test_certificates_and_attacks_share_weights_but_not_p(service: Service):
 
 def test_an_attack_stops_when_the_client_disconnects(service: Service):
     image = torch.from_numpy(drawn_one())[None].float() / 255
-    answer = service.attack(image, 200, None, lambda: True)
+    answer = service.attack(image, 200, lambda: True)
     assert answer.complete is False
     assert answer.broken is None
 

@@ -132,7 +132,7 @@ def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"}
 
         def run() -> Attack:
             content = parse_request(attack_request, body)
-            return service.attack(torch.tensor(content.pixels), content.steps, content.eps, disconnected.is_set)
+            return service.attack(torch.tensor(content.pixels), content.steps, disconnected.is_set, content.eps)
 
         disconnected = threading.Event()
         watch = asyncio.create_task(_set_on_disconnect(request, disconnected))

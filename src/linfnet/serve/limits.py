@@ -16,7 +16,7 @@ from linfnet.serve.turns import TakeTurn
 
 BODY_SECONDS = 10.0
 # Bodies of this size are read at once; a larger body waits for its turn.
-SMALL_BYTES = 65_536
+SMALL_BYTES = 16_384
 # `BodyDrain` stops reading after this many bytes or seconds.
 DRAIN_SECONDS = 5.0
 DRAIN_BYTES = 64_000_000
@@ -65,7 +65,7 @@ class OriginGuard:
         return None
 
 
-async def read_body(request: Request, max_bytes: int, take_turn: TakeTurn | None = None) -> bytes:
+async def read_body(request: Request, max_bytes: int, take_turn: TakeTurn | None = None) -> bytearray:
     """Read the whole body; raise 413 as soon as its announced or received size exceeds the limit.
 
     `take_turn` of `BodyTurns.body` is called when more than `SMALL_BYTES` have arrived.
@@ -90,7 +90,7 @@ async def read_body(request: Request, max_bytes: int, take_turn: TakeTurn | None
         raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
     except ClientDisconnect:
         raise HTTPException(400, "the connection closed before the end of the body") from None
-    return bytes(body)
+    return body
 
 
 class BodyDrain:

@@ -18,6 +18,8 @@ HEADER_SECONDS = 10.0
 # Longest time in which the client reads nothing of a response.
 WRITE_SECONDS = 10.0
 MAX_HEADER_BYTES = 16_384
+# Size of the buffer of a connection, so that requests that wait for a turn occupy little memory.
+RECEIVE_BYTES = 32_768
 
 
 def max_connections() -> int:
@@ -121,6 +123,8 @@ class GuardedServer(uvicorn.Server):
         asyncio.get_running_loop().set_exception_handler(_report)
         await super().startup(sockets)
         for one in sockets or []:
+            # Connections inherit the size of the buffer: one read returns no more than this.
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
             one.listen(MAX_CONNECTIONS)
 
 

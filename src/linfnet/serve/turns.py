@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 T = TypeVar("T")
 # Longest time to send the rest of a large body while other requests wait for the turn, in seconds.
-HURRY_SECONDS = 2.0
+HURRY_SECONDS = 5.0
 
 
 class Turns:
