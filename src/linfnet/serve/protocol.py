@@ -111,7 +111,7 @@ class GuardedServer(uvicorn.Server):
             server_header=False,
             # asyncio also uses this number as the number of connections that it accepts at once.
             backlog=ACCEPT_AT_ONCE,
-            # Reached only if all these connections are within requests; those that only wait are closed before.
+            # Above the limit of `GuardedProtocol`, by the connections that are accepted before others are closed.
             limit_concurrency=max_connections() + 3 * ACCEPT_AT_ONCE,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             timeout_graceful_shutdown=3,
