@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from linfnet.boxes import check_images
 from linfnet.certificates.images import certificates_of
 from linfnet.certificates.margin import certified_at, certify_pixels
 from linfnet.certificates.rounding import float_above
@@ -104,6 +105,8 @@ def certify(
     for start in range(0, max(len(pixels), 1), BATCH):
         part = pixels[start : start + BATCH].to(device)
         classes = None if known_labels is None else known_labels[start : start + BATCH].to(device)
+        if start:  # `advance` was called since the net and the images were checked
+            check_images(check_net(checked).check_shape(part))
         if certificate is None:
             found = certify_pixels(checked, part, classes)
             radius, predicted = found.radii, found.labels if classes is None else found.logits.argmax(1)
