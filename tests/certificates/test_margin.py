@@ -210,10 +210,13 @@ def test_certificates_leave_p_and_hooks_as_they_were():
         assert torch.equal(certify_by_margin(net, images).radii, radii)
 
 
-def test_flushed_subnormals_are_refused():
+@pytest.mark.parametrize("threads", [1, 2])
+def test_flushed_subnormals_are_refused(threads: int):
     net, image, label = rounding_net()
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush subnormal numbers")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     try:
         with pytest.raises(LinfnetError, match="flushed to zero"):
             certify_by_margin(net, image, label)
@@ -221,3 +224,4 @@ def test_flushed_subnormals_are_refused():
             certified_by_interval(net, image, label, Fraction(1, 10))
     finally:
         torch.set_flush_denormal(False)
+        torch.set_num_threads(before)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from linfnet.boxes import check_images
 from linfnet.certificates.images import certificates_of
 from linfnet.certificates.margin import certified_at, certify_pixels
 from linfnet.certificates.rounding import float_above
@@ -104,19 +105,21 @@ def certify(
     for start in range(0, max(len(pixels), 1), BATCH):
         part = pixels[start : start + BATCH].to(device)
         classes = None if known_labels is None else known_labels[start : start + BATCH].to(device)
+        if start:  # `advance` was called since the net and the images were checked
+            check_images(check_net(checked).check_shape(part))
         if certificate is None:
             found = certify_pixels(checked, part, classes)
-            logits, radius = found.logits, found.radii
+            radius, predicted = found.radii, found.labels if classes is None else found.logits.argmax(1)
         else:
             with checked.at_infinity():
-                logits = checked(part)
-            radius = certificate.radius(part, logits.argmax(1) if classes is None else classes)
+                predicted = checked(part).argmax(1)
+            radius = certificate.radius(part, predicted if classes is None else classes)
         radii.append(radius.to(pixels.device))
-        predictions.append(logits.argmax(1).to(pixels.device))
+        predictions.append(predicted.to(pixels.device))
         advance(len(part))
-    prediction = torch.cat(predictions)
+    prediction = torch.cat(predictions) if len(predictions) > 1 else predictions[0]
     return Certified(
-        radius=torch.cat(radii),
+        radius=torch.cat(radii) if len(radii) > 1 else radii[0],
         prediction=prediction,
         labels=prediction if known_labels is None else known_labels,
         method=name,

@@ -47,8 +47,15 @@ class MarginCertificate:
     radii: Tensor
     """float64 [N], rounded down: the class does not change for any eps <= radius. -inf if the logit of the label is not
     strictly the largest."""
-    real_radii: Tensor
-    """float64 [N]: `real_margin_radius`, which ignores rounding; negative if another class has a larger logit."""
+    margins: Tensor
+    """float64 [N]: the logit of the label minus the largest other logit."""
+    lipschitz: float
+    """The Lipschitz constant from pixels to logits."""
+
+    @property
+    def real_radii(self) -> Tensor:
+        """float64 [N]: `real_margin_radius`, which ignores rounding; negative if another class has a larger logit."""
+        return radius_of_margin(self.margins, self.lipschitz)
 
     def at(self, epsilon: Epsilon) -> Tensor:
         """Return bool [N]: which samples are certified at epsilon."""
@@ -98,7 +105,7 @@ def certify_pixels(net: Classifier, pixels: Tensor, known: Tensor | None) -> Mar
     # Python numbers take a fraction of the time of tensors for one image, and little time for many.
     radii = [_sound_radius(run, *pair) for pair in zip(gap.tolist(), run.magnitudes, strict=True)]
     sound = torch.tensor(radii, dtype=torch.float64, device=gap.device)
-    return MarginCertificate(run.logits, classes, sound, radius_of_margin(gap, 1 / run.std))
+    return MarginCertificate(run.logits, classes, sound, gap, 1 / run.std)
 
 
 def _sound_radius(run: Pass, gap: float, magnitude: float) -> float:

@@ -7,6 +7,7 @@ import math
 import sys
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import cast
 
 import torch
@@ -41,7 +42,11 @@ def float_below(value: Fraction) -> float:
 
 def float_above(value: Fraction) -> float:
     """Return the smallest float64 number that is not below a fraction."""
-    top, bottom = value.as_integer_ratio()
+    return _ratio_above(value.numerator, value.denominator)
+
+
+@lru_cache(maxsize=1024)
+def _ratio_above(top: int, bottom: int) -> float:
     nearest = top / bottom
     near_top, near_bottom = nearest.as_integer_ratio()
     # Products of integers are compared, which is several times as fast as a comparison of fractions.

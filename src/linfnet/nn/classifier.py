@@ -171,7 +171,7 @@ class Classifier(nn.Module):
     @property
     def p(self) -> float:
         """The exponent of all distance layers (infinity without distance layers). Setting it changes all layers."""
-        return next((module.p for module in self.modules() if isinstance(module, DistanceModule)), math.inf)
+        return next((layer.p for layer in self.modules() if isinstance(layer, DistanceModule)), math.inf)
 
     @p.setter
     def p(self, value: float) -> None:

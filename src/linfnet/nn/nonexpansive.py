@@ -91,8 +91,8 @@ class Rounding:
 
     def total(self) -> Tensor | None:
         """Return the sum of the sizes in float64 [B], or None without steps."""
-        if not self.sizes:
-            return None
+        if len(self.sizes) < 2:
+            return self.sizes[0].double() if self.sizes else None
         if any(size.dtype == torch.float64 for size in self.sizes):
             return sum_in_order(torch.stack([size.double() for size in self.sizes]))
         return sum_in_order(torch.stack(self.sizes))

@@ -70,7 +70,8 @@ def check_std(std: float) -> None:
 def check_unchanged(net: ProvenNet) -> None:
     """Raise an error if the net may compute something else than its class in this library."""
     check_global_hooks()
-    check_instances(net)
+    modules = modules_of(net)
+    check_instances(net, modules)
     if type(net.normalize) is not Normalize:
         kind = type(net.normalize).__name__
         raise ArgumentError(f"normalize of the net is a {kind}; expected linfnet.nn.Normalize itself")
@@ -80,7 +81,7 @@ def check_unchanged(net: ProvenNet) -> None:
             f"net is a {type(net).__name__} that overrides {changed}, but certificates hold for {base.__name__}; "
             "for an own forward pass use linfnet.Classifier.wrap"
         )
-    for module in modules_of(net):
+    for module in modules:
         if module._forward_hooks or module._forward_pre_hooks:  # pyright: ignore[reportPrivateUsage]
             where = f"module {name!r}" if (name := name_in(net, module)) else "net"
             raise ArgumentError(f"the {where} has a forward hook, which may change its output; remove it to certify")
@@ -98,9 +99,9 @@ def check_unchanged(net: ProvenNet) -> None:
 def check_precision(net: ProvenNet, dtype: torch.dtype) -> None:
     """Raise an error if the forward pass in eval mode uses floating-point tensors of another dtype."""
     if not net.traced:  # this takes a fraction of the time of `used_tensors`
-        modules = map(vars, modules_of(net))
-        tensors = (tensor for own in modules for kind in ("_parameters", "_buffers") for tensor in own[kind].values())
-        if all(tensor is None or tensor.dtype is dtype or not tensor.is_floating_point() for tensor in tensors):
+        own = [vars(module) for module in modules_of(net)]
+        tensors = [part for parts in own for kind in ("_parameters", "_buffers") for part in parts[kind].values()]
+        if not any(part is not None and part.dtype is not dtype and part.is_floating_point() for part in tensors):
             return
     for name, part in net.used_tensors():
         if part.is_floating_point() and part.dtype != dtype:

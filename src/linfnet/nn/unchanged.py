@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from linfnet.errors import ArgumentError
-from linfnet.nn.nonexpansive import Nonexpansive, modules_of, name_in
+from linfnet.nn.nonexpansive import Nonexpansive, name_in
 from linfnet.nn.normalization import MeanShift
 
 
@@ -30,7 +30,7 @@ _HARMLESS = frozenset((
     "__abstractmethods__", "_abc_impl", "extra_repr",
 ))  # fmt: skip
 # Types of most attributes, whose values are neither callable nor tensors.
-_PLAIN = frozenset((bool, int, float, str, type(None), dict, OrderedDict))
+_PLAIN = frozenset((bool, int, float, str, type(None), set, dict, OrderedDict))
 _CALLS = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__", "__getattribute__")
 
 
@@ -79,14 +79,15 @@ def check_global_hooks() -> None:
         raise ArgumentError("a forward hook of all modules is registered, which may change results; remove it")
 
 
-def check_instances(root: nn.Module, what: str = "") -> None:
+def check_instances(root: nn.Module, modules: Iterable[nn.Module], what: str = "") -> None:
     """Raise an error if an attribute of one of the modules of a module replaces a method of its class.
 
     Args:
         root: a net, or a module that error messages call `what`.
+        modules: `modules_of(root)`.
         what: by default the name of a child of the net.
     """
-    for module in modules_of(root):
+    for module in modules:
         names, own = _methods(type(module)), vars(module)
         for parts in (own, own["_parameters"], own["_buffers"], own["_modules"]):
             if names.isdisjoint(parts):
@@ -125,6 +126,9 @@ def check_layer(module: Nonexpansive, *, parts: bool = True) -> None:
             )
         if parts:
             check_layer(child)
-    for name, value in vars(module).items():
+    own = vars(module)
+    if _PLAIN.issuperset(map(type, own.values())):
+        return
+    for name, value in own.items():
         if type(value) not in _PLAIN and (callable(value) or isinstance(value, Tensor)):
             raise RefusedError(f"its attribute {name!r} is a {type(value).__name__}; expected a number, or a parameter")

@@ -72,17 +72,24 @@ class SparseCpu:
 
     def measured(self, x: Tensor, layers: Sequence[Layer]) -> tuple[Tensor, Tensor]:
         """Return the outputs of a stack of layers and bounds on magnitudes: `linfnet.ops.sparse_linf_measured`."""
-        n, row = x.shape[0], 0
-        steps = [1 + (mean is not None) + (bias is not None) for _, _, _, mean, bias in layers]
-        sizes = x.new_empty((sum(steps), n))
-        start = sizes.data_ptr()
-        for layer, count in zip(layers, steps, strict=True):
-            inputs = [None if t is None else t.contiguous() for t in (x, *layer)]
-            y = outputs_like(x, layer[2])
-            addresses = [0 if t is None else t.data_ptr() for t in inputs]
-            _call(_kernels.sparse_measured, [*addresses, y.data_ptr(), start + 4 * n * row], x, layer[0], y.shape[1])
-            x, row = y, row + count
-        return x, sizes
+        (n, features), steps = x.shape, 0
+        x, numbers, held = x.contiguous(), list[int](), list[Tensor]()
+        for weight, index, offsets, mean, bias in layers:
+            for tensor in (weight, index, offsets, mean, bias):
+                if tensor is None:
+                    numbers.append(0)
+                else:
+                    held.append(tensor.contiguous())  # copies of strided tensors live until the call returns
+                    numbers.append(held[-1].data_ptr())
+            connections = weight.shape[0]
+            numbers += (offsets.shape[0] - 1, connections, threads_for(n, connections))
+            steps += 1 + (mean is not None) + (bias is not None)
+        y, sizes = outputs_like(x, layers[-1][2]), x.new_empty((steps, n))
+        try:
+            _kernels.sparse_measured(x.data_ptr(), numbers, y.data_ptr(), sizes.data_ptr(), n, features)
+        except ValueError as error:
+            raise ArgumentError(str(error)) from None
+        return y, sizes
 
     def backward(
         self, grad: Tensor, x: Tensor, weight: Tensor, index: Tensor, decisive: Tensor, need_x: bool, need_w: bool

@@ -1,10 +1,14 @@
 // The Python module: functions take addresses and sizes and return nothing. It does not depend on torch.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "kernels.hpp"
 
@@ -111,12 +115,34 @@ void sparse_forward(Address x, Address weight, Address index, Address offsets, A
   });
 }
 
-void sparse_measured(Address x, Address weight, Address index, Address offsets, Address mean, Address bias, Address y,
-                     Address sizes, long rows, long outs, long features, long count, int threads) {
-  const SparseShape shape{rows, outs, features, count, threads};
-  run(shape, [&] {
-    current->sparse_measured(floats(x), connections(weight, index, offsets), floats(mean), floats(bias), floats(y),
-                             floats(sizes), shape);
+// A stack of layers. `layers` has 8 numbers for each: the addresses of weight, index, offsets, mean and bias (0 if there
+// is none), outputs, connections and threads. sizes: [1 + terms of each layer, rows].
+void sparse_measured(Address x, const std::vector<Address>& layers, Address y, Address sizes, long rows,
+                     long features) {
+  constexpr size_t NUMBERS = 8;
+  long total = 0, widest = 0;
+  for (size_t k = 0; k < layers.size(); k += NUMBERS) {
+    total += long(layers[k + 6]);
+    widest = std::max(widest, long(layers[k + 5]));
+  }
+  run(SparseShape{rows, 0, features, total, 1}, [&] {
+    std::unique_ptr<float[]> outputs[2];
+    const float* input = floats(x);
+    float* bound = floats(sizes);
+    long inputs = features;
+    for (size_t k = 0; k < layers.size(); k += NUMBERS) {
+      const Address* const layer = &layers[k];
+      const SparseShape shape{rows, long(layer[5]), inputs, long(layer[6]), int(layer[7])};
+      auto& buffer = outputs[k / NUMBERS % 2];
+      const bool last = k + NUMBERS == layers.size();
+      if (!last && !buffer) buffer.reset(new float[rows * widest]);
+      float* const output = last ? floats(y) : buffer.get();
+      current->sparse_measured(input, connections(layer[0], layer[1], layer[2]), floats(layer[3]), floats(layer[4]),
+                               output, bound, shape);
+      bound += rows * (1 + (layer[3] != 0) + (layer[4] != 0));
+      input = output;
+      inputs = shape.outs;
+    }
   });
 }
 
