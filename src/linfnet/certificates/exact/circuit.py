@@ -17,8 +17,6 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from linfnet.errors import ArgumentError
-from linfnet.nn import LinfNet, LpDistance, ProvenNet, SparseDistance, SparseNet
 from linfnet.nn.distance import DistanceModule
 from linfnet.nn.normalization import Normalize
 from linfnet.ops import linf_distance_bounds, sparse_linf_bounds
@@ -145,7 +143,8 @@ class Circuit:
 
     def _add(self, kind: Kind, size: int, index: Tensor, weight: Tensor, offsets: Tensor | None) -> Tensor:
         start = self.nodes
-        self.stages.append(Stage(kind, start, size, index, weight, offsets))
+        ends = None if offsets is None else offsets.cpu()
+        self.stages.append(Stage(kind, start, size, index.cpu(), weight.detach().cpu(), ends))
         return torch.arange(start, start + size)
 
     @torch.no_grad()
@@ -157,24 +156,3 @@ class Circuit:
             own = slice(stage.start, stage.start + stage.size)
             low[:, own], high[:, own] = stage.bounds(low[:, : stage.start], high[:, : stage.start])
         return low, high
-
-
-def circuit_of(net: ProvenNet) -> Circuit:
-    """Return the circuit of a net of float32 on a CPU at p = inf in eval mode."""
-    if not isinstance(net, LinfNet | SparseNet):
-        raise ArgumentError(f"the net is a {type(net).__name__}; expected a LinfNet or a SparseNet")
-    circuit = Circuit(net.normalize.mean.numel() and int(torch.tensor(net.image_shape).prod()))
-    nodes = circuit.normalized(net.normalize, net.image_shape).flatten()
-    for layer in net.layers:
-        nodes = add_layer(circuit, layer, nodes)
-    circuit.outputs = circuit.unary(Kind.NEGATE, nodes) if net.negate_logits else nodes
-    return circuit
-
-
-def add_layer(circuit: Circuit, layer: object, nodes: Tensor) -> Tensor:
-    """Add a fully connected distance layer, dense or sparse, on nodes [inputs]."""
-    if isinstance(layer, LpDistance):
-        return circuit.finish(layer, circuit.distance(nodes, layer.weight))
-    assert isinstance(layer, SparseDistance)
-    index = nodes[layer.index.long()]
-    return circuit.finish(layer, circuit.connected(Kind.DISTANCE, index, layer.weight, layer.offsets))

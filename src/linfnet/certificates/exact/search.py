@@ -21,6 +21,7 @@ from linfnet.certificates.exact.rules import (
     smallest_input,
     smallest_minuend,
 )
+from linfnet.ops.search import has_search, run_search
 
 # Sweeps over the circuit before the search branches although the bounds still change.
 SWEEPS = 30
@@ -59,6 +60,37 @@ class Found:
     branches: int
 
 
+def search(circuit: Reduced, start: Floats, branches: int, deadline: float) -> Found:
+    """Search for an image for which the second output of a circuit is not below the first.
+
+    Args:
+        circuit: its two outputs are the logits of the label and of a rival.
+        start: the pixels of the original image.
+        branches: the largest number of branches.
+        deadline: the value of `time.monotonic` at which the search ends without a result.
+    """
+    run = search_compiled if has_search() else search_plainly
+    return run(circuit, start, branches, deadline)
+
+
+def search_plainly(circuit: Reduced, start: Floats, branches: int, deadline: float) -> Found:
+    """`search` in NumPy."""
+    own, rival = circuit.outputs.tolist()
+    return Search(circuit, own, rival, start).run(branches, deadline)
+
+
+def search_compiled(circuit: Reduced, start: Floats, branches: int, deadline: float) -> Found:
+    """`search` by the C++ kernel."""
+    image = np.empty(len(circuit.pixels), dtype=np.float32)
+    kinds = np.array(circuit.kinds, dtype=np.int64)
+    whole = (kinds, circuit.starts, circuit.offsets, circuit.index)
+    floats = (circuit.weight, circuit.low, circuit.high, start)
+    own, rival = circuit.outputs.tolist()
+    left = max(0.0, deadline - time.monotonic())
+    verdict, used = run_search(whole, floats, image, own, rival, branches, left)
+    return Found(verdict == "robust", image if verdict == "broken" else None, used)
+
+
 class Contradiction(Exception):
     """A branch contains no image."""
 
@@ -87,6 +119,9 @@ class Search:
             image = self._try(box)
             if image is not None:
                 return Found(False, image, count)
+            # Without open disjunctions and with a single t, every image of the box is one: this does not happen.
+            if not disjunctions and box.least == box.most:
+                return Found(False, None, count)
             stack += reversed(self._split(box, disjunctions))
         return Found(True, None, count)
 
@@ -111,29 +146,30 @@ class Search:
 
     def _propagate(self, box: Box) -> list[Disjunction]:
         """Apply all rules until nothing changes; return the disjunctions that are left."""
-        for _ in range(SWEEPS):
+        disjunctions: list[Disjunction] = []
+        sweep, same = 0, False
+        # After SWEEPS sweeps a branch is faster, if there is one.
+        while not same and (sweep < SWEEPS or (not disjunctions and box.least == box.most)):
+            sweep += 1
             before = box.low.copy(), box.high.copy(), box.least, box.most
             box.least, box.most = max(box.least, box.low[self.own]), min(box.most, box.high[self.rival])
             box.high[self.own] = min(box.high[self.own], box.most)
             box.low[self.rival] = max(box.low[self.rival], box.least)
             if box.least > box.most:
                 raise Contradiction
-            disjunctions: list[Disjunction] = []
+            disjunctions = []
             for stage in reversed(self.stages):
                 disjunctions += stage.backwards(box.low, box.high)
             for stage in self.stages:
                 stage.forwards(box.low, box.high)
             _check(box.low, box.high)
-            same = (box.low == before[0]).all() and (box.high == before[1]).all()
-            if same and (box.least, box.most) == before[2:]:
-                break
+            same = bool((box.low == before[0]).all() and (box.high == before[1]).all())
+            same = same and (box.least, box.most) == before[2:]
         return disjunctions
 
     def _split(self, box: Box, disjunctions: list[Disjunction]) -> list[Box]:
         """Return the branches of the disjunction with the fewest candidates, or halves of the interval of t."""
         if not disjunctions:
-            if box.least == box.most:  # impossible: every image of the box satisfies the conditions
-                raise AssertionError("a box without open conditions contains no witness")
             half = middle(box.least, box.most)
             lower, upper = box.copy(), box
             lower.most, upper.least = half, np.nextafter(half, _HIGHEST)

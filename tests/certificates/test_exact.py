@@ -1,0 +1,167 @@
+"""The complete search gives the verdicts of brute force, for exact nets and for the floating-point program."""
+
+import itertools
+import os
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from certificates.exact import all_images, awkward_net, thinned
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from linfnet.certificates import certified_by_interval
+from linfnet.certificates.exact import decide
+from linfnet.errors import ArgumentError
+from linfnet.nn import LinfNet, SparseNet
+from linfnet.nn.label_margin import label_on_top
+
+SEEDS = st.integers(0, 2**32 - 1)
+# All numbers of an exact net are multiples of 1/8; the pixels of brute force are multiples of 1/16.
+GRID = 8
+IMAGES = 20
+
+
+def grid_net(seed: int) -> LinfNet:
+    """A small net whose constants are multiples of 1/8: float32 rounds nothing."""
+    random = np.random.default_rng(seed)
+    hidden = tuple(int(width) for width in random.integers(1, 6, random.integers(0, 3)))
+    pixels = int(random.integers(1, 4))
+    net = LinfNet(
+        (1, 1, pixels), 3, hidden, mean=int(random.integers(0, 5)) / GRID, std=float(random.choice([1.0, 2.0])),
+        hidden_bias=bool(seed % 2), mean_shift=seed % 3 > 0, negate_logits=seed % 5 > 0, identity_init=False,
+    ).eval()  # fmt: skip
+    with torch.no_grad():
+        for name, tensor in net.state_dict().items():
+            if name != "scale":
+                tensor.copy_(torch.from_numpy(random.integers(-GRID, GRID + 1, tuple(tensor.shape)) / GRID))
+    return net
+
+
+def exact_logits(net: LinfNet | SparseNet, images: np.ndarray) -> np.ndarray:
+    """Logits of images [n, pixels] in integers: images are in units of 1/16, the result in units of 1/64."""
+    unit = 64
+    mean, std = (int(Fraction(float(value)) * unit) for value in (net.normalize.mean[0], net.normalize.std))
+    x = (4 * images - mean) * unit // std
+    for layer in net.layers:
+        weight = (layer.weight.detach().double() * unit).long().numpy()
+        if isinstance(net, LinfNet):
+            x = np.abs(x[:, None] - weight).max(2)
+        else:
+            size, ends = np.abs(x[:, layer.index.numpy()] - weight), layer.offsets.tolist()
+            x = np.stack([size[:, a:b].max(1) for a, b in itertools.pairwise(ends)], 1)
+        for vector, sign in ((None if layer.shift is None else layer.shift.running_mean, -1), (layer.bias, 1)):
+            if vector is not None:
+                x = x + sign * (vector.detach().double() * unit).long().numpy()
+    return -x if net.negate_logits else x
+
+
+def is_broken(net: LinfNet | SparseNet, image: np.ndarray, label: int, steps: int) -> bool:
+    """Whether the label is not strictly on top for an image of the grid within steps / 16."""
+    sides = [np.arange(max(0, pixel - steps), min(16, pixel + steps) + 1) for pixel in image]
+    logits = exact_logits(net, np.stack(np.meshgrid(*sides, indexing="ij"), -1).reshape(-1, len(image)))
+    others = np.delete(logits, label, 1).max(1)
+    return bool((others >= logits[:, label]).any())
+
+
+def check_witnesses(net: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, found, eps: Fraction) -> None:
+    for image, label, witness, broken in zip(images, labels, found.witness, found.broken, strict=True):
+        if broken:
+            change = [abs(Fraction(a) - Fraction(b)) for a, b in zip(image.flatten().tolist(), witness.flatten().tolist(), strict=True)]
+            assert max(change) <= eps and 0 <= witness.min() and witness.max() <= 1
+            assert not label_on_top(net(witness[None]), label[None]).item()
+        else:
+            assert torch.equal(image, witness)
+
+
+@settings(max_examples=int(os.environ.get("LINFNET_EXACT_EXAMPLES", "60")), deadline=None)
+@given(SEEDS)
+def test_verdicts_equal_brute_force_on_exact_nets(seed: int):
+    """Every comparison of an exact net is +-x_i +- x_j <= c: if it has a solution, it has one in multiples of 1/16."""
+    dense = grid_net(seed)
+    net = thinned(dense, seed) if seed % 2 else dense
+    random = np.random.default_rng(seed + 1)
+    pixels = 2 * random.integers(0, GRID + 1, (IMAGES, net.image_shape[2]))
+    images = torch.from_numpy(pixels / 16).float().view(IMAGES, *net.image_shape)
+    labels = net(images).argmax(1) if seed % 4 else torch.from_numpy(random.integers(0, 3, IMAGES))
+    steps = 2 * int(random.integers(0, 5))
+    found = decide(net, images, labels, Fraction(steps, 16))
+    expected = [is_broken(net, image, int(label), steps) for image, label in zip(pixels, labels, strict=True)]
+    assert found.broken.tolist() == expected
+    assert not found.undecided.any()
+    check_witnesses(net, images, labels, found, Fraction(steps, 16))
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS, st.sampled_from([0, 3, 12]))
+def test_verdicts_equal_all_float32_images_of_small_boxes(seed: int, widest: int):
+    """Also where every operation rounds: 'robust' and 'broken' are about the bits that the program computes."""
+    net = awkward_net(seed, widest, (1, 1, 2))
+    net = thinned(net, seed) if seed % 2 else net
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.rand(12, 1, 1, 2, generator=generator)
+    images[0], images[1] = 0.0, 1.0
+    images[2:4] = 2.0**-145
+    labels = net(images).argmax(1)
+    for k, image in enumerate(images):
+        eps = Fraction(12 * float(image.max()) / 2**24) if k not in (0, 2, 3) else Fraction(12, 2**149)
+        every = all_images(image, eps)
+        # A label that is close to a tie: add the difference to the bias of the rival.
+        logits = net(image[None])[0]
+        rival = int(logits.argsort()[-2])
+        shift = logits[labels[k]] - logits[rival]
+        with torch.no_grad():
+            saved = net.layers[-1].bias.clone()
+            net.layers[-1].bias[rival] += (1 - 2 * net.negate_logits) * shift
+            label = net(image[None]).argmax(1)
+            found = decide(net, image[None], label, eps)
+            expected = not bool(label_on_top(net(every), label.expand(len(every))).all())
+            net.layers[-1].bias.copy_(saved)
+        assert not found.undecided.any()
+        assert found.broken.item() == expected
+
+
+def random_case() -> tuple[LinfNet, torch.Tensor]:
+    """A net and images of which some are decided by intervals and others are not."""
+    torch.manual_seed(0)
+    return LinfNet((1, 4, 4), 3, (40, 40), std=0.5, identity_init=False).eval(), torch.rand(30, 1, 4, 4)
+
+
+def test_images_that_intervals_decide_are_not_searched():
+    net, images = random_case()
+    labels = net(images).argmax(1)
+    found = decide(net, images, labels, "0.1")
+    certified = certified_by_interval(net, images, labels, "0.1")
+    assert found.robust[certified].all() and not found.branches[certified].any()
+    assert found.branches[~certified].any()
+
+
+def test_a_budget_ends_the_search():
+    """A label is undecided, and never called robust, if its search is not finished."""
+    net, images = random_case()
+    whole, short = decide(net, images, eps="0.2"), decide(net, images, eps="0.2", branches=1)
+    assert not whole.undecided.any() and short.undecided.any()
+    assert (short.branches <= 1).all()
+    assert not (short.robust & whole.broken).any() and not (short.broken & whole.robust).any()
+
+
+def test_a_witness_of_an_attack_ends_the_search():
+    net, images = random_case()
+    found = decide(net, images, eps="0.2")
+    again = decide(net, images, eps="0.2", witness=found.witness)
+    assert torch.equal(found.broken, again.broken)
+    assert not again.branches[again.broken].any()
+    # Images outside of the ball are not accepted as witnesses.
+    assert torch.equal(decide(net, images, eps="0.01", witness=found.witness).broken, decide(net, images, eps="0.01").broken)
+
+
+@pytest.mark.parametrize("eps", [None, "2", "-1"])
+def test_an_epsilon_is_needed(eps: object):
+    with pytest.raises(ArgumentError, match="eps"):
+        decide(awkward_net(1, 3), torch.rand(1, 1, 1, 3), eps=eps)
+
+
+def test_float64_nets_are_refused():
+    with pytest.raises(ArgumentError, match=r"torch.float64; expected torch.float32"):
+        decide(awkward_net(1, 3).double(), torch.rand(1, 1, 1, 3).double(), eps="0.1")
