@@ -7,14 +7,17 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from certificates.exact import all_images, awkward_net, thinned
+from certificates.exact import all_images, awkward_net, thinned, wrapped_net
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from linfnet.boxes import inner_box
 from linfnet.certificates import certified_by_interval
 from linfnet.certificates.exact import decide
+from linfnet.certificates.exact.nets import circuit_of
+from linfnet.epsilon import parse_epsilon
 from linfnet.errors import ArgumentError
-from linfnet.nn import LinfNet, SparseNet
+from linfnet.nn import Classifier, LinfNet, LpDistance, LpDistanceConv2d, MeanShift, Nonexpansive, SparseNet, WrappedNet
 from linfnet.nn.label_margin import label_on_top
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -165,3 +168,82 @@ def test_an_epsilon_is_needed(eps: object):
 def test_float64_nets_are_refused():
     with pytest.raises(ArgumentError, match=r"torch.float64; expected torch.float32"):
         decide(awkward_net(1, 3).double(), torch.rand(1, 1, 1, 3).double(), eps="0.1")
+
+
+class Everything(torch.nn.Module):
+    """Every operation that has a rule, on images [1, 4, 4]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = LpDistanceConv2d(1, 4, 2, padding=1, groups=1, mean_shift=True, bias=True)
+        self.grouped = LpDistanceConv2d(4, 2, 2, groups=2, stride=2)
+        self.pool, self.shift, self.last = torch.nn.MaxPool2d(2, 1), MeanShift(2, dim=1), LpDistance(6, 3, bias=True)
+        self.register_buffer("levels", torch.tensor([[0.3, 0.5]]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.relu6(torch.nn.functional.pad(x, (1, 0, 0, 1), value=0.25)) - 0.125
+        y = self.shift(self.grouped(self.pool(self.conv(y[:, :, :4, 1:]))))
+        flat = y.flatten(1).reshape(y.size(0), 2, -1)
+        wide, narrow = flat.amax(2), flat.amin(2, keepdim=True).squeeze(2)
+        parts = [torch.maximum(-wide, narrow) * -0.5, torch.minimum(wide + self.levels, 0.75 - narrow) / 2]
+        third = torch.nn.functional.hardtanh(abs(narrow).clamp(max=0.9), 0.1, 0.8)
+        return -self.last(torch.cat([*parts, torch.max(third, self.levels)], 1))
+
+
+def wrapped(seed: int) -> WrappedNet:
+    torch.manual_seed(seed)
+    body = Everything().eval()
+    with torch.no_grad():
+        for tensor in body.state_dict().values():
+            tensor.copy_(torch.randn(tensor.shape) / 2)
+    return Classifier.wrap(body, image_shape=(1, 4, 4), classes=3, mean=0.4, std=0.5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_wrapped_nets_are_decided(seed: int):
+    """The circuit computes the bits of the net; robust images survive attacks and witnesses break."""
+    net, generator = wrapped(seed), torch.Generator().manual_seed(seed)
+    circuit, images = circuit_of(net), torch.rand(20, 1, 4, 4, generator=generator)
+    values = circuit.bounds(images.flatten(1), images.flatten(1))[0][:, circuit.outputs]
+    assert torch.equal(values, net(images))
+    labels = net(images).argmax(1)
+    for eps in ("0.02", "0.1", "0.3"):
+        found = decide(net, images, labels, eps)
+        assert not found.undecided.any()
+        check_witnesses(net, images, labels, found, parse_epsilon(eps))
+        for image, label in zip(images[found.robust], labels[found.robust], strict=True):
+            low, high = inner_box(image[None], parse_epsilon(eps))
+            corners = torch.rand(500, 1, 4, 4, generator=generator).round() * (high - low) + low
+            inside = torch.cat([corners, torch.rand(500, 1, 4, 4, generator=generator) * (high - low) + low])
+            assert label_on_top(net(inside.clamp(low, high)), label.expand(1000)).all()
+
+
+@settings(max_examples=15, deadline=None)
+@given(SEEDS)
+def test_wrapped_nets_equal_all_float32_images_of_small_boxes(seed: int):
+    net = wrapped_net(seed - seed % 3, 3)  # vectors of two numbers
+    image = torch.rand(1, 2, generator=torch.Generator().manual_seed(seed))
+    label, eps = net(image).argmax(1), Fraction(6 * float(image.max()) / 2**24)
+    every = all_images(image[0], eps)
+    found = decide(net, image, label, eps)
+    assert not found.undecided.any()
+    assert found.robust.item() == bool(label_on_top(net(every), label.expand(len(every))).all())
+
+
+class Halve(Nonexpansive):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+    def bounds(self, lower: torch.Tensor, upper: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self(lower), self(upper)
+
+    def measure(self, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        return self(x), [self(x).abs().flatten(1).amax(1)]
+
+
+@pytest.mark.parametrize("layer", [torch.nn.AvgPool2d(2), Halve()])
+def test_operations_without_a_rule_are_named(layer: torch.nn.Module):
+    body = torch.nn.Sequential(layer, torch.nn.Flatten(), LpDistance(4 if isinstance(layer, torch.nn.AvgPool2d) else 16, 2))
+    net = Classifier.wrap(body.eval(), image_shape=(1, 4, 4), classes=2)
+    with pytest.raises(ArgumentError, match=rf"body contains {type(layer).__name__} \('0'\), which method 'exact' cannot"):
+        decide(net, torch.rand(1, 1, 4, 4), eps="0.1")

@@ -109,7 +109,7 @@ class Circuit:
 
     def unary(self, kind: Kind, inputs: Tensor, weight: Tensor | float = 0.0) -> Tensor:
         """Add a node for each input [n], with one weight each or one for all."""
-        weights = torch.as_tensor(weight, dtype=torch.float32).expand(len(inputs)).contiguous()
+        weights = torch.as_tensor(weight, dtype=torch.float32).cpu().expand(len(inputs)).contiguous()
         return self._add(kind, len(inputs), inputs, weights, torch.arange(len(inputs) + 1))
 
     def distance(self, inputs: Tensor, weight: Tensor) -> Tensor:
@@ -132,7 +132,8 @@ class Circuit:
             if vector is not None:  # fl(z + b) = fl(z - (-b))
                 values = negate * vector.detach()
                 values = values.view(-1, *[1] * (nodes.dim() - 1)) if layer.dim == 1 else values
-                nodes = self.unary(Kind.SUBTRACT, nodes.flatten(), values.expand(nodes.shape).flatten()).view_as(nodes)
+                weights = values.expand(nodes.shape).flatten()
+                nodes = self.unary(Kind.SUBTRACT, nodes.flatten(), weights).view(nodes.shape)
         return nodes
 
     def normalized(self, normalize: Normalize, shape: Sequence[int]) -> Tensor:

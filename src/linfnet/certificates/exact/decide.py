@@ -1,7 +1,7 @@
 """Decide for each image whether any image within epsilon changes its class: robust, broken, or undecided."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from linfnet.boxes import inner_box
-from linfnet.certificates.exact.circuit import Circuit
 from linfnet.certificates.exact.nets import circuit_of
 from linfnet.certificates.exact.reduced import Floats, reduce
 from linfnet.certificates.exact.search import search
@@ -125,12 +124,7 @@ def decide(
         found = verifier.decide(part, classes, own_size, moved, advance)
         parts.append(tuple(column.to(pixels.device) for column in found))
     robust, broken, moved, count, prediction, classes = (torch.cat(columns) for columns in zip(*parts, strict=True))
-    shape = as_shape(images)
-    return Decided(robust, broken, moved.view(shape), count, prediction, classes, size)
-
-
-def as_shape(images: Images) -> tuple[int, ...]:
-    return tuple(images.shape)
+    return Decided(robust, broken, moved.view(tuple(images.shape)), count, prediction, classes, size)
 
 
 class Verifier:
@@ -167,7 +161,7 @@ class Verifier:
             prediction = logits.argmax(1)
             labels = prediction if labels is None else labels
             # Epsilon is rounded up to float64: this box contains all float32 images within epsilon, and hardly more.
-            bound = eps if isinstance(eps, Tensor) else images.new_full((len(images),), float_above(eps)).double()
+            bound = eps
             if not isinstance(eps, Tensor):
                 bound = torch.full((len(images),), float_above(eps), dtype=torch.float64, device=images.device)
             lower, upper = inner_box(images, bound)
@@ -175,56 +169,46 @@ class Verifier:
             low, high = self.net.bounds(lower, upper)
             robust = label_on_top(low, labels, high)
             broken = ~label_on_top(logits, labels)
-            found = images.clone()
-            branches = torch.zeros_like(labels)
-            if witness is not None:
-                self._accept(~(robust | broken), witness, inside, labels, found, broken)
+            found, branches = images.clone(), torch.zeros_like(labels)
+
+            def accept(numbers: Tensor, moved: Tensor) -> None:
+                """Mark images as broken if `moved` is within epsilon of them and breaks the net."""
+                within = ((moved >= inside[0][numbers]) & (moved <= inside[1][numbers])).flatten(1).all(1)
+                good = within & ~label_on_top(self.net(moved), labels[numbers])
+                found[numbers[good]], broken[numbers[good]] = moved[good], True
+
             left = (~(robust | broken)).nonzero().flatten()
+            if witness is not None:
+                accept(left, witness[left])
+                left = left[~broken[left]]
             advance(len(images) - len(left))
-            for index, verdict, moved, count in self._search(left, images, labels, lower, upper, logits, low, high):
-                branches[index] = count
-                robust[index] = verdict
+            box = (lower, upper, low, high)
+            numbers, candidates = list[int](), list[Tensor]()
+            for number, verdict, moved, count in self._search(left, images, labels, logits, box):
+                branches[number], robust[number] = count, verdict
                 if moved is not None:
-                    one = torch.zeros_like(broken)
-                    one[index] = True
-                    candidate = images.clone()
-                    candidate[index] = moved.to(images)
-                    self._accept(one, candidate, inside, labels, found, broken)
+                    numbers.append(number)
+                    candidates.append(moved)
                 advance(1)
+            if numbers:
+                accept(torch.tensor(numbers, device=images.device), torch.stack(candidates).to(images))
         return robust, broken, found, branches, prediction, labels
 
-    def _accept(
-        self, which: Tensor, candidates: Tensor, inside: tuple[Tensor, Tensor], labels: Tensor, found: Tensor, broken: Tensor
-    ) -> None:
-        """Mark images as broken if their candidates are within epsilon and break the net."""
-        chosen = which.nonzero().flatten()
-        moved = candidates[chosen]
-        within = ((moved >= inside[0][chosen]) & (moved <= inside[1][chosen])).flatten(1).all(1)
-        good = within & ~label_on_top(self.net(moved), labels[chosen])
-        found[chosen[good]], broken[chosen[good]] = moved[good], True
-
     def _search(
-        self,
-        left: Tensor,
-        images: Tensor,
-        labels: Tensor,
-        lower: Tensor,
-        upper: Tensor,
-        logits: Tensor,
-        low: Tensor,
-        high: Tensor,
+        self, left: Tensor, images: Tensor, labels: Tensor, logits: Tensor, box: tuple[Tensor, ...]
     ) -> Iterator[tuple[int, bool, Tensor | None, int]]:
         """Search the images in `left`; yield their numbers, whether they are robust, a candidate, and the branches."""
+        lower, upper, low, high = box
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             for part in left.split(OPEN_BATCH):
                 boxes = (end[part].flatten(1).cpu() for end in (lower, upper))
                 below, above = (end.numpy() for end in self.circuit.bounds(*boxes))
-                work: list[tuple[Floats, ...] | tuple[object, ...]] = []
+                work: list[tuple[Floats, Floats, Floats, int, list[int]]] = []
                 for k, number in enumerate(part.tolist()):
-                    own = int(labels[number])
+                    own, most = int(labels[number]), high[number].tolist()
                     # Classes that can reach the label, those with the largest logits first.
-                    rivals = [int(r) for r in logits[number].argsort(descending=True) if int(r) != own]
-                    rivals = [r for r in rivals if not bool(high[number, r] < low[number, own])]
+                    order: list[int] = logits[number].argsort(descending=True).tolist()
+                    rivals = [rival for rival in order if rival != own and most[rival] >= low[number, own].item()]
                     work.append((images[number].flatten().cpu().numpy(), below[k], above[k], own, rivals))
                 results = pool.map(lambda one: self._one(*one), work)
                 for number, (robust, image, count) in zip(part.tolist(), results, strict=True):
