@@ -1,6 +1,7 @@
 """The complete search gives the verdicts of brute force, for exact nets and for the floating-point program."""
 
 import itertools
+import math
 import os
 from fractions import Fraction
 
@@ -12,13 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from linfnet.boxes import inner_box
-from linfnet.certificates import certified_by_interval
+from linfnet.certificates import certified_by_interval, certify, exact_radius
 from linfnet.certificates.exact import decide
 from linfnet.certificates.exact.nets import circuit_of
+from linfnet.certificates.exact.reduced import reduce
+from linfnet.certificates.exact.search import search_compiled, search_plainly
 from linfnet.epsilon import parse_epsilon
 from linfnet.errors import ArgumentError
 from linfnet.nn import Classifier, LinfNet, LpDistance, LpDistanceConv2d, MeanShift, Nonexpansive, SparseNet, WrappedNet
 from linfnet.nn.label_margin import label_on_top
+from linfnet.ops.search import has_search
 
 SEEDS = st.integers(0, 2**32 - 1)
 # All numbers of an exact net are multiples of 1/8; the pixels of brute force are multiples of 1/16.
@@ -247,3 +251,47 @@ def test_operations_without_a_rule_are_named(layer: torch.nn.Module):
     net = Classifier.wrap(body.eval(), image_shape=(1, 4, 4), classes=2)
     with pytest.raises(ArgumentError, match=rf"body contains {type(layer).__name__} \('0'\), which method 'exact' cannot"):
         decide(net, torch.rand(1, 1, 4, 4), eps="0.1")
+
+
+def test_exact_radii_are_between_proofs_and_witnesses():
+    net, images = random_case()
+    labels = torch.where(torch.arange(30) < 25, net(images).argmax(1), 0)
+    found = exact_radius(net, images, labels, width="0.01")
+    right = label_on_top(net(images), labels)
+    assert (found.radius[~right] == -torch.inf).all() and (found.broken_at[~right] == 0).all()
+    assert not found.undecided.any() and (found.broken_at - found.radius <= 0.01)[right].all()
+    assert (found.radius >= certify(net, images, labels).radius).all()
+    assert decide(net, images[right], labels[right], found.radius[right]).robust.all()
+    broken = right & found.broken_at.isfinite()
+    assert broken.any() and not label_on_top(net(found.witness[broken]), labels[broken]).any()
+    change = (found.witness - images).double().abs().flatten(1).amax(1)
+    assert (change <= found.broken_at)[broken].all()
+
+
+def test_certify_with_method_exact():
+    net, images = random_case()
+    found = certify(net, images, method="exact", eps="0.1")
+    assert torch.equal(found.robust, decide(net, images, eps="0.1").robust)
+    assert repr(found).startswith("Decided(30 images: ")
+    with pytest.raises(ArgumentError, match=r"eps is 0.1 for method 'margin'; expected eps only with 'exact'"):
+        certify(net, images, method="margin", eps=0.1)
+
+
+@given(SEEDS)
+@settings(max_examples=30, deadline=None)
+def test_both_searches_agree(seed: int):
+    """The search in NumPy and the kernel have the same verdicts."""
+    if not has_search():
+        pytest.skip("the kernels are not compiled")
+    torch.manual_seed(seed)
+    net = LinfNet((1, 3, 3), 3, (8, 8), std=0.5, identity_init=False).eval()
+    image = torch.rand(1, 9)
+    circuit = circuit_of(net)
+    low, high = (end.numpy()[0] for end in circuit.bounds(*inner_box(image, Fraction(1, 5))))
+    own = int(net(image.view(1, 1, 3, 3)).argmax())
+    for rival in {0, 1, 2} - {own}:
+        part = reduce(circuit, low, high, (own, rival))
+        results = [run(part, image.numpy()[0][part.pixels], 5000, math.inf) for run in (search_plainly, search_compiled)]
+        assert results[0].robust == results[1].robust
+        assert (results[0].image is None) == (results[1].image is None)
+        assert all(result.robust or result.image is not None for result in results)

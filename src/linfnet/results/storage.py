@@ -2,7 +2,8 @@
 
 results.json (version 2) has the fields of `Results` and of the records in it. Version 1, which can still be read, has
 evaluations under keys such as `mnist-test-first-500-pgd-20 eps=0.3`. `samples-IMAGES-eps-EPSILONS.csv` has a row for
-each image, and `….broken.safetensors` contains a few images that the attack found. radii.csv of `linfnet certify` has
+each image, `….broken.safetensors` contains a few images that the attack found, and `….witnesses.safetensors` all images
+that the exact method found. radii.csv of `linfnet certify` has
 the same columns for labels, predictions and radii.
 """
 
@@ -225,6 +226,11 @@ def samples_path(folder: Path, results: Sequence[Result]) -> Path:
 def broken_path(samples: Path) -> Path:
     """Return the path of the file of broken images that belongs to a CSV file of samples."""
     return samples.with_suffix(".broken.safetensors")
+
+
+def witness_path(samples: Path) -> Path:
+    """Return the path of the file of all images that the exact method found, which belongs to a CSV file of samples."""
+    return samples.with_suffix(".witnesses.safetensors")
 
 
 def sample_files(folder: Path, result: Result, suffix: str = ".csv") -> list[Path]:

@@ -108,7 +108,7 @@ def decide(
     verifier = Verifier(net, branches=branches, seconds=seconds)
     pixels = prepare_images(net, images, move=False)
     if eps is None:
-        raise ArgumentError("eps is None; expected an epsilon such as '8/255': method 'exact' decides at one epsilon")
+        raise ArgumentError("eps is 'None'; expected a number like 8/255: method 'exact' decides at one epsilon")
     size, device = prepare_epsilon(eps, pixels), net_device(net)
     known = None if labels is None else prepare_labels(labels, pixels, net.classes)
     given = None if witness is None else prepare_images(net, witness, move=False)
