@@ -75,8 +75,11 @@ def is_broken(net: LinfNet | SparseNet, image: np.ndarray, label: int, steps: in
 def check_witnesses(net: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, found, eps: Fraction) -> None:
     for image, label, witness, broken in zip(images, labels, found.witness, found.broken, strict=True):
         if broken:
-            change = [abs(Fraction(a) - Fraction(b)) for a, b in zip(image.flatten().tolist(), witness.flatten().tolist(), strict=True)]
-            assert max(change) <= eps and 0 <= witness.min() and witness.max() <= 1
+            change = [
+                abs(Fraction(a) - Fraction(b))
+                for a, b in zip(image.flatten().tolist(), witness.flatten().tolist(), strict=True)
+            ]
+            assert max(change) <= eps and witness.min() >= 0 and witness.max() <= 1
             assert not label_on_top(net(witness[None]), label[None]).item()
         else:
             assert torch.equal(image, witness)
@@ -160,7 +163,9 @@ def test_a_witness_of_an_attack_ends_the_search():
     assert torch.equal(found.broken, again.broken)
     assert not again.branches[again.broken].any()
     # Images outside of the ball are not accepted as witnesses.
-    assert torch.equal(decide(net, images, eps="0.01", witness=found.witness).broken, decide(net, images, eps="0.01").broken)
+    assert torch.equal(
+        decide(net, images, eps="0.01", witness=found.witness).broken, decide(net, images, eps="0.01").broken
+    )
 
 
 @pytest.mark.parametrize("eps", [None, "2", "-1"])
@@ -247,9 +252,13 @@ class Halve(Nonexpansive):
 
 @pytest.mark.parametrize("layer", [torch.nn.AvgPool2d(2), Halve()])
 def test_operations_without_a_rule_are_named(layer: torch.nn.Module):
-    body = torch.nn.Sequential(layer, torch.nn.Flatten(), LpDistance(4 if isinstance(layer, torch.nn.AvgPool2d) else 16, 2))
+    body = torch.nn.Sequential(
+        layer, torch.nn.Flatten(), LpDistance(4 if isinstance(layer, torch.nn.AvgPool2d) else 16, 2)
+    )
     net = Classifier.wrap(body.eval(), image_shape=(1, 4, 4), classes=2)
-    with pytest.raises(ArgumentError, match=rf"body contains {type(layer).__name__} \('0'\), which method 'exact' cannot"):
+    with pytest.raises(
+        ArgumentError, match=rf"body contains {type(layer).__name__} \('0'\), which method 'exact' cannot"
+    ):
         decide(net, torch.rand(1, 1, 4, 4), eps="0.1")
 
 
@@ -291,7 +300,9 @@ def test_both_searches_agree(seed: int):
     own = int(net(image.view(1, 1, 3, 3)).argmax())
     for rival in {0, 1, 2} - {own}:
         part = reduce(circuit, low, high, (own, rival))
-        results = [run(part, image.numpy()[0][part.pixels], 5000, math.inf) for run in (search_plainly, search_compiled)]
+        results = [
+            run(part, image.numpy()[0][part.pixels], 5000, math.inf) for run in (search_plainly, search_compiled)
+        ]
         assert results[0].robust == results[1].robust
         assert (results[0].image is None) == (results[1].image is None)
         assert all(result.robust or result.image is not None for result in results)

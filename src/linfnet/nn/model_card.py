@@ -156,6 +156,7 @@ def _entry(result: Result) -> dict[str, Any]:
     shares = {
         "clean": result.clean,
         f"under {result.attack} {at}": result.attacked,
+        **({f"robust, decided exactly {at}": result.exact.robust} if result.exact else {}),
         **{f"certified by {name} {at}": share for name, share in result.certified.items()},
     }
     metrics = [{"type": "accuracy", "name": name, "value": round(100 * share, 2)} for name, share in shares.items()]
@@ -201,21 +202,39 @@ def _results(results: Results, shown: Sequence[Result]) -> str:
         certificates = list(dict.fromkeys(name for result in shown for name in result.certified))
         attacks = {str(result.attack) for result in shown}
         attack = attacks.pop() if len(attacks) == 1 else ""
-        header = ["data", "images", "ε", "clean", attack or "attacked"]
+        exact = ["exact"] if any(result.exact for result in shown) else []
+        header = ["data", "images", "ε", "clean", attack or "attacked", *exact]
         rows = [[*header, *(f"certified by {name}" for name in certificates)]]
         rows.append(["---", *["---:"] * (len(rows[0]) - 1)])
         for result in shown:
             attacked = _percent(result.attacked) + ("" if attack else f" ({result.attack})")
             named = [f"{_cell(_title(result.data))}, {result.split}", f"{result.count:,}", format_epsilon(result.eps)]
             shares = (_percent(result.certified.get(name)) for name in certificates)
-            rows.append([*named, _percent(result.clean), attacked, *shares])
+            decided = [_exact(result)] if exact else []
+            rows.append([*named, _percent(result.clean), attacked, *decided, *shares])
         table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-        return f"{table}\n\nAccuracy in % of all images: unchanged (clean), under the attack, and certified at ε."
+        about = (
+            " Exact: every image was decided, either by a proof that no change of at most ε alters its class or by an "
+            "image that does."
+            if exact
+            else ""
+        )
+        return (
+            f"{table}\n\nAccuracy in % of all images: unchanged (clean), under the attack, and certified at ε.{about}"
+        )
     if measured := _measured(results):
         certified = (f"certified {_percent(s)} at ε = {format_epsilon(e)}" for e, s in measured.certified.items())
         accuracies = ", ".join((f"clean {_percent(measured.clean)}", *certified))
         return f"Accuracy in % on the test images at the end of the training, rounding ignored: {accuracies}."
     return "The model was saved without results."
+
+
+def _exact(result: Result) -> str:
+    """Return the exact accuracy, as a range if some images are undecided."""
+    if result.exact is None:
+        return ""
+    least, most = result.exact.robust, result.exact.robust + result.exact.undecided
+    return _percent(least) if least == most else f"{_percent(least)} to {_percent(most)}"
 
 
 def _cell(text: str) -> str:

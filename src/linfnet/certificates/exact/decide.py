@@ -14,6 +14,7 @@ from linfnet.boxes import inner_box
 from linfnet.certificates.exact.nets import circuit_of
 from linfnet.certificates.exact.reduced import Floats, reduce
 from linfnet.certificates.exact.search import search
+from linfnet.certificates.margin import certify_by_margin
 from linfnet.certificates.rounding import check_program, float_above
 from linfnet.data.arrays import Labels
 from linfnet.epsilon import Epsilon
@@ -161,9 +162,7 @@ class Verifier:
             prediction = logits.argmax(1)
             labels = prediction if labels is None else labels
             # Epsilon is rounded up to float64: this box contains all float32 images within epsilon, and hardly more.
-            bound = eps
-            if not isinstance(eps, Tensor):
-                bound = torch.full((len(images),), float_above(eps), dtype=torch.float64, device=images.device)
+            bound = eps if isinstance(eps, Tensor) else torch.full_like(labels, float_above(eps), dtype=torch.float64)
             lower, upper = inner_box(images, bound)
             inside = inner_box(images, eps)
             low, high = self.net.bounds(lower, upper)
@@ -178,6 +177,9 @@ class Verifier:
                 found[numbers[good]], broken[numbers[good]] = moved[good], True
 
             left = (~(robust | broken)).nonzero().flatten()
+            by_margin = certify_by_margin(self.net, images[left], labels[left]).radii >= bound[left]
+            robust[left[by_margin]] = True
+            left = left[~by_margin]
             if witness is not None:
                 accept(left, witness[left])
                 left = left[~broken[left]]

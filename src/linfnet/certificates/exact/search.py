@@ -100,9 +100,7 @@ class Search:
 
     def __init__(self, circuit: Reduced, own: int, rival: int, start: Floats) -> None:
         self.circuit, self.own, self.rival, self.start = circuit, own, rival, start
-        self.stages = [
-            _Stage(circuit, s) for s, kind in enumerate(circuit.kinds) if kind is not Kind.LEAF
-        ]
+        self.stages = [_Stage(circuit, s) for s, kind in enumerate(circuit.kinds) if kind is not Kind.LEAF]
 
     def run(self, branches: int, deadline: float) -> Found:
         """Search until a result is known, or until the number of branches or the time is used up."""
@@ -263,18 +261,14 @@ class _Stage:
             index, w = self.index[where], self.weight[where]
             self._limit(low, high, smallest_input(self.kind, w, least[where], low[index], high[index]), None, where)
 
-    def _limit(
-        self, low: Floats, high: Floats, least: Floats | None, most: Floats | None, where: Ints | slice
-    ) -> None:
+    def _limit(self, low: Floats, high: Floats, least: Floats | None, most: Floats | None, where: Ints | slice) -> None:
         """Raise lower bounds and lower upper bounds of the inputs of some connections."""
         if most is not None:
             np.minimum.at(high, self.index[where], most)
         if least is not None:
             np.maximum.at(low, self.index[where], least)
 
-    def _disjunctions(
-        self, low: Floats, high: Floats, positive: Floats, negative: Floats | None
-    ) -> list[Disjunction]:
+    def _disjunctions(self, low: Floats, high: Floats, positive: Floats, negative: Floats | None) -> list[Disjunction]:
         """Apply "node >= low" where it has one candidate, and return the disjunctions with several.
 
         `positive`: the largest value of each connection; `negative`: the largest value of its negative.

@@ -254,9 +254,7 @@ def _max_pool(
     windows = windows.transpose(1, 2).reshape(-1, windows.shape[1])
     # Pixels outside of the image do not count: each window contains a pixel of the image, which takes their place.
     windows = torch.where(windows < 0, windows.amax(1, keepdim=True), windows)
-    rows, columns = (
-        (x.ids.shape[2 + d] + 2 * edge[d] - gap[d] * (size[d] - 1) - 1) // step[d] + 1 for d in (0, 1)
-    )
+    rows, columns = ((x.ids.shape[2 + d] + 2 * edge[d] - gap[d] * (size[d] - 1) - 1) // step[d] + 1 for d in (0, 1))
     return circuit.maximum(windows).view(1, -1, rows, columns)
 
 
