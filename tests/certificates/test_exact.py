@@ -79,7 +79,9 @@ def check_witnesses(net: torch.nn.Module, images: torch.Tensor, labels: torch.Te
                 abs(Fraction(a) - Fraction(b))
                 for a, b in zip(image.flatten().tolist(), witness.flatten().tolist(), strict=True)
             ]
-            assert max(change) <= eps and witness.min() >= 0 and witness.max() <= 1
+            assert max(change) <= eps
+            assert witness.min() >= 0
+            assert witness.max() <= 1
             assert not label_on_top(net(witness[None]), label[None]).item()
         else:
             assert torch.equal(image, witness)
@@ -143,7 +145,8 @@ def test_images_that_intervals_decide_are_not_searched():
     labels = net(images).argmax(1)
     found = decide(net, images, labels, "0.1")
     certified = certified_by_interval(net, images, labels, "0.1")
-    assert found.robust[certified].all() and not found.branches[certified].any()
+    assert found.robust[certified].all()
+    assert not found.branches[certified].any()
     assert found.branches[~certified].any()
 
 
@@ -151,9 +154,11 @@ def test_a_budget_ends_the_search():
     """A label is undecided, and never called robust, if its search is not finished."""
     net, images = random_case()
     whole, short = decide(net, images, eps="0.2"), decide(net, images, eps="0.2", branches=1)
-    assert not whole.undecided.any() and short.undecided.any()
+    assert not whole.undecided.any()
+    assert short.undecided.any()
     assert (short.branches <= 1).all()
-    assert not (short.robust & whole.broken).any() and not (short.broken & whole.robust).any()
+    assert not (short.robust & whole.broken).any()
+    assert not (short.broken & whole.robust).any()
 
 
 def test_a_witness_of_an_attack_ends_the_search():
@@ -267,12 +272,15 @@ def test_exact_radii_are_between_proofs_and_witnesses():
     labels = torch.where(torch.arange(30) < 25, net(images).argmax(1), 0)
     found = exact_radius(net, images, labels, width="0.01")
     right = label_on_top(net(images), labels)
-    assert (found.radius[~right] == -torch.inf).all() and (found.broken_at[~right] == 0).all()
-    assert not found.undecided.any() and (found.broken_at - found.radius <= 0.01)[right].all()
+    assert (found.radius[~right] == -torch.inf).all()
+    assert (found.broken_at[~right] == 0).all()
+    assert not found.undecided.any()
+    assert (found.broken_at - found.radius <= 0.01)[right].all()
     assert (found.radius >= certify(net, images, labels).radius).all()
     assert decide(net, images[right], labels[right], found.radius[right]).robust.all()
     broken = right & found.broken_at.isfinite()
-    assert broken.any() and not label_on_top(net(found.witness[broken]), labels[broken]).any()
+    assert broken.any()
+    assert not label_on_top(net(found.witness[broken]), labels[broken]).any()
     change = (found.witness - images).double().abs().flatten(1).amax(1)
     assert (change <= found.broken_at)[broken].all()
 

@@ -58,7 +58,7 @@ class Certify(OnImages):
     exact: bool = False
     """Also decide exactly: how far every pixel may change before some image has another class."""
     width: Annotated[str, arg(metavar="WIDTH")] = WIDTH
-    """The width of the exact radii: the class is proven up to the radius, and an image within radius + WIDTH breaks it."""
+    """The width of exact radii: the class is proven up to the radius, and an image within radius + WIDTH breaks it."""
     out: Folder = None
     """A folder for radii.csv, curve.csv and curve.png (which needs the extra `plots`)."""
 
@@ -66,8 +66,8 @@ class Certify(OnImages):
         """Print the tables; return 2 if image files were skipped."""
         net, images, inputs, status = self.load(self.eps, needs_eps=False, skip=True)
         with progress_bar("certifying", len(images.pixels)) as advance:
-            options = {"exact": self.exact, "width": self.width}
-            found = certify_images(net, images.batches(BATCH), inputs.epsilons, **options, advance=advance)
+            batches, exact = images.batches(BATCH), self.exact
+            found = certify_images(net, batches, inputs.epsilons, exact=exact, width=self.width, advance=advance)
         if images.labels is None and len(images.names) <= SHOWN:
             radii = {f"{name} radius": column for name, column in found.radii.items()}
             print_table(images_table(found, images.names, class_names(inputs.folder, net.classes), radii))

@@ -85,8 +85,8 @@ class Evaluate(inputs.OnImages):
     steps: inputs.Count = None
     """Number of steps of the PGD attack. Default: the number in the run's recipe, or 100."""
     exact: bool = False
-    """Also decide for every image whether it is robust or broken (l_inf-distance nets). If this is interrupted, the same
-    command continues after the last 500 images."""
+    """Also decide for every image whether it is robust or broken (l_inf-distance nets). If this is interrupted, the
+    same command continues after the last 500 images."""
     branches: inputs.Number = BRANCHES
     """The largest number of branches of the exact search for an image, which is undecided beyond it."""
     out: inputs.Folder = None
@@ -108,7 +108,7 @@ class Evaluate(inputs.OnImages):
             check_copy(found.folder, out)
         with joined(device) as group, only_first_prints(group):
             partial = out / PARTIAL
-            options = {"exact": self.exact, "branches": self.branches, "partial": partial}
+            options: dict[str, Any] = {"exact": self.exact, "branches": self.branches, "partial": partial}
             evaluated = evaluate_with_progress(net, images, found.epsilons, steps, group, **options)
             if group.first:
                 if out != found.folder:

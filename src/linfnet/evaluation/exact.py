@@ -61,5 +61,5 @@ class ExactBatches:
 def _digest(*tensors: Tensor) -> str:
     total = hashlib.sha256()
     for tensor in tensors:
-        total.update(tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy())
+        total.update(tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes())
     return total.hexdigest()

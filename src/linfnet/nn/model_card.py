@@ -213,15 +213,13 @@ def _results(results: Results, shown: Sequence[Result]) -> str:
             decided = [_exact(result)] if exact else []
             rows.append([*named, _percent(result.clean), attacked, *decided, *shares])
         table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-        about = (
-            " Exact: every image was decided, either by a proof that no change of at most ε alters its class or by an "
-            "image that does."
-            if exact
-            else ""
-        )
-        return (
-            f"{table}\n\nAccuracy in % of all images: unchanged (clean), under the attack, and certified at ε.{about}"
-        )
+        about = "Accuracy in % of all images: unchanged (clean), under the attack, and certified at ε."
+        if exact:
+            about += (
+                " Exact: images for which it is proven that no change of at most ε alters the class; an image that "
+                "changes the class was found for every other one."
+            )
+        return f"{table}\n\n{about}"
     if measured := _measured(results):
         certified = (f"certified {_percent(s)} at ε = {format_epsilon(e)}" for e, s in measured.certified.items())
         accuracies = ", ".join((f"clean {_percent(measured.clean)}", *certified))

@@ -1,4 +1,4 @@
-"""Exact robustness: a complete search that decides, image by image, whether an image within epsilon changes the class."""
+"""Exact robustness: a complete search decides, image by image, whether an image within epsilon changes the class."""
 
 from linfnet.certificates.exact.decide import Decided as Decided
 from linfnet.certificates.exact.decide import Verifier as Verifier

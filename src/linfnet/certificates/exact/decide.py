@@ -160,24 +160,24 @@ class Verifier:
         with self.net.at_infinity():
             logits = self.net(images)
             prediction = logits.argmax(1)
-            labels = prediction if labels is None else labels
+            classes = prediction if labels is None else labels
             # Epsilon is rounded up to float64: this box contains all float32 images within epsilon, and hardly more.
-            bound = eps if isinstance(eps, Tensor) else torch.full_like(labels, float_above(eps), dtype=torch.float64)
+            bound = eps if isinstance(eps, Tensor) else torch.full_like(classes, float_above(eps), dtype=torch.float64)
             lower, upper = inner_box(images, bound)
             inside = inner_box(images, eps)
             low, high = self.net.bounds(lower, upper)
-            robust = label_on_top(low, labels, high)
-            broken = ~label_on_top(logits, labels)
-            found, branches = images.clone(), torch.zeros_like(labels)
+            robust = label_on_top(low, classes, high)
+            broken = ~label_on_top(logits, classes)
+            found, branches = images.clone(), torch.zeros_like(classes)
 
             def accept(numbers: Tensor, moved: Tensor) -> None:
                 """Mark images as broken if `moved` is within epsilon of them and breaks the net."""
                 within = ((moved >= inside[0][numbers]) & (moved <= inside[1][numbers])).flatten(1).all(1)
-                good = within & ~label_on_top(self.net(moved), labels[numbers])
+                good = within & ~label_on_top(self.net(moved), classes[numbers])
                 found[numbers[good]], broken[numbers[good]] = moved[good], True
 
             left = (~(robust | broken)).nonzero().flatten()
-            by_margin = certify_by_margin(self.net, images[left], labels[left]).radii >= bound[left]
+            by_margin = certify_by_margin(self.net, images[left], classes[left]).radii >= bound[left]
             robust[left[by_margin]] = True
             left = left[~by_margin]
             if witness is not None:
@@ -186,7 +186,7 @@ class Verifier:
             advance(len(images) - len(left))
             box = (lower, upper, low, high)
             numbers, candidates = list[int](), list[Tensor]()
-            for number, verdict, moved, count in self._search(left, images, labels, logits, box):
+            for number, verdict, moved, count in self._search(left, images, classes, logits, box):
                 branches[number], robust[number] = count, verdict
                 if moved is not None:
                     numbers.append(number)
@@ -194,7 +194,7 @@ class Verifier:
                 advance(1)
             if numbers:
                 accept(torch.tensor(numbers, device=images.device), torch.stack(candidates).to(images))
-        return robust, broken, found, branches, prediction, labels
+        return robust, broken, found, branches, prediction, classes
 
     def _search(
         self, left: Tensor, images: Tensor, labels: Tensor, logits: Tensor, box: tuple[Tensor, ...]
@@ -212,7 +212,7 @@ class Verifier:
                     order: list[int] = logits[number].argsort(descending=True).tolist()
                     rivals = [rival for rival in order if rival != own and most[rival] >= low[number, own].item()]
                     work.append((images[number].flatten().cpu().numpy(), below[k], above[k], own, rivals))
-                results = pool.map(lambda one: self._one(*one), work)
+                results = pool.map(self._one, *zip(*work, strict=True))
                 for number, (robust, image, count) in zip(part.tolist(), results, strict=True):
                     moved = None if image is None else torch.from_numpy(image).view(images.shape[1:])
                     yield number, robust, moved, count

@@ -1,7 +1,7 @@
 """Inverses of the rounded operations: which inputs lead to results in an interval, exactly, for float32 numbers.
 
-Every function here answers for an increasing function f of floating-point numbers: `largest_input` is the largest z with
-f(z) <= u, `smallest_input` the smallest z with f(z) >= l.
+For an increasing function f of float32 numbers, `largest_input` returns the largest z with f(z) <= u and
+`smallest_input` the smallest z with f(z) >= l.
 """
 
 from collections.abc import Callable

@@ -91,7 +91,7 @@ def search_compiled(circuit: Reduced, start: Floats, branches: int, deadline: fl
     return Found(verdict == "robust", image if verdict == "broken" else None, used)
 
 
-class Contradiction(Exception):
+class ContradictionError(Exception):
     """A branch contains no image."""
 
 
@@ -112,7 +112,7 @@ class Search:
             box = stack.pop()
             try:
                 disjunctions = self._propagate(box)
-            except Contradiction:
+            except ContradictionError:
                 continue
             image = self._try(box)
             if image is not None:
@@ -127,8 +127,9 @@ class Search:
         """Return an image of the box for which the rival is not below, if one of a few images is such an image."""
         size = len(self.circuit.pixels)
         low, high = box.low[:size], box.high[:size]
-        for image in (np.clip(self.start, low, high), low + (high - low) / 2, low, high):
-            image = np.clip(image, low, high)
+        half = (low + (high - low) / 2).astype(np.float32)
+        for wish in (self.start, half, low, high):
+            image = np.minimum(np.maximum(wish, low), high)
             values = self.values(image)
             if values[self.rival] >= values[self.own]:
                 return image
@@ -154,7 +155,7 @@ class Search:
             box.high[self.own] = min(box.high[self.own], box.most)
             box.low[self.rival] = max(box.low[self.rival], box.least)
             if box.least > box.most:
-                raise Contradiction
+                raise ContradictionError
             disjunctions = []
             for stage in reversed(self.stages):
                 disjunctions += stage.backwards(box.low, box.high)
@@ -198,7 +199,7 @@ class Search:
 
 def _check(low: Floats, high: Floats) -> None:
     if not (low <= high).all():
-        raise Contradiction
+        raise ContradictionError
 
 
 class _Stage:
@@ -286,14 +287,15 @@ class _Stage:
             connections = np.concatenate([np.flatnonzero(plus[own]), np.flatnonzero(minus[own])]) + ends[node]
             signs = np.repeat([1, -1], [plus[own].sum(), minus[own].sum()])
             if not len(connections):
-                raise Contradiction
+                raise ContradictionError
             if len(connections) == 1:
                 self._force(low, high, int(connections[0]), signs[0] > 0)
             else:
                 slack = np.where(signs > 0, positive[connections], 0 if negative is None else negative[connections])
                 order = np.argsort(-slack, kind="stable")
-                value = least[connections[0]]
-                found.append(Disjunction(value, connections[order] + self.first, signs[order]))
+                found.append(
+                    Disjunction(np.float32(least[connections[0]]), connections[order] + self.first, signs[order])
+                )
         return found
 
     def _force(self, low: Floats, high: Floats, connection: int, positive: bool) -> None:

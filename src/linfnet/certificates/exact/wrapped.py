@@ -175,12 +175,17 @@ def _relu(circuit: Circuit, x: Nodes, inplace: bool = False) -> Tensor:
     return _unary(circuit, Kind.AT_LEAST, x.ids, 0.0)
 
 
-def _clamp(circuit: Circuit, x: Nodes, min: Any = None, max: Any = None, **options: Any) -> Tensor:
+def _clamp(circuit: Circuit, x: Nodes, *limits: Any, **options: Any) -> Tensor:
+    """min(max(x, low), high); the limits are positional or called min and max."""
+    low, high = (*limits, *(None,) * (2 - len(limits)))
     ids = x.ids
-    low, high = options.get("min_val", min), options.get("max_val", max)
-    for kind, limit in ((Kind.AT_LEAST, low), (Kind.AT_MOST, high)):
+    for kind, limit in ((Kind.AT_LEAST, options.get("min", low)), (Kind.AT_MOST, options.get("max", high))):
         ids = ids if limit is None else _unary(circuit, kind, ids, _constant(limit))
     return ids
+
+
+def _clamp_max(circuit: Circuit, x: Nodes, *limit: Any, **options: Any) -> Tensor:
+    return _clamp(circuit, x, None, *limit, **options)
 
 
 def _relu6(circuit: Circuit, x: Nodes, inplace: bool = False) -> Tensor:
@@ -275,7 +280,7 @@ _MOVES = {
 _RULES: dict[str, Callable[..., Tensor]] = {
     "add": _add, "sub": _subtract, "mul": _multiply, "div": _divide, "neg": _negate, "abs": _absolute,
     "relu": _relu, "relu6": _relu6, "hardtanh": _hardtanh, "clamp": _clamp, "clip": _clamp,
-    "clamp_min": _clamp, "clamp_max": lambda circuit, x, max: _clamp(circuit, x, None, max),
+    "clamp_min": _clamp, "clamp_max": _clamp_max,
     "maximum": _maximum, "minimum": _minimum, "max": _maximum, "min": _minimum, "amax": _amax, "amin": _amin,
     "pad": _pad, "max_pool2d": _max_pool, "dropout": _same, "float": _same,
 }  # fmt: skip
