@@ -1,9 +1,8 @@
 """Decide all test images of nets exactly, and write the figures to a record.
 
-    python benchmarks/exact.py NET DATA EPS [EPS ...] --out records/exact.json [--name NAME] [--radii WIDTH] [--attacks]
+    python benchmarks/exact.py NET DATA EPS [EPS ...] --out records/exact.json [--name NAME] [--radii WIDTH] [--attacks pgd smoothed]
 
-Entries of other nets in the record are kept. With --attacks, PGD-100 and the smoothed attack run as well: the order
-certified <= exact <= attacked is checked for every image.
+Entries of other nets in the record are kept. The order certified <= exact <= attacked is checked for every image.
 """
 
 import argparse
@@ -47,7 +46,9 @@ def check_witnesses(net: Classifier, images: torch.Tensor, labels: torch.Tensor,
     return len(kept)
 
 
-def measure(net: Classifier, images: torch.Tensor, labels: torch.Tensor, eps: str, attacks: bool) -> dict[str, Any]:
+def measure(
+    net: Classifier, images: torch.Tensor, labels: torch.Tensor, eps: str, attacks: list[str]
+) -> dict[str, Any]:
     exact_eps = parse_epsilon(eps)
     start, cpu = time.perf_counter(), time.process_time()
     found = decide(net, images, labels, exact_eps)
@@ -72,7 +73,7 @@ def measure(net: Classifier, images: torch.Tensor, labels: torch.Tensor, eps: st
     for name, flags in certified.items():
         assert not bool((flags & found.broken).any()), f"{name} certifies a broken image"
         entry[name] = accuracy(flags)
-    for name in ("pgd", "smoothed") if attacks else ():
+    for name in attacks:
         survived, open_ = clean.clone(), clean & ~certified["interval"]  # certified images cannot be broken
         survived[open_] = attack(net, images[open_], labels[open_], exact_eps, name).survived
         assert not bool((found.robust & ~survived).any()), f"{name} breaks a robust image"
@@ -88,11 +89,13 @@ def main() -> None:
     parser.add_argument("--name")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--radii", metavar="WIDTH", help="also compute exact radii to this width")
-    parser.add_argument("--attacks", action="store_true")
+    parser.add_argument("--attacks", nargs="*", default=[], metavar="NAME")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("records/exact.json"))
     arguments = parser.parse_args()
-    net, data = load_model(arguments.net), load(arguments.data, "test").first(arguments.limit)
-    images, labels = data.pixels(), data.labels
+    net = load_model(arguments.net, device=arguments.device)
+    data = load(arguments.data, "test").first(arguments.limit)
+    images, labels = data.pixels().to(arguments.device), data.labels.to(arguments.device)
     with torch.no_grad(), net.at_infinity():
         rows = [measure(net, images, labels, eps, arguments.attacks) for eps in arguments.eps]
     record = read_table(arguments.out) if arguments.out.exists() else {}

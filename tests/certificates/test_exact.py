@@ -18,11 +18,14 @@ from linfnet.certificates.exact import decide
 from linfnet.certificates.exact.nets import circuit_of
 from linfnet.certificates.exact.reduced import reduce
 from linfnet.certificates.exact.search import search_compiled, search_plainly
+from linfnet.data import set_info
 from linfnet.epsilon import parse_epsilon
 from linfnet.errors import ArgumentError
 from linfnet.nn import Classifier, LinfNet, LpDistance, LpDistanceConv2d, MeanShift, Nonexpansive, SparseNet, WrappedNet
 from linfnet.nn.label_margin import label_on_top
 from linfnet.ops.search import has_search
+from linfnet.recipes import load_recipe
+from linfnet.systems import system_of
 
 SEEDS = st.integers(0, 2**32 - 1)
 # All numbers of an exact net are multiples of 1/8; the pixels of brute force are multiples of 1/16.
@@ -87,6 +90,7 @@ def check_witnesses(net: torch.nn.Module, images: torch.Tensor, labels: torch.Te
             assert torch.equal(image, witness)
 
 
+@pytest.mark.slow
 @settings(max_examples=int(os.environ.get("LINFNET_EXACT_EXAMPLES", "60")), deadline=None)
 @given(SEEDS)
 def test_verdicts_equal_brute_force_on_exact_nets(seed: int):
@@ -105,6 +109,7 @@ def test_verdicts_equal_brute_force_on_exact_nets(seed: int):
     check_witnesses(net, images, labels, found, Fraction(steps, 16))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(SEEDS, st.sampled_from([0, 3, 12]))
 def test_verdicts_equal_all_float32_images_of_small_boxes(seed: int, widest: int):
@@ -312,3 +317,20 @@ def test_both_searches_agree(seed: int):
         assert results[0].robust == results[1].robust
         assert (results[0].image is None) == (results[1].image is None)
         assert all(result.robust or result.image is not None for result in results)
+
+
+def test_the_search_in_numpy_decides_without_compiled_kernels(monkeypatch: pytest.MonkeyPatch):
+    net, images = random_case()
+    compiled = decide(net, images, eps="0.2")
+    monkeypatch.setattr("linfnet.certificates.exact.search.has_search", lambda: False)
+    plain = decide(net, images, eps="0.2")
+    assert torch.equal(compiled.robust, plain.robust)
+    assert torch.equal(compiled.broken, plain.broken)
+
+
+@pytest.mark.parametrize("name", ["mnist-0.3-hybrid", "mnist-0.3-ibp", "cifar10-smoothing"])
+def test_nets_of_other_systems_are_refused(name: str):
+    recipe = load_recipe(name, ["model.width=16"])
+    net = system_of(recipe).build(recipe, set_info(recipe.data.name))
+    with pytest.raises(ArgumentError, match="expected an l_inf-distance net"):
+        decide(net, torch.rand(1, *net.image_shape), eps="0.1")
