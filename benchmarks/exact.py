@@ -1,8 +1,8 @@
 """Decide all test images of nets exactly, and write the figures to a record.
 
-    python benchmarks/exact.py NET DATA EPS [EPS ...] --out records/exact.json [--name NAME] [--radii WIDTH] [--attacks pgd smoothed]
+    python benchmarks/exact.py NET DATA EPS [EPS ...] [--name NAME] [--radii WIDTH] [--attacks pgd smoothed] [--out FILE]
 
-Entries of other nets in the record are kept. The order certified <= exact <= attacked is checked for every image.
+Entries of other nets remain in the record. The order certified <= exact <= attacked is checked for every image.
 """
 
 import argparse

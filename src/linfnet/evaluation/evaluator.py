@@ -174,8 +174,8 @@ def _evaluate_part(
                     index = (right & verdict.broken).nonzero().flatten()
                     found = verdict.witness[index]
                     others = other_class(net(found).detach(), truth[index])
-                    place = index + part.start
-                    witnesses = join([witnesses, Broken(place + own.start, found, others, order[place])])
+                    broken_by_search = Broken(index + part.start + own.start, found, others, order[part][index])
+                    witnesses = join([witnesses, broken_by_search])
                     seconds["exact"] = seconds.get("exact", 0.0) + _now(device) - began
                 advance(len(truth))
             spent = time.perf_counter() - start

@@ -85,8 +85,8 @@ def _relevant(stage: Stage, rows: Ints, low: Floats, high: Floats) -> tuple[Ints
     offsets = stage.offsets.numpy()
     counts = offsets[rows + 1] - offsets[rows]
     ends = np.cumsum(counts)
-    places = np.arange(ends[-1]) + np.repeat(offsets[rows] - ends + counts, counts)
-    index, weight = inputs[places], weights[places]
+    chosen = np.arange(ends[-1]) + np.repeat(offsets[rows] - ends + counts, counts)
+    index, weight = inputs[chosen], weights[chosen]
     if stage.kind not in (Kind.DISTANCE, Kind.MAXIMUM):
         return counts, index, weight
     row = np.repeat(np.arange(len(rows)), counts)

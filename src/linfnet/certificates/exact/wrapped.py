@@ -1,4 +1,4 @@
-"""The circuit of a wrapped net: its traced operations, with the numbers of nodes in the place of features.
+"""The circuit of a wrapped net: its traced operations, applied to the numbers of nodes instead of features.
 
 An operation that only moves features runs on the numbers of their nodes; every other one adds stages to the circuit.
 """
@@ -257,7 +257,7 @@ def _max_pool(
     channels = x.ids[0].unsqueeze(1).double() + 1
     windows = F.unfold(channels, size, dilation=gap, padding=edge, stride=step).long() - 1  # [C, window, positions]
     windows = windows.transpose(1, 2).reshape(-1, windows.shape[1])
-    # Pixels outside of the image do not count: each window contains a pixel of the image, which takes their place.
+    # Pixels outside of the image do not count: they are replaced by a pixel of the window that is inside.
     windows = torch.where(windows < 0, windows.amax(1, keepdim=True), windows)
     rows, columns = ((x.ids.shape[2 + d] + 2 * edge[d] - gap[d] * (size[d] - 1) - 1) // step[d] + 1 for d in (0, 1))
     return circuit.maximum(windows).view(1, -1, rows, columns)
