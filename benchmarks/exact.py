@@ -1,6 +1,6 @@
 """Decide all test images of nets exactly, and write the figures to a record.
 
-    python benchmarks/exact.py NET DATA EPS [EPS ...] [--name NAME] [--radii WIDTH] [--attacks pgd smoothed] [--out FILE]
+    python benchmarks/exact.py NET DATA EPS [EPS ...] [--name NAME] [--radii WIDTH] [--attacks NAME ...] [--out FILE]
 
 Entries of other nets remain in the record. The order certified <= exact <= attacked is checked for every image.
 """

@@ -25,6 +25,8 @@ from linfnet.ops.search import has_search, run_search
 
 # Sweeps over the circuit before the search branches although the bounds still change.
 SWEEPS = 30
+# The same if there is nothing to branch on; the image is undecided then.
+LONGEST = 10_000
 _LOWEST, _HIGHEST = np.float32(-np.inf), np.float32(np.inf)
 
 
@@ -117,7 +119,7 @@ class Search:
             image = self._try(box)
             if image is not None:
                 return Found(False, image, count)
-            # Without open disjunctions and with a single t, every image of the box is one: this does not happen.
+            # Without open disjunctions and with a single t, every image of the box is one, unless LONGEST sweeps ended.
             if not disjunctions and box.least == box.most:
                 return Found(False, None, count)
             stack += reversed(self._split(box, disjunctions))
@@ -148,7 +150,7 @@ class Search:
         disjunctions: list[Disjunction] = []
         sweep, same = 0, False
         # After SWEEPS sweeps a branch is faster, if there is one.
-        while not same and (sweep < SWEEPS or (not disjunctions and box.least == box.most)):
+        while not same and (sweep < SWEEPS or (sweep < LONGEST and not disjunctions and box.least == box.most)):
             sweep += 1
             before = box.low.copy(), box.high.copy(), box.least, box.most
             box.least, box.most = max(box.least, box.low[self.own]), min(box.most, box.high[self.rival])

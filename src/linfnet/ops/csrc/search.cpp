@@ -17,7 +17,7 @@ namespace linfnet {
 namespace {
 
 constexpr float INF = std::numeric_limits<float>::infinity();
-constexpr int SWEEPS = 30;
+constexpr int SWEEPS = 30, LONGEST = 10000;
 
 enum Kind { LEAF, DISTANCE, MAXIMUM, SUBTRACT, DIVIDE, MULTIPLY, AT_LEAST, AT_MOST, NEGATE };
 
@@ -120,7 +120,7 @@ class Search {
       ++branches;
       if (propagate(box)) {
         if (try_images(box, image)) return {BROKEN, branches};
-        // Without open disjunctions and with a single t, every image of the box is one: this does not happen.
+        // Without open disjunctions and with a single t, every image of the box is one, unless LONGEST sweeps ended.
         if (chosen < 0 && box.least == box.most) return {UNDECIDED, branches};
         stack.push_back(split(std::move(box)));
       }
@@ -142,7 +142,7 @@ class Search {
   // Apply all rules until nothing changes; return false at a contradiction.
   bool propagate(Box& box) {
     // After SWEEPS sweeps a branch is faster, if there is one.
-    for (int sweep = 0; sweep < SWEEPS || (chosen < 0 && box.least == box.most); ++sweep) {
+    for (int sweep = 0; sweep < SWEEPS || (sweep < LONGEST && chosen < 0 && box.least == box.most); ++sweep) {
       if (!forwards(box)) return false;
       const long own = net.own, rival = net.rival;
       box.least = std::max(box.least, box.low[own]);
