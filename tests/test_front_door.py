@@ -44,6 +44,15 @@ def by_margin(net: Any, images: Any, labels: Any, eps: Any) -> object:
     return found.radii, found.at(eps)
 
 
+def decided(net: Any, images: Any, labels: Any, eps: Any) -> object:
+    found = linfnet.certify(net, images, labels, method="exact", eps=eps)
+    return found.robust, found.broken, found.prediction
+
+
+def exact_radii(net: Any, images: Any, labels: Any, eps: Any) -> object:
+    return linfnet.exact_radius(net, images, labels, width="1/64").radius
+
+
 def attacked(method: Any) -> Callable[..., object]:
     def call(net: Any, images: Any, labels: Any, eps: Any) -> object:
         found = linfnet.attack(net, images, labels, eps, method, steps=2, restarts=1, exponents=(8.0,), queries=3)
@@ -93,6 +102,9 @@ EVERYTHING = {"net", "images", "labels", "eps"}
 FUNCTIONS: dict[str, tuple[Callable[..., object], set[str]]] = {
     "certify": (certified(None), EVERYTHING),
     "certify interval": (certified("interval"), EVERYTHING),
+    "certify exact": (decided, EVERYTHING),
+    "decide": (lambda net, x, y, eps: certificates.decide(net, x, y, eps).robust, EVERYTHING),
+    "exact_radius": (exact_radii, EVERYTHING - {"eps"}),
     "attack": (attacked("pgd"), EVERYTHING),
     "attack smoothed": (attacked("smoothed"), EVERYTHING),
     "attack of a user": (attacked(stripes), EVERYTHING),
@@ -354,7 +366,7 @@ class TestCertify:
         assert found.radius.shape == found.prediction.shape == (0,)
 
     def test_an_unknown_method(self, net: LinfNet):
-        with pytest.raises(ArgumentError, match="expected one of margin, interval; did you mean 'interval'"):
+        with pytest.raises(ArgumentError, match="expected one of margin, interval, exact; did you mean 'interval'"):
             linfnet.certify(net, samples()[0], method="intervals")
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from tools import accuracy_tables, speed_tables
 from tools.compression_tables import compression, fine_tuning
 from tools.evaluations import evaluations
+from tools.exact_tables import exact
 from tools.install_tables import extras
 from tools.picture import picture
 from tools.recipe_keys import recipe_keys
@@ -36,6 +37,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "ablation": accuracy_tables.ablation,
     "compression": compression,
     "fine-tuning": fine_tuning,
+    "exact": exact,
     "cpu-speed": speed_tables.cpu_speed,
     "gpu-steps": speed_tables.gpu_steps,
     "gpu-step-details": speed_tables.gpu_step_details,

@@ -405,3 +405,18 @@ def test_templates_escape_what_runs_contain(evaluated: Path):
     page = render([run, replace(run, name=marked)])
     assert marked not in page
     assert page.count("&lt;b&gt;marked&lt;/b&gt;") > 8
+
+
+def test_the_report_shows_exact_accuracies(evaluated: Path, tmp_path: Path):
+    folder = tmp_path / "exact"
+    shutil.copytree(evaluated, folder)
+    run = read_run(folder)
+    document = json.loads((folder / "results.json").read_text())
+    for entry in document["evaluations"]:
+        entry["exact"] = {"robust": entry["attacked"], "undecided": 0.0}
+    (folder / "results.json").write_text(json.dumps(document))
+    exact = read_run(folder)
+    (line,) = certified_curve([exact])["runs"]
+    assert [point["exact"] for point in line["measured"]] == [result.attacked for result in exact.main]
+    assert "Exact: every image was decided" in render([exact])
+    assert "Exact: every image was decided" not in render([run])

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
 from linfnet.boxes import check_images
+from linfnet.certificates.exact import Decided, decide
 from linfnet.certificates.images import certificates_of
 from linfnet.certificates.margin import certified_at, certify_pixels
 from linfnet.certificates.rounding import float_above
@@ -62,7 +64,19 @@ class Certified:
         return f"Certified({len(self)} images, {correct} with a radius, {self.method}, {self.arithmetic})"
 
 
-@torch.no_grad()
+@overload
+def certify(
+    net: Classifier,
+    images: Images,
+    labels: Labels | None = None,
+    *,
+    method: Literal["exact"],
+    eps: Epsilon | Tensor | None = None,
+    advance: Callable[[int], None] = lambda images: None,
+) -> Decided: ...
+
+
+@overload
 def certify(
     net: Classifier,
     images: Images,
@@ -70,7 +84,19 @@ def certify(
     *,
     method: str | None = None,
     advance: Callable[[int], None] = lambda images: None,
-) -> Certified:
+) -> Certified: ...
+
+
+@torch.no_grad()
+def certify(
+    net: Classifier,
+    images: Images,
+    labels: Labels | None = None,
+    *,
+    method: str | None = None,
+    eps: Epsilon | Tensor | None = None,
+    advance: Callable[[int], None] = lambda images: None,
+) -> Certified | Decided:
     """Compute for each image a radius within which the net provably predicts the label.
 
     The net is evaluated at p = inf in eval mode, regardless of its current p and mode, on the device where it is.
@@ -80,7 +106,9 @@ def certify(
         images: [N, C, H, W] in [0, 1], a tensor or a NumPy array of the dtype of the net (float32).
         labels: integers [N]; by default the predicted classes.
         method: a name in `net.certificate_names`; by default the first, which is `margin` for l_inf-distance nets: one
-            forward pass. `interval` is usually slightly larger, at the cost of about 36 passes.
+            forward pass. `interval` is usually slightly larger, at the cost of about 36 passes. `exact` decides at
+            one epsilon which images are robust and which are broken, and returns a `Decided`.
+        eps: the epsilon of method `exact`, or a float64 tensor [N]. Other methods compute radii without it.
         advance: called with the number of images after each batch.
 
     >>> from linfnet.nn import LinfNet
@@ -91,12 +119,14 @@ def certify(
     (tensor([0, 1]), tensor([ True, False]))
     """
     checked = check_net(net)
+    if method == "exact":
+        return decide(checked, images, labels, eps, advance=advance)
+    if eps is not None:
+        raise ArgumentError(f"eps is {eps} for method {method!r}; expected eps only with 'exact': use .at(eps)")
     name = checked.certificate_names[0] if method is None else method
     if name not in checked.certificate_names:
-        known = ", ".join(checked.certificate_names)
-        raise ArgumentError(
-            f"method is {name!r}; expected one of {known}{nearest(str(name), checked.certificate_names)}"
-        )
+        names = (*checked.certificate_names, "exact")
+        raise ArgumentError(f"method is {name!r}; expected one of {', '.join(names)}{nearest(str(name), names)}")
     by_margin = name == "margin" and checked.arithmetic == "float32"  # a single pass computes logits and radii
     certificate, device = None if by_margin else certificates_of(checked)[name], net_device(checked)
     pixels = prepare_images(checked, images, move=False)

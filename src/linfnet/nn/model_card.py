@@ -169,6 +169,7 @@ def _entry(results: Sequence[Result]) -> dict[str, Any]:
     shares = {
         "clean": result.clean,
         **{f"under {one.attack} {at}": one.attacked for one in results},
+        **{f"robust, decided exactly {at}": one.exact.robust for one in results if one.exact},
         **{f"certified by {name} {at}": share for name, share in result.certified.items()},
     }
     metrics = [{"type": "accuracy", "name": name, "value": round(100 * share, 2)} for name, share in shares.items()]
@@ -216,20 +217,37 @@ def _results(results: Results, shown: Sequence[Result]) -> str:
     if shown:
         certificates = list(dict.fromkeys(name for result in shown for name in result.certified))
         attacks = list(dict.fromkeys(str(result.attack) for result in shown))
-        rows = [["data", "images", "ε", "clean", *attacks, *(f"certified by {name}" for name in certificates)]]
+        exact = ["exact"] if any(result.exact for result in shown) else []
+        header = ["data", "images", "ε", "clean", *attacks, *exact]
+        rows = [[*header, *(f"certified by {name}" for name in certificates)]]
         rows.append(["---", *["---:"] * (len(rows[0]) - 1)])
         for same in _together(shown):
             result, attacked = same[0], {str(one.attack): one.attacked for one in same}
             named = [f"{_cell(_title(result.data))}, {result.split}", f"{result.count:,}", format_epsilon(result.eps)]
-            shares = (result.clean, *map(attacked.get, attacks), *map(result.certified.get, certificates))
-            rows.append([*named, *map(_percent, shares)])
+            shares = map(_percent, (result.clean, *map(attacked.get, attacks)))
+            decided = [_exact(next((one for one in same if one.exact), result))] if exact else []
+            rows.append([*named, *shares, *decided, *(_percent(result.certified.get(name)) for name in certificates)])
         table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-        return f"{table}\n\nAccuracy in % of all images: unchanged (clean), under attack, and certified at ε."
+        about = "Accuracy in % of all images: unchanged (clean), under attack, and certified at ε."
+        if exact:
+            about += (
+                " Exact: images for which it is proven that no change of at most ε alters the class; an image that "
+                "changes the class was found for every other one."
+            )
+        return f"{table}\n\n{about}"
     if measured := _measured(results):
         certified = (f"certified {_percent(s)} at ε = {format_epsilon(e)}" for e, s in measured.certified.items())
         accuracies = ", ".join((f"clean {_percent(measured.clean)}", *certified))
         return f"Accuracy in % on the test images at the end of the training, rounding ignored: {accuracies}."
     return "The model was saved without results."
+
+
+def _exact(result: Result) -> str:
+    """Return the exact accuracy, as a range if some images are undecided."""
+    if result.exact is None:
+        return ""
+    least, most = result.exact.robust, result.exact.robust + result.exact.undecided
+    return _percent(least) if least == most else f"{_percent(least)} to {_percent(most)}"
 
 
 def _cell(text: str) -> str:

@@ -2,8 +2,8 @@
 
 results.json (version 2) has the fields of `Results` and of the records in it. Version 1, which can still be read, has
 evaluations under keys such as `mnist-test-first-500-pgd-20 eps=0.3`. `samples-IMAGES-eps-EPSILONS.csv` has a row for
-each image, and `….broken.safetensors` contains a few images that the attack found. radii.csv of `linfnet certify` has
-the same columns for labels, predictions and radii.
+each image, `….broken.safetensors` contains a few images that the attack found, and `….witnesses.safetensors` all images
+that the exact method found. radii.csv of `linfnet certify` has the same columns for labels, predictions and radii.
 """
 
 import csv
@@ -29,6 +29,7 @@ RADII_FILE = "radii.csv"
 
 LABEL, PREDICTION, RUNNER_UP, MARGIN = "label", "prediction", "runner_up", "margin"
 REAL_MARGIN_RADIUS = "real_margin_radius"
+BROKEN_AT = "broken_at"
 # The names of the tensors in a file of broken images; each tensor has one entry per image.
 INDEX, IMAGES, PREDICTIONS = "index", "images", "predictions"
 # Largest number of characters for the epsilons in a file name; file systems allow 255 bytes in total.
@@ -225,6 +226,11 @@ def samples_path(folder: Path, results: Sequence[Result]) -> Path:
 def broken_path(samples: Path) -> Path:
     """Return the path of the file of broken images that belongs to a CSV file of samples."""
     return samples.with_suffix(".broken.safetensors")
+
+
+def witness_path(samples: Path) -> Path:
+    """Return the path of the file of all images that the exact method found, which belongs to a CSV file of samples."""
+    return samples.with_suffix(".witnesses.safetensors")
 
 
 def sample_files(folder: Path, result: Result, suffix: str = ".csv") -> list[Path]:

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels.hpp"
+#include "search.hpp"
 
 namespace nb = nanobind;
 using namespace linfnet;
@@ -185,6 +186,21 @@ void elementary(int which, Address a, Address out, double p, long count) {
   current->elementary(which, floats(a), floats(out), p, count);
 }
 
+// The outcome and the number of branches.
+nb::tuple search_circuit(Address kinds, Address starts, Address offsets, Address index, Address weight, Address low,
+                         Address high, Address image, Address found, long stages, long nodes, long pixels, long own,
+                         long rival, long branches, double seconds) {
+  const auto whole = [](Address a) { return reinterpret_cast<const std::int64_t*>(a); };
+  const Query query{whole(kinds), whole(starts), whole(offsets), whole(index), floats(weight), floats(low),
+                    floats(high), floats(image), stages, nodes, pixels, own, rival, branches, seconds};
+  Verdict verdict;
+  {
+    nb::gil_scoped_release release;
+    verdict = search(query, floats(found));
+  }
+  return nb::make_tuple(int(verdict.outcome), verdict.branches);
+}
+
 }  // namespace
 
 NB_MODULE(_cpu, m) {
@@ -198,6 +214,7 @@ NB_MODULE(_cpu, m) {
   m.def("sparse_power", &sparse_power);
   m.def("sparse_power_backward", &sparse_power_backward);
   m.def("elementary", &elementary);
+  m.def("search", &search_circuit);
   m.def("levels", &levels, "The instruction-set levels that run on this machine, best first.");
   m.def(
       "level", [] { return current->name; }, "The level in use.");
