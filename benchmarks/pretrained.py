@@ -15,7 +15,7 @@ from pathlib import Path
 from linfnet.certificates import certify_images
 from linfnet.cli.train import TrainDisplay
 from linfnet.data import load
-from linfnet.files import read_json, write_json, write_text
+from linfnet.files import read_json, read_table, write_json, write_table, write_text
 from linfnet.nn import LinfNet, count_parameters
 from linfnet.nn.model_card import model_card
 from linfnet.nn.model_path import PRETRAINED
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--card", action="store_true")
     options = parser.parse_args()
     if options.card:
-        net, config = LinfNet.load(TARGET), read_json(TARGET / "config.json")
+        net, config = LinfNet.load(TARGET), read_table(TARGET / "config.json")
         write_text(TARGET / "README.md", model_card(config, net.describe(), count_parameters(net), recorded_results()))
         return
     test = load("mnist", "test")
@@ -73,7 +73,7 @@ def main() -> None:
         "median_radius": certified.best_radii.clamp(min=0).median().item(),
     }
     net.save(TARGET, class_names=test.info.classes, results=trained)
-    write_json(TARGET / "config.json", {**read_json(TARGET / "config.json"), "data": "mnist", "eps": ["0.1"]})
+    write_table(TARGET / "config.json", {**read_table(TARGET / "config.json"), "data": "mnist", "eps": ["0.1"]})
     write_json(
         RECORDS / "pretrained-mnist.json",
         {

@@ -13,7 +13,7 @@ from linfnet import LinfNet, load, load_model
 from linfnet.certificates import certify_images
 from linfnet.cli.main import main
 from linfnet.errors import LinfnetError
-from linfnet.files import read_json, write_json
+from linfnet.files import read_json, read_table, write_json
 from linfnet.nn import Classifier, classifier
 from linfnet.recipes import load_recipe, recipe_from_toml, recipe_to_toml
 from linfnet.results import AttackSettings, read_results
@@ -176,7 +176,7 @@ class TestFinding:
 
     def test_only_registered_systems_are_loaded(self, tmp_path: Path):
         LinfNet((1, 2, 2), 2).save(tmp_path)
-        write_json(tmp_path / "config.json", {**read_json(tmp_path / "config.json"), "system": "os"})
+        write_json(tmp_path / "config.json", {**read_table(tmp_path / "config.json"), "system": "os"})
         with pytest.raises(LinfnetError, match=r"system\.name is 'os'; expected one of hybrid, ibp, linf, smoothing"):
             load_model(tmp_path)
 

@@ -12,7 +12,7 @@ from linfnet.compression import Compressed, compress
 from linfnet.data import ImageSet, known_sets
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.files import make_folder, read_table, write_json
+from linfnet.files import make_folder, read_table, write_json, write_table
 from linfnet.nn import Classifier, LinfNet
 from linfnet.nn.model_path import class_names
 from linfnet.systems import load_model
@@ -83,7 +83,7 @@ class Compress:
         result.net.save(make_folder(out), class_names=class_names(found.folder, net.classes))
         data = found.data if found.data in known_sets() else str(Path(found.data).resolve())
         about = {"data": data, "eps": [format_epsilon(eps) for eps in found.epsilons if eps]}
-        write_json(out / "config.json", {**read_table(out / "config.json"), **about})
+        write_table(out / "config.json", {**read_table(out / "config.json"), **about})
         write_json(out / COMPRESSION_FILE, result.to_json())
         _print(result, test, out)
 

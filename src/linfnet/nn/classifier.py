@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from linfnet.boxes import check_images, outer_box
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.files import read_table, read_tensors, write_json, write_tensors, write_text
+from linfnet.files import DIGEST, read_table, read_tensors, write_table, write_tensors, write_text
 from linfnet.nn.distance import DistanceModule
 from linfnet.nn.label_margin import label_on_top
 from linfnet.nn.model_card import model_card
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # wrapped imports this module
 
 FORMAT = "linfnet-model-1"
 # Keys of config.json that are not arguments of the constructor; `data` and `eps` describe packaged models.
-ABOUT = ("format", "system", "class_names", "data", "eps")
+ABOUT = ("format", "system", "class_names", "data", "eps", DIGEST)
 
 
 class Classifier(nn.Module):
@@ -278,7 +278,7 @@ class Classifier(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         config = {**self.config(), "class_names": list(class_names)}
         write_tensors(folder / "model.safetensors", self.saved_tensors(), {"format": "pt", "linfnet": FORMAT})
-        write_json(folder / "config.json", config)
+        write_table(folder / "config.json", config)
         name = folder.resolve().name
         card = model_card(config, self.describe(), count_parameters(self), results, name=name, source=name)
         write_text(folder / "README.md", card)

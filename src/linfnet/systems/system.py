@@ -140,7 +140,10 @@ def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> Cla
         hint = nearest(str(folder), names)
         raise LinfnetError(f"{folder} is not a folder or a packaged model ({', '.join(names)}){hint}")
     if not (path / "config.json").exists() and (path / "recipe.toml").is_file():
-        state = "has only the weights of your own net" if (path / "model.safetensors").exists() else "has not finished"
+        environment = read_table(path / "env.json") if (path / "env.json").is_file() else {}
+        state = "has not finished"
+        if (path / "model.safetensors").exists():
+            state = "has only the weights of your own net" if environment.get("net") else "has lost its config.json"
         raise LinfnetError(f"the run in {folder} {state}; call linfnet.fit(…, resume=True) with the same arguments")
     config = read_table(path / "config.json")
     # Only registered names are accepted: a config.json cannot cause an import.

@@ -22,7 +22,14 @@ from linfnet.results import Results, TrainingResult, write_training
 from linfnet.schedules import StepState
 from linfnet.systems import SYSTEMS, FeatureModule, FeatureSystem, system_of
 from linfnet.train.callbacks import Callbacks, TrainingRun, as_callbacks
-from linfnet.train.checkpoint import Progress, StoppedError, load_newest, save_checkpoint, stop_on_signals
+from linfnet.train.checkpoint import (
+    Progress,
+    StoppedError,
+    load_newest,
+    prune_checkpoints,
+    save_checkpoint,
+    stop_on_signals,
+)
 from linfnet.train.cuda_graphs import STEPS_TO_PAY_OFF, GraphedModule
 from linfnet.train.history import EpochEvent, History, TestEvent
 from linfnet.train.metrics import RECORD_COLUMNS, accuracies, pixel_batches, record_step, summarise
@@ -115,6 +122,7 @@ class Trainer:
             self.net.p = self.view.state.p
         if self._output:
             self._output.rewind(self.progress.step)
+            prune_checkpoints(self._output.checkpoints, self.progress.step, self.recipe.run.keep_checkpoints)
             self.view.history = History.from_json(self._output.events())
         self.view.step, self.view.resumed, self.view.skipped = self.progress.step, True, tuple(errors)
         return errors
@@ -256,7 +264,9 @@ class Trainer:
             keep = self.recipe.run.keep_checkpoints
             state = (self.net, self.optimizer, self.record, self.progress)
             with self._output.guarded():
-                save_checkpoint(self._output.checkpoints, *state, recipe_digest=self.recipe_digest, keep=keep)
+                # A checkpoint must not be more durable than the events before it.
+                log = self._output.log_digest()
+                save_checkpoint(self._output.checkpoints, *state, recipe_digest=self.recipe_digest, log=log, keep=keep)
         self.saved_at = time.monotonic()
 
     def _stops(self, stop: Event) -> bool:
