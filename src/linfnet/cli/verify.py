@@ -35,7 +35,7 @@ class Verify:
         errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         for state in states:
             if state.problem:
-                errors.print(f"damaged: {state.problem}")
+                errors.print(state.problem)
             else:
                 name = state.file.relative_to(folder)
                 console.print(f"whole: {name}" if state.has_digest else f"readable, but without a digest: {name}")

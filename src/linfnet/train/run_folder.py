@@ -78,12 +78,13 @@ class RunFolder:
             if (self.path / "recipe.toml").exists():
                 raise LinfnetError(f"output folder {self.path} is already used by another run")
             self._sweep()
-            text = recipe_to_toml(self.recipe)
-            write_text(self.path / "recipe.toml", f"{text}\n{_DIGEST}{table_digest(tomllib.loads(text))}\n")
             entries = (type(self.recipe.loss), SYSTEMS[self.recipe.system_name])
             imports = sorted({name for entry in entries if (name := plugins.origin(entry))})
             more = {"imports": imports} if imports else {}
             write_table(self.path / "env.json", {**environment(), **more, **(facts or {})})
+            # Written last: a run without this file has not started.
+            text = recipe_to_toml(self.recipe)
+            write_text(self.path / "recipe.toml", f"{text}\n{_DIGEST}{table_digest(tomllib.loads(text))}\n")
         except OSError as error:
             raise UnwritableError(f"output folder {self.path} cannot be written: {error.strerror}") from None
 
@@ -249,7 +250,7 @@ def new_run_path(name: str) -> Path:
 
 def _is_unused(path: Path) -> bool:
     """Return whether a folder is empty or has only the traces of a run that was killed before it wrote its recipe."""
-    traces = (".lock", *_TEMPORARY)
+    traces = (".lock", "env.json", *_TEMPORARY) if (path / ".lock").exists() else _TEMPORARY
     entries = [entry for entry in path.iterdir() if not any(map(entry.match, traces))]
     return all(entry.name == "checkpoints" and entry.is_dir() and not any(entry.iterdir()) for entry in entries)
 
