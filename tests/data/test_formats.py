@@ -267,8 +267,8 @@ def deep(depth: int) -> tuple:
         (b"\x80\x05\x96\xff\xff\xff\xff\x0f\x00\x00\x00.", "expected 68719476735 bytes"),
         (b"\x80\x028\xff\xff\xff\x7f.", "at position 2, opcode b'8' unknown"),
         (
-            b"\x80\x02X\x03\x00\x00\x00abcq\x00c_codecs\nencode\nq\x01" + b"h\x01h\x00N\x86R" * 50 + b".",
-            "it contains a bytes",
+            b"\x80\x02X\x64\0\0\0" + 100 * b"a" + b"q\x00c_codecs\nencode\nq\x01" + 50 * b"h\x01h\x00N\x86R" + b".",
+            "encodes more",
         ),
         (b"\x80\x02N\x85R.", "pop from empty list"),
         (b"\x80\x02(1.", "POP_MARK"),
