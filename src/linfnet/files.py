@@ -79,9 +79,9 @@ def make_folder(folder: Path) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file in one step."""
+    """Write a text file in one step; halves of surrogate pairs, which UTF-8 cannot encode, are written as escapes."""
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_json(path: Path, value: object) -> None:

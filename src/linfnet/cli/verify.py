@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
-from linfnet.cli.console import console
+from linfnet.cli.console import console, errors
 from linfnet.nn.model_path import find_model
 from linfnet.train.run_folder import find_leftovers
 from linfnet.verification import verify_folder
@@ -32,7 +31,6 @@ class Verify:
         """Print a line for each file; return 2 if any is damaged or missing."""
         folder = find_model(self.model)
         states = verify_folder(folder)
-        errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         for state in states:
             if state.problem:
                 errors.print(state.problem)

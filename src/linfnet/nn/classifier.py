@@ -7,19 +7,20 @@ from collections.abc import Generator, Mapping, Sequence
 from fractions import Fraction
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from linfnet.boxes import check_images, outer_box
-from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.errors import ArgumentError, LinfnetError, printable
 from linfnet.files import DIGEST, read_table, read_tensors, write_table, write_tensors, write_text
 from linfnet.nn.distance import DistanceModule
 from linfnet.nn.label_margin import label_on_top
 from linfnet.nn.model_card import model_card
 from linfnet.nn.model_path import find_model, system_name
 from linfnet.nn.normalization import Normalize
+from linfnet.nn.weights import check_weights, count_parameters, load_weights
 from linfnet.results import Results
 
 if TYPE_CHECKING:  # wrapped imports this module
@@ -276,7 +277,7 @@ class Classifier(nn.Module):
                 raise ArgumentError(f"{name!r} of the net has dtype {dtype}; expected torch.float32: save net.float()")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        config = {**self.config(), "class_names": list(class_names)}
+        config = {**self.config(), "class_names": list(map(printable, class_names))}
         write_tensors(folder / "model.safetensors", self.saved_tensors(), {"format": "pt", "linfnet": FORMAT})
         write_table(folder / "config.json", config)
         name = folder.resolve().name
@@ -298,9 +299,17 @@ class Classifier(nn.Module):
 
     @classmethod
     def load_with_config(cls, folder: Path, config: Mapping[str, Any], *, device: torch.device | str = "cpu") -> Self:
-        """Load a net from a folder whose config.json has already been read."""
+        """Load a net from a folder whose config.json has already been read; what it allocates fits the weights."""
+        source = folder / "model.safetensors"
+        tensors = read_tensors(source)[0]
+        if cls.__module__.startswith("linfnet."):  # a user's net may not be built without memory
+            hidden: Any = config.get("hidden")
+            if isinstance(hidden, list) and len(cast(list[Any], hidden)) >= max(len(tensors), 1):
+                raise LinfnetError(f"{source} lacks the weights of {len(cast(list[Any], hidden))} layers")
+            with torch.device("meta"):
+                check_weights(cls.from_config(config), tensors, source)
         net = cls.from_config(config)
-        load_weights(net, read_tensors(folder / "model.safetensors")[0], folder / "model.safetensors")
+        load_weights(net, tensors, source)
         return net.to(device).eval()
 
 
@@ -312,26 +321,3 @@ def _checked_shape(image_shape: Sequence[int]) -> tuple[int, ...]:
     if not shape or min(shape) < 1:
         raise ArgumentError(f"image_shape is {image_shape}; expected (C, H, W) for images or (d,) for vectors")
     return shape
-
-
-def count_parameters(net: nn.Module) -> int:
-    """Return the number of trainable parameters."""
-    return sum(parameter.numel() for parameter in net.parameters())
-
-
-def load_weights(net: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
-    """Copy named tensors into a net; raise an error that names any missing, unknown or mismatched tensor."""
-    wanted = net.state_dict()
-    for name in sorted(wanted.keys() - tensors.keys()):
-        raise LinfnetError(f"{source} lacks {name!r}: it belongs to another net")
-    for name in sorted(tensors.keys() - wanted.keys()):
-        raise LinfnetError(f"{source} contains {name!r}, which the net does not have: it belongs to another net")
-    for name, tensor in tensors.items():
-        if tensor.shape != wanted[name].shape:
-            got, want = tuple(tensor.shape), tuple(wanted[name].shape)
-            raise LinfnetError(f"{source}: {name!r} has shape {got}, the net expects {want} (other images or width?)")
-        if tensor.dtype != wanted[name].dtype:
-            raise LinfnetError(f"{source}: {name!r} has dtype {tensor.dtype}, the net expects {wanted[name].dtype}")
-        if not bool(tensor.isfinite().all()):
-            raise LinfnetError(f"{source}: {name!r} contains NaN or infinity")
-    net.load_state_dict(tensors)

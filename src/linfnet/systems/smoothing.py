@@ -16,7 +16,7 @@ from linfnet.boxes import check_images
 from linfnet.data import SetInfo
 from linfnet.errors import number
 from linfnet.nn.classifier import Classifier
-from linfnet.recipes import Recipe
+from linfnet.recipes import Recipe, options_from_mapping
 from linfnet.schedules import StepState
 from linfnet.systems.layers import check_architecture, conv_layers
 from linfnet.systems.system import OBJECTIVE, RELAXATION, SYSTEMS, System
@@ -77,6 +77,8 @@ class SmoothedNet(Classifier):
         std: float = 1.0,
     ) -> None:
         super().__init__(image_shape, classes, mean=mean, std=std)
+        given = {"architecture": architecture, "sigma": sigma, "samples": samples, "alpha": alpha, "votes": votes}
+        options_from_mapping(Smoothing, given, "system")  # a config.json has the same ranges as a recipe
         self.architecture, self.sigma, self.samples, self.alpha, self.votes = architecture, sigma, samples, alpha, votes
         layers, features = conv_layers(architecture, image_shape, batch_norm=True)
         self.base = nn.Sequential(layers, nn.Linear(features, classes))
