@@ -48,12 +48,13 @@ def test_a_net_in_training_mode_is_attacked_at_infinity_and_left_unchanged(monke
     expected, logits = net(images), list[torch.Tensor]()
 
     class Fake:
-        """Replaces every class of the toolbox; as an attack it only runs the net."""
+        """Replaces every class of the toolbox; as an attack it only runs the net that it was given."""
 
-        def __init__(self, *arguments: object, **options: object) -> None: ...
+        def __init__(self, first: object, *arguments: object, **options: object) -> None:
+            self.net = first.net if isinstance(first, Fake) else first
 
         def generate(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-            logits.append(net(torch.from_numpy(x)))
+            logits.append(self.net(torch.from_numpy(x)))
             return x
 
     names = ("PyTorchClassifier", "AutoProjectedGradientDescent", "DeepFool", "SquareAttack", "AutoAttack")

@@ -6,7 +6,6 @@ Therefore `smoothed_logits` computes the outputs of each layer at p = inf and us
 (|x_i - w_i| / y)^(p - 1). The logits are equal to the logits of the certified net bit for bit.
 """
 
-import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -62,12 +61,12 @@ def pgd(
     size = float(exact)
     noise = torch.randn(pixels.shape, generator=generator, device=pixels.device, dtype=pixels.dtype) * (size / 4)
     moved = torch.clamp(pixels + noise.clamp(-size / 2, size / 2), lower, upper)
-    with contextlib.nullcontext() if as_is else net.at_infinity():
-        for _ in range(steps):
-            moved.requires_grad_(True)
-            loss = scaled_cross_entropy(net(moved), truth, net.scale.detach())
-            (slope,) = torch.autograd.grad(loss, moved)
-            moved = torch.clamp(moved.detach() + size / 4 * slope.sign(), lower, upper)
+    attacked = net if as_is else net.frozen()
+    for _ in range(steps):
+        moved.requires_grad_(True)
+        loss = scaled_cross_entropy(attacked(moved), truth, net.scale.detach())
+        (slope,) = torch.autograd.grad(loss, moved)
+        moved = torch.clamp(moved.detach() + size / 4 * slope.sign(), lower, upper)
     return moved.detach().view(images.shape)
 
 
@@ -184,35 +183,35 @@ def best_pgd(
     sizes = sizes.to(pixels).view(-1, *[1] * (pixels.dim() - 1))
     best, least = pixels.clone(), torch.full(truth.shape, math.inf, device=pixels.device, dtype=pixels.dtype)
     goal, scale, targets = OBJECTIVES[objective], net.scale.item(), None
-    with net.at_infinity():
-        if rival:
-            with torch.no_grad():
-                others = net(pixels).scatter(1, truth.unsqueeze(1), -math.inf).argsort(1, descending=True)
-            targets = torch.stack([truth, others[:, rival - 1]], 1)
-        for start in range(restarts):
-            active = (least > 0).nonzero().flatten()
-            if not len(active):
+    net = net.frozen()
+    if rival:
+        with torch.no_grad():
+            others = net(pixels).scatter(1, truth.unsqueeze(1), -math.inf).argsort(1, descending=True)
+        targets = torch.stack([truth, others[:, rival - 1]], 1)
+    for start in range(restarts):
+        active = (least > 0).nonzero().flatten()
+        if not len(active):
+            break
+        low, high = lower[active], upper[active]
+        noise = torch.rand(low.shape, generator=generator, device=low.device, dtype=low.dtype)
+        moved = pixels[active] if start == 0 else torch.clamp(low + noise * (high - low), low, high)
+        for step in range(steps + 1):
+            moved.requires_grad_(True)
+            logits = smoothed_logits(net, moved, p)
+            gap = margin(logits.detach(), truth[active])
+            better = gap < least[active]
+            best[active[better]], least[active[better]] = moved.detach()[better], gap[better]
+            # These are the logits of the net: a sample with margin <= 0 is misclassified and needs no further step.
+            going = gap > 0
+            if step == steps or not bool(going.any()):
                 break
-            low, high = lower[active], upper[active]
-            noise = torch.rand(low.shape, generator=generator, device=low.device, dtype=low.dtype)
-            moved = pixels[active] if start == 0 else torch.clamp(low + noise * (high - low), low, high)
-            for step in range(steps + 1):
-                moved.requires_grad_(True)
-                logits = smoothed_logits(net, moved, p)
-                gap = margin(logits.detach(), truth[active])
-                better = gap < least[active]
-                best[active[better]], least[active[better]] = moved.detach()[better], gap[better]
-                # These are the logits of the net: a sample with margin <= 0 is misclassified and needs no further step.
-                going = gap > 0
-                if step == steps or not bool(going.any()):
-                    break
-                if targets is None:
-                    value = goal(logits, truth[active], scale)
-                else:  # use only the logits of the label and of the targeted class
-                    value = goal(logits.gather(1, targets[active]), torch.zeros_like(active), scale)
-                (slope,) = torch.autograd.grad(value.sum(), moved)
-                active = active[going]
-                pace = sizes[active] / 4 * (1 + math.cos(math.pi * step / steps))
-                ahead = moved.detach()[going] + pace * slope[going].sign()
-                moved = torch.clamp(ahead, lower[active], upper[active])
+            if targets is None:
+                value = goal(logits, truth[active], scale)
+            else:  # use only the logits of the label and of the targeted class
+                value = goal(logits.gather(1, targets[active]), torch.zeros_like(active), scale)
+            (slope,) = torch.autograd.grad(value.sum(), moved)
+            active = active[going]
+            pace = sizes[active] / 4 * (1 + math.cos(math.pi * step / steps))
+            ahead = moved.detach()[going] + pace * slope[going].sign()
+            moved = torch.clamp(ahead, lower[active], upper[active])
     return best.view(images.shape)

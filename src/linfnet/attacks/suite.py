@@ -58,8 +58,8 @@ def _smoothed(
     for objective, p, rival in tries + [("margin", p, k) for p in exponents for k in rivals]:
         found = search(images[left], labels[left], objective=objective, p=p, rival=rival)
         moved[left] = found
-        with torch.no_grad(), net.at_infinity():
-            left[left.clone()] = label_on_top(net(found), labels[left])
+        with torch.no_grad():
+            left[left.clone()] = label_on_top(net.frozen()(found), labels[left])
     return moved
 
 
@@ -106,7 +106,12 @@ def auto_attack(
     np.random.seed(generator.initial_seed() % 2**32)
     kind = "gpu" if images.device.type == "cuda" else "cpu"
     classifier = classification.PyTorchClassifier(
-        net, torch.nn.CrossEntropyLoss(), net.image_shape, net.classes, clip_values=(0.0, 1.0), device_type=kind
+        net.frozen(),
+        torch.nn.CrossEntropyLoss(),
+        net.image_shape,
+        net.classes,
+        clip_values=(0.0, 1.0),
+        device_type=kind,
     )
     ball: dict[str, Any] = {"norm": "inf", "eps": float(epsilon)}
     quiet: dict[str, Any] = {"batch_size": TOOLBOX_BATCH, "verbose": False}
@@ -118,8 +123,7 @@ def auto_attack(
         evasion.SquareAttack(classifier, **ball, max_iter=queries, p_init=0.8, nb_restarts=restarts, verbose=False),
     ]
     attack = evasion.AutoAttack(classifier, **ball, eps_step=float(epsilon) / 4, attacks=four, batch_size=TOOLBOX_BATCH)
-    with net.at_infinity():
-        found = attack.generate(images.cpu().numpy(), labels.cpu().numpy())
+    found = attack.generate(images.cpu().numpy(), labels.cpu().numpy())
     lower, upper = inner_box(images, epsilon)
     return torch.clamp(torch.from_numpy(found).to(images), lower, upper)
 
@@ -205,28 +209,28 @@ def attack_all(
     pixels, sizes = prepare_images(check_net(net), images), sorted(parse_epsilons(epsilons))
     truth = prepare_labels(labels, pixels, net.classes)
     check_count("seed", seed, 0)
-    with net.at_infinity():
-        logits = torch.cat([net(part) for part in pixels.split(BATCH)])
-        clean, prediction = label_on_top(logits, truth), logits.argmax(1)
-        prediction[~clean] = other_class(logits[~clean], truth[~clean])
-        survived, moved = clean.clone(), pixels.clone()
-        results: list[Attacked] = []
-        for epsilon in sizes:
-            after: dict[str, float] = {}
-            for name, attack in attacks.items():
-                left = survived.nonzero().flatten()
-                report(name, epsilon, len(left))
-                generator = torch.Generator(pixels.device).manual_seed(seed)
-                # At epsilon 0 no image can change. Misclassification by the random noise of a net is not an attack.
-                for part in left.split(BATCH) if len(left) and epsilon else ():
-                    found = run_attack(attack, net, pixels[part], truth[part], epsilon, generator, name)
-                    logits, kept = net.logits_and_kept(found, truth[part])
-                    lost = part[~kept]
-                    moved[lost], survived[lost] = found[~kept], False
-                    prediction[lost] = other_class(logits[~kept], truth[lost])
-                after[name] = survived.double().mean().item()
-            found = moved.clone().view(images.shape)
-            results.append(Attacked(epsilon, clean, survived.clone(), after, found, prediction.clone()))
+    net = net.frozen()
+    logits = torch.cat([net(part) for part in pixels.split(BATCH)])
+    clean, prediction = label_on_top(logits, truth), logits.argmax(1)
+    prediction[~clean] = other_class(logits[~clean], truth[~clean])
+    survived, moved = clean.clone(), pixels.clone()
+    results: list[Attacked] = []
+    for epsilon in sizes:
+        after: dict[str, float] = {}
+        for name, attack in attacks.items():
+            left = survived.nonzero().flatten()
+            report(name, epsilon, len(left))
+            generator = torch.Generator(pixels.device).manual_seed(seed)
+            # At epsilon 0 no image can change. Misclassification by the random noise of a net is not an attack.
+            for part in left.split(BATCH) if len(left) and epsilon else ():
+                found = run_attack(attack, net, pixels[part], truth[part], epsilon, generator, name)
+                logits, kept = net.logits_and_kept(found, truth[part])
+                lost = part[~kept]
+                moved[lost], survived[lost] = found[~kept], False
+                prediction[lost] = other_class(logits[~kept], truth[lost])
+            after[name] = survived.double().mean().item()
+        found = moved.clone().view(images.shape)
+        results.append(Attacked(epsilon, clean, survived.clone(), after, found, prediction.clone()))
     return results
 
 

@@ -103,8 +103,7 @@ def certify(
             by_margin = certify_by_margin(checked, part, classes)
             logits, radius = by_margin.logits, by_margin.radii
         else:
-            with checked.at_infinity():
-                logits = checked(part)
+            logits = checked.frozen()(part)
             radius = certificate.radius(part, logits.argmax(1) if classes is None else classes)
         radii.append(radius.to(pixels.device))
         predictions.append(logits.argmax(1).to(pixels.device))

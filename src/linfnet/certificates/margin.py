@@ -75,9 +75,7 @@ def certify_by_margin(net: Classifier, images: Images, labels: Labels | None = N
     """
     pixels = prepare_images(check_net(net), images)
     known = None if labels is None else prepare_labels(labels, pixels, net.classes)
-    checked = check_program(net, pixels)
-    with checked.at_infinity():
-        run = forward_with_magnitudes(checked, pixels)
+    run = forward_with_magnitudes(check_program(net.frozen(), pixels), pixels)
     classes = run.logits.argmax(1) if known is None else known
     gap = margin(run.logits.double(), classes)
     real_radii = real_margin_radius(run.logits, classes, 1 / run.std)

@@ -16,6 +16,7 @@ from linfnet.boxes import check_images, outer_box
 from linfnet.errors import ArgumentError, LinfnetError, printable
 from linfnet.files import DIGEST, read_table, read_tensors, write_table, write_tensors, write_text
 from linfnet.nn.distance import DistanceModule
+from linfnet.nn.frozen import frozen_copy
 from linfnet.nn.label_margin import label_on_top
 from linfnet.nn.model_card import model_card
 from linfnet.nn.model_path import find_model, system_name
@@ -123,11 +124,11 @@ class Classifier(nn.Module):
             epsilon: exact, in pixel units; a float64 tensor [N] contains one epsilon per image.
         """
         lower, upper = outer_box(check_images(images), epsilon)
-        with self.at_infinity():
-            # Bounds have rounding errors. Therefore never certify a wrong class, and ignore the bounds at epsilon 0.
-            return self.keeps_class(images, labels) & (
-                (self.least_margin(lower, upper, labels) > 0) | torch.as_tensor(epsilon == 0)
-            )
+        net = self.frozen()
+        # Bounds have rounding errors. Therefore never certify a wrong class, and ignore the bounds at epsilon 0.
+        return net.keeps_class(images, labels) & (
+            (net.least_margin(lower, upper, labels) > 0) | torch.as_tensor(epsilon == 0)
+        )
 
     def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
         """Return a lower bound [N] on the margin over the box lower <= image <= upper, in real arithmetic."""
@@ -181,9 +182,19 @@ class Classifier(nn.Module):
         """Return all distance layers, in order."""
         return [module for module in self.modules() if isinstance(module, DistanceModule)]
 
+    def frozen(self) -> Self:
+        """Return a net with the same parameters and buffers, at p = inf in eval mode.
+
+        Certificates and attacks use it: it is not affected by what other threads do with p, the mode or hooks.
+        """
+        return frozen_copy(self)
+
     @contextlib.contextmanager
     def at_infinity(self) -> Generator[Self]:
-        """Context in which the net is at p = inf in eval mode; p and the training flags are restored at its end."""
+        """Context in which the net is at p = inf in eval mode; p and the training flags are restored at its end.
+
+        This changes the net for all threads that use it; `frozen` does not.
+        """
         # Change only what differs: setting an attribute of a module costs as much as a small layer.
         relaxed = [(layer, layer.p) for layer in self.distance_layers() if not math.isinf(layer.p)]
         in_training = [module for module in self.modules() if module.training]

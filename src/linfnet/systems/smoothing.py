@@ -115,9 +115,9 @@ class SmoothedNet(Classifier):
 
         An l2 ball of radius r contains the l_inf ball of radius r / sqrt(d).
         """
-        with self.at_infinity():
-            right = super().keeps_class(check_images(images), labels)
-            won = self.counts(images, self.samples, seed=1).gather(1, labels.unsqueeze(1)).squeeze(1)
+        net = self.frozen()
+        right = Classifier.keeps_class(net, check_images(images), labels)
+        won = net.counts(images, self.samples, seed=1).gather(1, labels.unsqueeze(1)).squeeze(1)
         shrink = self.sigma / math.sqrt(math.prod(self.image_shape))
         bounds = [clopper_pearson(count, self.samples, self.alpha) for count in won.tolist()]
         radii = [NormalDist().inv_cdf(p) * shrink if p > 0.5 else 0.0 for p in bounds]
@@ -135,8 +135,7 @@ class SmoothedNet(Classifier):
         A certified label has more than half of the votes, so an attack must show that it has less. The noise differs
         from the noise of the certificate.
         """
-        with self.at_infinity():
-            won = self.counts(images, self.samples, seed=2)
+        won = self.frozen().counts(images, self.samples, seed=2)
         others = (self.samples - won.gather(1, labels.unsqueeze(1)).squeeze(1)).tolist()
         below_half = [clopper_pearson(count, self.samples, self.alpha) > 0.5 for count in others]
         return (won.argmax(1) == labels) | ~torch.tensor(below_half, dtype=torch.bool, device=images.device)
