@@ -1,6 +1,7 @@
 """The registry of attacks, and a sequence of attacks: each attacks the samples that survived the previous attacks."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from fractions import Fraction
 from functools import partial
@@ -101,6 +102,7 @@ def auto_attack(
         restarts: number of starts of APGD and Square.
         queries: number of forward passes from each start of Square.
     """
+    share = _first_share(*(1, *net.image_shape)[-2:])
     evasion: Any = require("art.attacks.evasion", "autoattack")
     classification: Any = require("art.estimators.classification", "autoattack")
     np.random.seed(generator.initial_seed() % 2**32)
@@ -120,12 +122,27 @@ def auto_attack(
     four = [
         *(evasion.AutoProjectedGradientDescent(classifier, **ball, **apgd, loss_type=loss) for loss in losses),
         evasion.DeepFool(classifier, steps, epsilon=1e-3, nb_grads=net.classes, **quiet),
-        evasion.SquareAttack(classifier, **ball, max_iter=queries, p_init=0.8, nb_restarts=restarts, verbose=False),
+        evasion.SquareAttack(classifier, **ball, max_iter=queries, p_init=share, nb_restarts=restarts, verbose=False),
     ]
     attack = evasion.AutoAttack(classifier, **ball, eps_step=float(epsilon) / 4, attacks=four, batch_size=TOOLBOX_BATCH)
     found = attack.generate(images.cpu().numpy(), labels.cpu().numpy())
     lower, upper = inner_box(images, epsilon)
     return torch.clamp(torch.from_numpy(found).to(images), lower, upper)
+
+
+def _first_share(rows: int, columns: int) -> float:
+    """Return the share of the pixels that the first square of the toolbox's Square attack covers.
+
+    The square must be smaller than the image: the toolbox draws its position from 0 to the remaining pixels, exclusive.
+
+    >>> _first_share(28, 28), _first_share(4, 4)
+    (0.8, 0.5625)
+    """
+    side = min(rows, columns) - 1
+    if side < 1:
+        raise ArgumentError(f"images have {rows} x {columns} pixels; expected at least 2 x 2 for AutoAttack")
+    usual = 0.8
+    return usual if round(math.sqrt(usual * rows * columns)) <= side else side**2 / (rows * columns)
 
 
 @ATTACKS.register("autoattack")

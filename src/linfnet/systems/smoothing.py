@@ -161,6 +161,7 @@ class Smoothing(System):
 
     net_type: ClassVar[type[Classifier]] = SmoothedNet
     unused: ClassVar[tuple[str, ...]] = (*RELAXATION, *OBJECTIVE)
+    needs_whole_batch: ClassVar[bool] = True
 
     architecture: str = "cnn7"
     """The convolutional net: small, medium or cnn7."""

@@ -38,6 +38,8 @@ class System(ABC):
     net_type: ClassVar[type[Classifier]]
     unused: ClassVar[tuple[str, ...]] = ()
     """Keys or sections of a recipe that have no effect in this system. Changing them is an error; reports omit them."""
+    needs_whole_batch: ClassVar[bool] = False
+    """Whether the loss is not a mean over samples, so that processes which share a batch would train another net."""
 
     def __post_init__(self) -> None:
         check_numbers(self, "system")

@@ -91,9 +91,14 @@ class Trainer:
         self.record = torch.zeros(self.steps_per_epoch, RECORD_COLUMNS, device=device)
         sizes = [min(self.batch, len(self.images) - start) for start in range(0, len(self.images), self.batch)]
         self.sizes = torch.tensor(sizes, dtype=torch.float64)
-        # Batch norm needs at least two images in each process.
-        least = 2 if any(isinstance(each, nn.BatchNorm1d | nn.BatchNorm2d) for each in self.net.modules()) else 1
-        if min(sizes) < least * group.size:
+        batch_norm = any(isinstance(each, nn.BatchNorm1d | nn.BatchNorm2d) for each in self.net.modules())
+        if group.size > 1 and (batch_norm or self.system.needs_whole_batch):
+            reason = f"system {recipe.system_name!r}" if self.system.needs_whole_batch else "batch norm"
+            raise ArgumentError(
+                f"the run has {group.size} processes, but {reason} needs all images of a batch in one; start a single "
+                "process, without torchrun"
+            )
+        if min(sizes) < (2 if batch_norm else group.size):
             raise ArgumentError(
                 f"optimizer.batch is {self.batch}: it leaves a last batch of {min(sizes)} images, "
                 f"too few for {f'{group.size} processes' if group.size > 1 else 'batch norm'}"
