@@ -66,26 +66,29 @@ class Collection:
     """Of the dense net on the test images."""
 
 
+def read_member(path: Path, name: str) -> bytes:
+    """Return the contents of a file in a collection."""
+    with tarfile.open(path) as archive:
+        file = archive.extractfile(name)
+        assert file is not None
+        return file.read()
+
+
 def read_collection(path: Path) -> Collection:
     """Read a collection."""
+
+    def arrays(name: str) -> Arrays:
+        return dict(np.load(io.BytesIO(read_member(path, name))))
+
     with tarfile.open(path) as archive:
-
-        def read(name: str) -> bytes:
-            file = archive.extractfile(name)
-            assert file is not None
-            return file.read()
-
-        def arrays(name: str) -> Arrays:
-            return dict(np.load(io.BytesIO(read(name))))
-
         count = sum(name.startswith("layer") for name in archive.getnames())
-        return Collection(
-            json.loads(read("config.json")),
-            parse_epsilon(json.loads(read("meta.json"))["eps"]),
-            [arrays(f"layer{number}.npz") for number in range(count)],
-            {name: torch.from_numpy(array) for name, array in arrays("rest.npz").items()},
-            torch.from_numpy(arrays("test_logits.npz")["logits"]),
-        )
+    return Collection(
+        json.loads(read_member(path, "config.json")),
+        parse_epsilon(json.loads(read_member(path, "meta.json"))["eps"]),
+        [arrays(f"layer{number}.npz") for number in range(count)],
+        {name: torch.from_numpy(array) for name, array in arrays("rest.npz").items()},
+        torch.from_numpy(arrays("test_logits.npz")["logits"]),
+    )
 
 
 def _widths(config: dict[str, Any]) -> list[int]:

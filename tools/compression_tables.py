@@ -1,10 +1,17 @@
-"""The table of compressed nets, from records/compression.json."""
+"""The tables of compressed nets, from records/compression.json and records/fine-tuning.json."""
 
 from typing import Any
 
 from tools.records import link, read_record, table
 
 WORDS = {"plain": "plain", "first": "any", "second": "any, runners-up"}
+
+# Images and accuracy of each column of the table of fine-tuning, and its title.
+CHANGES = {
+    ("held_out", "clean"): "clean, held-out",
+    ("held_out", "certified"): "certified, held-out",
+    ("training", "certified"): "certified, trained on",
+}
 
 
 def compression() -> str:
@@ -48,3 +55,21 @@ def compression() -> str:
 
 def _accuracy(row: dict[str, Any], prefix: str) -> list[str]:
     return [f"{100 * row[f'{prefix}{name}']:.2f}" for name in ("clean", "certified")]
+
+
+def fine_tuning() -> str:
+    """Return the table of fine-tuning with each setting, and the accuracies of the chosen ones on the test images."""
+    rows, tests = list[list[str]](), list[str]()
+    for record in read_record("fine-tuning").values():
+        net, before, test = record["recipe"], record["before"], record["test"]
+        for row in record["rows"]:
+            changes = (f"{100 * (row[part][name] - before[part][name]):+.2f}" for part, name in CHANGES)
+            rows.append([net, row["setting"], f"{row['processor_seconds']:.0f}", *changes])
+        (clean, certified), after = _accuracy(test["before"], ""), _accuracy(test["after"], "")
+        tests.append(
+            f"- {net}, {record['chosen']}: clean accuracy {clean} % before, {after[0]} % after; "
+            f"certified accuracy {certified} % before, {after[1]} % after\n"
+        )
+    header = ["net", "changes of the recipe", "processor seconds", *CHANGES.values()]
+    note = f"Changes in percentage points ({link('fine-tuning.json')}). On the test images:"
+    return f"{table(header, rows)}\n{note}\n\n{''.join(tests)}"

@@ -86,7 +86,11 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: object) -> None:
     """Write a value as indented JSON in one step."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, _json_text(value))
+
+
+def _json_text(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def read_json(path: Path) -> Any:
@@ -101,7 +105,12 @@ def read_json(path: Path) -> Any:
 
 def write_table(path: Path, table: Mapping[str, Any]) -> None:
     """Write a JSON object with a digest of its values in one step."""
-    write_json(path, {**table, DIGEST: table_digest(table)})
+    write_text(path, table_text(table))
+
+
+def table_text(table: Mapping[str, Any]) -> str:
+    """Return the text of a JSON object with a digest of its values."""
+    return _json_text({**table, DIGEST: table_digest(table)})
 
 
 def read_table(path: Path) -> dict[str, Any]:

@@ -31,7 +31,8 @@ def rounding_net() -> tuple[LinfNet, torch.Tensor, torch.Tensor]:
 def error_bound(run: Pass) -> torch.Tensor:
     """float64 [N]: a bound on the difference between the logits of the program and those of the exact net at x."""
     unit, tiny = unit_and_tiny(run.logits.dtype)
-    return up(up(float_above(unit * (1 + unit) ** 2) * run.magnitude) + float_above(2 * tiny))
+    slope, rest = float_above(unit * (1 + unit) ** 2), float_above(2 * tiny)
+    return torch.tensor([up(up(slope * magnitude) + rest) for magnitude in run.magnitudes], dtype=torch.float64)
 
 
 def change_bound(run: Pass, epsilon: Fraction) -> torch.Tensor:
@@ -39,7 +40,8 @@ def change_bound(run: Pass, epsilon: Fraction) -> torch.Tensor:
     unit, tiny = unit_and_tiny(run.logits.dtype)
     growth, slope = (1 + unit) ** (run.steps + 2), float_above(unit * (2 + unit))
     rest = float_above(Fraction(float_above(epsilon / Fraction(run.std))) + Fraction(float_above(3 * tiny)))
-    return up(float_above(growth) * up(up(slope * run.magnitude) + rest))
+    bounds = [up(float_above(growth) * up(up(slope * magnitude) + rest)) for magnitude in run.magnitudes]
+    return torch.tensor(bounds, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("widest", [1, 8, 40, 120])

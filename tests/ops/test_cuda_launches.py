@@ -296,6 +296,7 @@ def test_sources_compile(architecture: str, tmp_path: Path) -> None:
         Kernel("finish.cu", "finish_sum", FINISH_DEFINITIONS),
         *(Kernel(file, "") for file in ("gradients.cu", "scale.cu", "scatter.cu", "sparse_gradients.cu")),
         *(sparse.forward_kernel("", rows, save) for rows in (1, 8) for save in (False, True)),
+        *(sparse.power_kernel("", rows) for rows in (1, 4)),
         deciding.COUNT,
         *(tensor_core.kernel(function, 8) for function in ("powers", "add_unexpanded")),
         pruned.list_kernel("transpose"),

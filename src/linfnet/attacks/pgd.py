@@ -6,8 +6,9 @@ Therefore `smoothed_logits` computes the outputs of each layer at p = inf and us
 (|x_i - w_i| / y)^(p - 1). The logits are equal to the logits of the certified net bit for bit.
 """
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -22,11 +23,25 @@ from linfnet.inputs import Images, check_count, check_net, prepare_epsilon, prep
 from linfnet.losses import scaled_cross_entropy
 from linfnet.nn import Classifier
 from linfnet.nn.distance import DistanceModule
+from linfnet.nn.frozen import without_gradients
 from linfnet.nn.label_margin import margin
 from linfnet.ops import check_p
 
 AttackObjective = Callable[[Tensor, Tensor, float], Tensor]
 """(logits [N, K], labels [N], scale) -> [N]: the value that the attack maximises for each image."""
+
+
+@contextlib.contextmanager
+def _only_image_gradients(net: Classifier) -> Generator[None]:
+    """Context in which no gradients of the parameters of a net that is attacked as it is are computed."""
+    parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
 
 
 def pgd(
@@ -61,12 +76,13 @@ def pgd(
     size = float(exact)
     noise = torch.randn(pixels.shape, generator=generator, device=pixels.device, dtype=pixels.dtype) * (size / 4)
     moved = torch.clamp(pixels + noise.clamp(-size / 2, size / 2), lower, upper)
-    attacked = net if as_is else net.frozen()
-    for _ in range(steps):
-        moved.requires_grad_(True)
-        loss = scaled_cross_entropy(attacked(moved), truth, net.scale.detach())
-        (slope,) = torch.autograd.grad(loss, moved)
-        moved = torch.clamp(moved.detach() + size / 4 * slope.sign(), lower, upper)
+    attacked = net if as_is else without_gradients(net.frozen())
+    with _only_image_gradients(attacked):
+        for _ in range(steps):
+            moved.requires_grad_(True)
+            loss = scaled_cross_entropy(attacked(moved), truth, net.scale.detach())
+            (slope,) = torch.autograd.grad(loss, moved)
+            moved = torch.clamp(moved.detach() + size / 4 * slope.sign(), lower, upper)
     return moved.detach().view(images.shape)
 
 
@@ -183,7 +199,7 @@ def best_pgd(
     sizes = sizes.to(pixels).view(-1, *[1] * (pixels.dim() - 1))
     best, least = pixels.clone(), torch.full(truth.shape, math.inf, device=pixels.device, dtype=pixels.dtype)
     goal, scale, targets = OBJECTIVES[objective], net.scale.item(), None
-    net = net.frozen()
+    net = without_gradients(net.frozen())
     if rival:
         with torch.no_grad():
             others = net(pixels).scatter(1, truth.unsqueeze(1), -math.inf).argsort(1, descending=True)

@@ -19,6 +19,7 @@ from linfnet.epsilon import Epsilon, parse_epsilon
 from linfnet.errors import ArgumentError
 from linfnet.inputs import Images, check_count, check_net, net_device, prepare_images, prepare_labels
 from linfnet.nn import Classifier
+from linfnet.nn.frozen import without_gradients
 from linfnet.nn.label_margin import label_on_top
 from linfnet.ops import check_p
 
@@ -146,7 +147,7 @@ def _attack_batch(
     """Return the clean and survived flags, the attacked images and their classes, on the device of the images."""
     device = net_device(net)
     pixels, truth, generator = images.to(device), labels.to(device), torch.Generator(device).manual_seed(seed)
-    net = net.frozen()
+    net = without_gradients(net.frozen())
     if p is not None:
         net.p = p
     clean = label_on_top(net(pixels), truth)

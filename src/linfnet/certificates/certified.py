@@ -1,13 +1,13 @@
 """`linfnet.certify`: the certified radius of each image by one certificate of the net."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from linfnet.certificates.images import certificates_of
-from linfnet.certificates.margin import certify_by_margin
+from linfnet.certificates.margin import certified_at, certify_pixels
 from linfnet.certificates.rounding import float_above
 from linfnet.data.arrays import Labels
 from linfnet.epsilon import Epsilon, parse_epsilon
@@ -48,6 +48,10 @@ class Certified:
         if isinstance(eps, Tensor):
             return self.radius >= prepare_epsilons(eps.expand(self.radius.shape) if not eps.dim() else eps, self.radius)
         return self.radius >= float_above(parse_epsilon(eps))
+
+    def at_each(self, epsilons: Iterable[Epsilon]) -> Tensor:
+        """Return bool [E, N]: which images are certified at each of several epsilons, each as in `at`."""
+        return certified_at(self.radius, epsilons)
 
     def __len__(self) -> int:
         return len(self.radius)
@@ -92,16 +96,17 @@ def certify(
         raise ArgumentError(
             f"method is {name!r}; expected one of {known}{nearest(str(name), checked.certificate_names)}"
         )
-    certificate, device = certificates_of(checked)[name], net_device(checked)
+    by_margin = name == "margin" and checked.arithmetic == "float32"  # a single pass computes logits and radii
+    certificate, device = None if by_margin else certificates_of(checked)[name], net_device(checked)
     pixels = prepare_images(checked, images, move=False)
     known_labels = None if labels is None else prepare_labels(labels, pixels, checked.classes)
     radii, predictions = list[Tensor](), list[Tensor]()
     for start in range(0, max(len(pixels), 1), BATCH):
         part = pixels[start : start + BATCH].to(device)
         classes = None if known_labels is None else known_labels[start : start + BATCH].to(device)
-        if name == "margin" and checked.arithmetic == "float32":  # a single pass computes both
-            by_margin = certify_by_margin(checked, part, classes)
-            logits, radius = by_margin.logits, by_margin.radii
+        if certificate is None:
+            found = certify_pixels(checked, part, classes)
+            logits, radius = found.logits, found.radii
         else:
             logits = checked.frozen()(part)
             radius = certificate.radius(part, logits.argmax(1) if classes is None else classes)
@@ -114,6 +119,6 @@ def certify(
         prediction=prediction,
         labels=prediction if known_labels is None else known_labels,
         method=name,
-        arithmetic=certificate.arithmetic,
-        confidence=certificate.confidence,
+        arithmetic=checked.arithmetic,
+        confidence=checked.confidence,
     )

@@ -14,7 +14,7 @@ from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import make_folder, read_table, write_json, write_table
 from linfnet.nn import Classifier, LinfNet
-from linfnet.nn.model_path import class_names
+from linfnet.nn.model_path import KnownData, class_names
 from linfnet.systems import load_model
 
 # The file in the folder of a compressed net with the comparison to the dense net.
@@ -82,8 +82,9 @@ class Compress:
             )  # fmt: skip
         result.net.save(make_folder(out), class_names=class_names(found.folder, net.classes))
         data = found.data if found.data in known_sets() else str(Path(found.data).resolve())
-        about = {"data": data, "eps": [format_epsilon(eps) for eps in found.epsilons if eps]}
-        write_table(out / "config.json", {**read_table(out / "config.json"), **about})
+        epsilons = tuple(eps for eps in found.epsilons if eps)
+        about = KnownData(data, epsilons, self._on("train").conversion(found), found.seed)
+        write_table(out / "config.json", {**read_table(out / "config.json"), **about.to_json()})
         write_json(out / COMPRESSION_FILE, result.to_json())
         _print(result, test, out)
 

@@ -24,7 +24,9 @@ class Verify:
 
     model: Annotated[
         tyro.conf.Positional[str],
-        tyro.conf.arg(metavar="RUN|MODEL", help="A run, a model folder, mnist-small, or hf://user/name."),
+        tyro.conf.arg(
+            metavar="RUN|MODEL", help="A run, a model folder, the name of a packaged model, or hf://user/name."
+        ),
     ]
 
     def run(self) -> int:

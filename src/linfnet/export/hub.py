@@ -25,15 +25,15 @@ def write_card(folder: Path, net: Classifier, *, source: str | None = None) -> P
     """
     # The net's own values replace those of the file, which may have another form.
     config, results = {**read_table(folder / "config.json"), **net.config()}, read_results(folder)
-    recipe = _describe(RunFolder.open(folder).recipe) if (folder / "recipe.toml").is_file() else ""
+    recipe = describe_recipe(RunFolder.open(folder).recipe) if (folder / "recipe.toml").is_file() else ""
     source = source or folder.resolve().name
-    options = {"name": source.rpartition("/")[2], "source": source, "recipe": recipe}
+    options: dict[str, Any] = {"name": source.rpartition("/")[2], "source": source, "recipe": recipe}
     card = model_card(config, net.describe(), count_parameters(net), results, **options)
     write_text(folder / "README.md", card)
     return folder / "README.md"
 
 
-def _describe(recipe: Recipe) -> str:
+def describe_recipe(recipe: Recipe) -> str:
     """Return the most important settings of a recipe."""
     schedule, optimizer = recipe.schedule, recipe.optimizer
     parts = [f"recipe {recipe.name}"]

@@ -20,6 +20,7 @@ from linfnet.nn.frozen import frozen_copy
 from linfnet.nn.label_margin import label_on_top
 from linfnet.nn.model_card import model_card
 from linfnet.nn.model_path import find_model, system_name
+from linfnet.nn.nonexpansive import modules_of
 from linfnet.nn.normalization import Normalize
 from linfnet.nn.weights import check_weights, count_parameters, load_weights
 from linfnet.results import Results
@@ -28,8 +29,9 @@ if TYPE_CHECKING:  # wrapped imports this module
     from linfnet.nn.wrapped import WrappedNet
 
 FORMAT = "linfnet-model-1"
-# Keys of config.json that are not arguments of the constructor; `data` and `eps` describe packaged models.
-ABOUT = ("format", "system", "class_names", "data", "eps", DIGEST)
+# Keys of config.json that are not arguments of the constructor: the data of packaged and compressed models
+# (`KnownData`), and the figures of packaged models (`ModelInfo`).
+ABOUT = ("format", "system", "class_names", "data", "eps", "resize", "mode", "split_seed", "measured", DIGEST)
 
 
 class Classifier(nn.Module):
@@ -171,7 +173,7 @@ class Classifier(nn.Module):
     @property
     def p(self) -> float:
         """The exponent of all distance layers (infinity without distance layers). Setting it changes all layers."""
-        return next((layer.p for layer in self.distance_layers()), math.inf)
+        return next((module.p for module in self.modules() if isinstance(module, DistanceModule)), math.inf)
 
     @p.setter
     def p(self, value: float) -> None:
@@ -196,8 +198,9 @@ class Classifier(nn.Module):
         This changes the net for all threads that use it; `frozen` does not.
         """
         # Change only what differs: setting an attribute of a module costs as much as a small layer.
-        relaxed = [(layer, layer.p) for layer in self.distance_layers() if not math.isinf(layer.p)]
-        in_training = [module for module in self.modules() if module.training]
+        parts = modules_of(self)
+        relaxed = [(part, part.p) for part in parts if isinstance(part, DistanceModule) and not math.isinf(part.p)]
+        in_training = [module for module in parts if module.training]
         for layer, _ in relaxed:
             layer.p = math.inf
         for module in in_training:

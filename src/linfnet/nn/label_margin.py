@@ -33,4 +33,4 @@ def label_on_top(logits: Tensor, labels: Tensor, upper: Tensor | None = None) ->
 
 def _own_and_other(logits: Tensor, upper: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     column = labels.unsqueeze(1)
-    return logits.gather(1, column).squeeze(1), upper.scatter(1, column, float("-inf")).max(1).values
+    return logits.gather(1, column).squeeze(1), upper.scatter(1, column, float("-inf")).amax(1)

@@ -44,7 +44,7 @@ No change of at most `radius` in each {value} of an image alters its predicted c
 | output | {classes} classes: {names} |
 | parameters | {parameters:,} |
 | training | {training} |
-
+{more}
 ## Limits
 
 - ε and radii are in {value} units: black is 0 and white is 1, so ε = 0.1 is about 26 of 255 grey levels.
@@ -86,6 +86,7 @@ def model_card(
     source: str,
     recipe: str = "",
     licence: str = "unknown",
+    more: Mapping[str, str] | None = None,
 ) -> str:
     """Return the text of README.md for a net.
 
@@ -98,6 +99,7 @@ def model_card(
         source: the argument of `load_model` in the example.
         recipe: a sentence about the settings of the training.
         licence: an identifier of the hub, such as mit; the card of a new net says unknown.
+        more: further rows of the table about the model.
     """
     results = results or Results()
     shown = shown_results(results.evaluations)
@@ -118,6 +120,7 @@ def model_card(
         names=_cell(", ".join(names_in(config))) or f"numbered 0 to {config['classes'] - 1}",
         parameters=parameters,
         training=_training(results, recipe),
+        more="".join(f"| {key} | {_cell(value)} |\n" for key, value in (more or {}).items()),
     )
 
 
@@ -144,19 +147,29 @@ def _metadata(name: str, licence: str, shown: Sequence[Result]) -> str:
         "metrics": ["accuracy"],
     }
     text = "\n".join(f"{key}: {json.dumps(value)}" for key, value in lines.items())
-    tests = [json.dumps(_entry(result), ensure_ascii=False) for result in shown if result.split == "test"]
+    tests = [json.dumps(_entry(rows), ensure_ascii=False) for rows in _together(shown) if rows[0].split == "test"]
     if not tests:
         return text
     entries = "\n".join(f"  - {entry}" for entry in tests)
     return f"{text}\nmodel-index:\n- name: {json.dumps(name, ensure_ascii=False)}\n  results:\n{entries}"
 
 
-def _entry(result: Result) -> dict[str, Any]:
-    """Return the data set and the accuracies of an evaluation, as the hub lists them."""
+def _together(shown: Sequence[Result]) -> list[list[Result]]:
+    """Return lists of evaluations that differ only in the attack."""
+    groups: dict[tuple[object, ...], list[Result]] = {}
+    for result in shown:
+        key = (result.data, result.split, result.count, result.eps, result.clean, tuple(result.certified.items()))
+        groups.setdefault(key, []).append(result)
+    return list(groups.values())
+
+
+def _entry(results: Sequence[Result]) -> dict[str, Any]:
+    """Return the data set and the accuracies of evaluations that differ only in the attack, as the hub lists them."""
+    result = results[0]
     at = f"at ε = {format_epsilon(result.eps)}"
     shares = {
         "clean": result.clean,
-        f"under {result.attack} {at}": result.attacked,
+        **{f"under {one.attack} {at}": one.attacked for one in results},
         **{f"certified by {name} {at}": share for name, share in result.certified.items()},
     }
     metrics = [{"type": "accuracy", "name": name, "value": round(100 * share, 2)} for name, share in shares.items()]
@@ -197,21 +210,22 @@ def _training(results: Results, recipe: str) -> str:
 
 
 def _results(results: Results, shown: Sequence[Result]) -> str:
-    """Return a table with a row for each evaluation, or else the accuracies at the end of the training, in percent."""
+    """Return a table with a row for each data set and ε, or else the accuracies at the end of the training, in percent.
+
+    Each attack and each certificate has a column.
+    """
     if shown:
         certificates = list(dict.fromkeys(name for result in shown for name in result.certified))
-        attacks = {str(result.attack) for result in shown}
-        attack = attacks.pop() if len(attacks) == 1 else ""
-        header = ["data", "images", "ε", "clean", attack or "attacked"]
-        rows = [[*header, *(f"certified by {name}" for name in certificates)]]
+        attacks = list(dict.fromkeys(str(result.attack) for result in shown))
+        rows = [["data", "images", "ε", "clean", *attacks, *(f"certified by {name}" for name in certificates)]]
         rows.append(["---", *["---:"] * (len(rows[0]) - 1)])
-        for result in shown:
-            attacked = _percent(result.attacked) + ("" if attack else f" ({result.attack})")
+        for same in _together(shown):
+            result, attacked = same[0], {str(one.attack): one.attacked for one in same}
             named = [f"{_cell(_title(result.data))}, {result.split}", f"{result.count:,}", format_epsilon(result.eps)]
-            shares = (_percent(result.certified.get(name)) for name in certificates)
-            rows.append([*named, _percent(result.clean), attacked, *shares])
+            shares = (result.clean, *map(attacked.get, attacks), *map(result.certified.get, certificates))
+            rows.append([*named, *map(_percent, shares)])
         table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-        return f"{table}\n\nAccuracy in % of all images: unchanged (clean), under the attack, and certified at ε."
+        return f"{table}\n\nAccuracy in % of all images: unchanged (clean), under attack, and certified at ε."
     if measured := _measured(results):
         certified = (f"certified {_percent(s)} at ε = {format_epsilon(e)}" for e, s in measured.certified.items())
         accuracies = ", ".join((f"clean {_percent(measured.clean)}", *certified))

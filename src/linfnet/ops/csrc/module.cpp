@@ -111,6 +111,15 @@ void sparse_forward(Address x, Address weight, Address index, Address offsets, A
   });
 }
 
+void sparse_measured(Address x, Address weight, Address index, Address offsets, Address mean, Address bias, Address y,
+                     Address sizes, long rows, long outs, long features, long count, int threads) {
+  const SparseShape shape{rows, outs, features, count, threads};
+  run(shape, [&] {
+    current->sparse_measured(floats(x), connections(weight, index, offsets), floats(mean), floats(bias), floats(y),
+                             floats(sizes), shape);
+  });
+}
+
 void sparse_backward(Address grad, Address x, Address weight, Address index, Address decisive, Address grad_x,
                      Address grad_w, long rows, long outs, long features, long count, int threads) {
   const SparseShape shape{rows, outs, features, count, threads};
@@ -130,6 +139,22 @@ void sparse_bounds(Address lower, Address upper, Address weight, Address index, 
   });
 }
 
+void sparse_power(Address x, Address weight, Address index, Address offsets, Address y, double p, long rows, long outs,
+                  long features, long count, int threads) {
+  const SparseShape shape{rows, outs, features, count, threads};
+  run(shape, [&] { current->sparse_power(floats(x), connections(weight, index, offsets), floats(y), p, shape); });
+}
+
+void sparse_power_backward(Address grad, Address x, Address weight, Address index, Address offsets, Address y,
+                           Address grad_x, Address grad_w, double p, long rows, long outs, long features, long count,
+                           int threads) {
+  const SparseShape shape{rows, outs, features, count, threads};
+  run(shape, [&] {
+    current->sparse_power_gradients(floats(grad), floats(x), connections(weight, index, offsets), floats(y),
+                                    floats(grad_x), floats(grad_w), p, shape);
+  });
+}
+
 void elementary(int which, Address a, Address out, double p, long count) {
   current->elementary(which, floats(a), floats(out), p, count);
 }
@@ -141,8 +166,11 @@ NB_MODULE(_cpu, m) {
   m.def("backward", &backward);
   m.def("bounds", &bounds);
   m.def("sparse_forward", &sparse_forward);
+  m.def("sparse_measured", &sparse_measured);
   m.def("sparse_backward", &sparse_backward);
   m.def("sparse_bounds", &sparse_bounds);
+  m.def("sparse_power", &sparse_power);
+  m.def("sparse_power_backward", &sparse_power_backward);
   m.def("elementary", &elementary);
   m.def("levels", &levels, "The instruction-set levels that run on this machine, best first.");
   m.def(
