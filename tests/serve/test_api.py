@@ -255,7 +255,7 @@ def test_certificates_and_attacks_share_weights_but_not_p(service: Service):
 
 def test_an_attack_stops_when_the_client_disconnects(service: Service):
     image = torch.from_numpy(drawn_one())[None].float() / 255
-    answer = service.attack(image, 200, None, lambda: True)
+    answer = service.attack(image, 200, lambda: True)
     assert answer.complete is False
     assert answer.broken is None
 
@@ -397,14 +397,12 @@ def test_a_failure_is_one_line(service: Service, monkeypatch: pytest.MonkeyPatch
     assert answer.headers.items() >= {name.lower(): value for name, value in SECURITY_HEADERS.items()}.items()
 
 
-def test_half_characters_in_names_are_escaped(tmp_path: Path):
-    LinfNet((1, 2, 2), 2, (4,)).save(tmp_path / "net", class_names=("cat", "dog"))
-    folder = (tmp_path / "net").rename(tmp_path / "net\udcff")
-    config = folder / "config.json"
+def test_half_characters_in_class_names_are_escaped(tmp_path: Path):
+    LinfNet((1, 2, 2), 2, (4,)).save(tmp_path, class_names=("cat", "dog"))
+    config = tmp_path / "config.json"
     config.write_text(json.dumps({**read_table(config), "class_names": ["\ud800 cat", "dog"]}))
-    client = TestClient(create_app(Service(folder)), base_url=BASE)
-    model = client.get("/api/model").json()
-    assert (model["name"], model["class_names"]) == ("net\\udcff", ["\\ud800 cat", "dog"])
+    client = TestClient(create_app(Service(tmp_path)), base_url=BASE)
+    assert client.get("/api/model").json()["class_names"] == ["\\ud800 cat", "dog"]
     answer = client.post("/api/predict", json={"pixels": [[0.5, 0.5], [0.5, 0.5]]})
     assert answer.status_code == 200
     assert {score["name"] for score in answer.json()["scores"]} == {"\\ud800 cat", "dog"}

@@ -12,7 +12,7 @@ from linfnet.attacks.pgd import best_pgd
 from linfnet.data.arrays import as_tensor
 from linfnet.epsilon import Epsilon
 from linfnet.errors import ArgumentError
-from linfnet.inputs import Images, check_count, check_net, is_same_row, prepare_images, prepare_labels
+from linfnet.inputs import Images, check_count, check_net, is_same_row, prepare_epsilon, prepare_images, prepare_labels
 from linfnet.nn import Classifier
 from linfnet.nn.label_margin import margin
 
@@ -152,6 +152,7 @@ def strongest_within(
     [False, True]
     """
     original, truth, shape = _one_image(net, image, label)
+    exact = prepare_epsilon(epsilon, original)
     generator = torch.Generator(original.device).manual_seed(0)
 
     def measure(pixels: Tensor) -> Strongest:
@@ -165,7 +166,7 @@ def strongest_within(
         if best.broken or stop():
             break
         if rival < net.classes:
-            moved = best_pgd(net, original, truth, epsilon, generator, steps=steps, restarts=restarts, p=p, rival=rival)
+            moved = best_pgd(net, original, truth, exact, generator, steps=steps, restarts=restarts, p=p, rival=rival)
             found = measure(moved)
             best = min(best, found, key=lambda result: (not result.broken, result.margin))
     else:

@@ -77,8 +77,8 @@ def run_server(service: Service, bound: socket.socket, names: frozenset[str]) ->
 def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"})) -> FastAPI:
     """Create the application for one net; `names` are the host names that it accepts, besides IP addresses."""
     predictions, attacks = Gate("predict", 255, BUSY_SECONDS), Gate("attack", 3, BUSY_SECONDS)
-    # Few large bodies are in memory; each waits for the process that decodes, which has its own time limit.
-    pictures, decoding = BodyTurns("predict", 8, 248), Gate("decode", 8, BUSY_SECONDS)
+    # Few large bodies are in memory, until they are decoded.
+    pictures, decoding = BodyTurns("predict", 8, 248), Gate("decode", 255, BUSY_SECONDS, patience=BUSY_SECONDS)
     shape = service.net.picture_shape()
     image_request, attack_request = with_shape(schemas.ImageRequest, shape), with_shape(schemas.AttackRequest, shape)
     # A number needs at most 32 bytes of JSON.
@@ -118,8 +118,8 @@ def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"}
             return await predictions.run(
                 lambda: service.predict(torch.tensor(parse_request(image_request, body).pixels))
             )
-        async with pictures.enter():
-            file = await read_body(request, MAX_PICTURE_BYTES, pictures)
+        async with pictures.body() as take_turn:
+            file = await read_body(request, MAX_PICTURE_BYTES, take_turn)
             check_scans(file)
             image = await decoding.run(lambda: service.decoder.read(file, shape, fit))
         return await predictions.run(lambda: service.predict(image))
@@ -132,7 +132,7 @@ def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"}
 
         def run() -> Attack:
             content = parse_request(attack_request, body)
-            return service.attack(torch.tensor(content.pixels), content.steps, content.eps, disconnected.is_set)
+            return service.attack(torch.tensor(content.pixels), content.steps, disconnected.is_set, content.eps)
 
         disconnected = threading.Event()
         watch = asyncio.create_task(_set_on_disconnect(request, disconnected))

@@ -26,7 +26,7 @@ START_SECONDS = 60.0
 MAX_SCANS = 100
 
 
-def check_scans(body: bytes) -> None:
+def check_scans(body: bytes | bytearray) -> None:
     """Raise 400 if a JPEG has too many scans, before it occupies the process that decodes."""
     # Within compressed data, 0xff is always followed by another byte than 0xda.
     scans = body.count(b"\xff\xda") if body.startswith(b"\xff\xd8") else 0
@@ -60,7 +60,7 @@ class Decoder:
             self._end = weakref.finalize(self, _end, self._process)
         return self._process
 
-    def read(self, body: bytes, shape: tuple[int, int, int], fit: Fit) -> Tensor:
+    def read(self, body: bytes | bytearray, shape: tuple[int, int, int], fit: Fit) -> Tensor:
         """Return pixels [C, H, W] of the net's shape; raise an HTTPException if the picture cannot be used."""
         process = self.start()
         assert process.stdin is not None
@@ -71,7 +71,8 @@ class Decoder:
                     _line(process.stdout)
                 self._ready = True
             with _ended_after(DECODE_SECONDS, process):
-                process.stdin.write(json.dumps([len(body), shape, fit]).encode() + b"\n" + body)
+                process.stdin.write(json.dumps([len(body), shape, fit]).encode() + b"\n")
+                process.stdin.write(body)
                 process.stdin.flush()
                 result, reason = json.loads(_line(process.stdout))
                 if reason is not None:

@@ -12,9 +12,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from linfnet.serve.turns import HURRY_SECONDS, BodyTurns
+from linfnet.serve.turns import TakeTurn
 
 BODY_SECONDS = 10.0
+# Bodies of this size are read at once; a larger body waits for its turn.
+SMALL_BYTES = 16_384
 # `BodyDrain` stops reading after this many bytes or seconds.
 DRAIN_SECONDS = 5.0
 DRAIN_BYTES = 64_000_000
@@ -63,10 +65,10 @@ class OriginGuard:
         return None
 
 
-async def read_body(request: Request, max_bytes: int, turns: BodyTurns | None = None) -> bytes:
+async def read_body(request: Request, max_bytes: int, take_turn: TakeTurn | None = None) -> bytearray:
     """Read the whole body; raise 413 as soon as its announced or received size exceeds the limit.
 
-    With `turns`, the time limit is shorter while other requests wait.
+    `take_turn` of `BodyTurns.body` is called when more than `SMALL_BYTES` have arrived.
     """
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
@@ -76,17 +78,19 @@ async def read_body(request: Request, max_bytes: int, turns: BodyTurns | None = 
         raise HTTPException(413, f"the body has {length[:20]} bytes; expected at most {max_bytes:,}")
     body = bytearray()
     try:
-        async with turns.reading(BODY_SECONDS) if turns else asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(BODY_SECONDS) as limit:
             async for part in request.stream():
                 body += part
                 if len(body) > max_bytes:
                     raise HTTPException(413, f"the body has more than {max_bytes:,} bytes")
+                if take_turn and len(body) > SMALL_BYTES:
+                    await take_turn(limit)
+                    take_turn = None
     except TimeoutError:
-        busy = f", or {HURRY_SECONDS:g} s while other requests wait" if turns else ""
-        raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS:g} s{busy}") from None
+        raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
     except ClientDisconnect:
         raise HTTPException(400, "the connection closed before the end of the body") from None
-    return bytes(body)
+    return body
 
 
 class BodyDrain:

@@ -12,12 +12,14 @@ MAX_CONNECTIONS = 512
 # Number of connections that asyncio accepts before it processes the first of them.
 ACCEPT_AT_ONCE = 32
 # Files that are not connections, and connections above the limit that are about to be closed.
-OTHER_FILES = 128
+OTHER_FILES = 160
 # Longest time until a request header is complete, since the connection was opened or since the last response.
 HEADER_SECONDS = 10.0
 # Longest time in which the client reads nothing of a response.
 WRITE_SECONDS = 10.0
 MAX_HEADER_BYTES = 16_384
+# Size of the buffer of a connection, so that requests that wait for a turn occupy little memory.
+RECEIVE_BYTES = 32_768
 
 
 def max_connections() -> int:
@@ -43,8 +45,7 @@ class GuardedProtocol(H11Protocol):
         super().connection_made(transport)
         self._wait_for_request()
         others: Any = self.connections
-        # uvicorn refuses requests from `limit_concurrency` connections on.
-        if len(others) > (self.limit_concurrency or MAX_CONNECTIONS) - ACCEPT_AT_ONCE:
+        if len(others) > max_connections():
             waiting = [one for one in others if one.waits_for_client()]
             min(waiting, key=lambda one: (one.in_request(), one.since)).transport.abort()
 
@@ -110,8 +111,8 @@ class GuardedServer(uvicorn.Server):
             server_header=False,
             # asyncio also uses this number as the number of connections that it accepts at once.
             backlog=ACCEPT_AT_ONCE,
-            # All these connections are within requests: a connection that only waits was closed before.
-            limit_concurrency=max_connections() + ACCEPT_AT_ONCE,
+            # Above the limit of `GuardedProtocol`, by the connections that are accepted before others are closed.
+            limit_concurrency=max_connections() + 3 * ACCEPT_AT_ONCE,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             timeout_graceful_shutdown=3,
         )
@@ -122,6 +123,8 @@ class GuardedServer(uvicorn.Server):
         asyncio.get_running_loop().set_exception_handler(_report)
         await super().startup(sockets)
         for one in sockets or []:
+            # Connections inherit the size of the buffer: one read returns no more than this.
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
             one.listen(MAX_CONNECTIONS)
 
 

@@ -72,7 +72,7 @@ class Service:
             pixels=image.tolist(),
         )
 
-    def attack(self, image: Tensor, steps: int, eps: float | None, stop: Callable[[], bool]) -> Attack:
+    def attack(self, image: Tensor, steps: int, stop: Callable[[], bool], eps: float | None = None) -> Attack:
         """Search for the closest misclassified image, or attack within one `eps`.
 
         `stop` and the time limit end the search early.

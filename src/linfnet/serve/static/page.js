@@ -127,7 +127,7 @@ async function runAttack(mine, options) {
     } catch (error) {
       if (mine.signal.aborted) break;
       if (![429, 503].includes(error.status)) { showError(error.message); break; }
-      await new Promise((resolve) => setTimeout(resolve, 500));
+      await new Promise((resolve) => setTimeout(resolve, 1000));
     }
   }
   return null;
