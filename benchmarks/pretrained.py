@@ -15,7 +15,7 @@ from pathlib import Path
 from linfnet.certificates import certify_images
 from linfnet.cli.train import TrainDisplay
 from linfnet.data import load
-from linfnet.files import read_json, write_json
+from linfnet.files import read_table, write_json, write_table
 from linfnet.nn import LinfNet
 from linfnet.nn.model_path import PRETRAINED
 from linfnet.recipes import load_recipe, recipe_to_toml
@@ -48,7 +48,7 @@ def main() -> None:
         "median_radius": certified.best_radii.clamp(min=0).median().item(),
     }
     net.save(TARGET, class_names=test.info.classes, results=trained)
-    write_json(TARGET / "config.json", {**read_json(TARGET / "config.json"), "data": "mnist", "eps": ["0.1"]})
+    write_table(TARGET / "config.json", {**read_table(TARGET / "config.json"), "data": "mnist", "eps": ["0.1"]})
     write_json(
         RECORDS / "pretrained-mnist.json",
         {
@@ -61,7 +61,7 @@ def main() -> None:
         },
     )
     entry = {"recipe": recipe_to_toml(recipe), "results": results_to_json(Results(trained.training))}
-    write_json(RECORDS / "zoo.json", {**read_json(RECORDS / "zoo.json"), TARGET.name: entry})
+    write_json(RECORDS / "zoo.json", {**read_table(RECORDS / "zoo.json"), TARGET.name: entry})
 
 
 if __name__ == "__main__":

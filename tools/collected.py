@@ -31,7 +31,7 @@ from linfnet.certificates import certify
 from linfnet.certificates.real import real_certified
 from linfnet.data import load
 from linfnet.epsilon import format_epsilon, parse_epsilon
-from linfnet.files import read_table, write_json
+from linfnet.files import read_table, write_json, write_table
 from linfnet.nn import SparseDistance, SparseNet
 from linfnet.nn.sparse import remove_unread
 from linfnet.train.run_folder import environment
@@ -191,8 +191,7 @@ def main() -> None:
     if given.out is not None:
         net.save(given.out, class_names=collection.config["class_names"])
         about = {"data": given.data, "eps": [format_epsilon(collection.eps)]}
-        config = json.loads((given.out / "config.json").read_text())
-        (given.out / "config.json").write_text(json.dumps({**config, **about}, indent=2, ensure_ascii=False) + "\n")
+        write_table(given.out / "config.json", {**read_table(given.out / "config.json"), **about})
     sys.stdout.write(json.dumps(measure(net, collection, given.data, given.limit)) + "\n")
 
 

@@ -36,7 +36,7 @@ from linfnet.epsilon import parse_epsilon
 from linfnet.errors import LinfnetError
 from linfnet.evaluation import evaluate
 from linfnet.evaluation.outcome import share
-from linfnet.files import read_table, write_json
+from linfnet.files import read_table, write_json, write_table
 from linfnet.nn import Classifier, SparseNet
 from linfnet.nn.label_margin import label_on_top
 from linfnet.nn.model_path import PRETRAINED, KnownData
@@ -71,7 +71,7 @@ def save_compressed(path: Path, folder: Path, which: str, at_least: int | None, 
     net.save(folder, class_names=collection.config["class_names"])
     data = recipe_from_toml(recipe, folder.name, folder.name).data.name
     about = KnownData(data, (collection.eps,)).to_json()
-    write_json(folder / "config.json", {**read_table(folder / "config.json"), **about})
+    write_table(folder / "config.json", {**read_table(folder / "config.json"), **about})
     trained = results_from_json(json.loads(read_member(path, "results.json")))
     widths = [math.prod(net.image_shape), *collection.config["hidden"], net.classes]
     return {

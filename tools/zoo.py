@@ -1,12 +1,11 @@
 """The models of the package, from records/zoo.json: their cards, the figures in config.json, and a table."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from linfnet.epsilon import format_epsilon
 from linfnet.export.hub import describe_recipe
-from linfnet.files import read_json
+from linfnet.files import read_table, table_text
 from linfnet.nn import SparseNet, count_parameters
 from linfnet.nn.model_card import model_card
 from linfnet.nn.model_path import PRETRAINED
@@ -57,7 +56,7 @@ def card(name: str, entry: dict[str, Any]) -> str:
         "time": f"{entry['milliseconds']:.2f} ms for one image on one core ({entry['environment']['cpu']})",
     }
     options: dict[str, Any] = {"name": name, "source": name, "recipe": recipe, "licence": "mit", "more": more}
-    config = read_json(folder / "config.json")
+    config = read_table(folder / "config.json")
     return model_card(config, net.describe(), count_parameters(net), results_of(entry), **options)
 
 
@@ -66,8 +65,8 @@ def model_files() -> dict[Path, str]:
     texts: dict[Path, str] = {}
     for name, entry in read_record("zoo").items():
         folder = PRETRAINED / name
-        config = {**read_json(folder / "config.json"), MEASURED: figures(entry)}
-        texts[folder / "config.json"] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        config = {**read_table(folder / "config.json"), MEASURED: figures(entry)}
+        texts[folder / "config.json"] = table_text(config)
         texts[folder / "README.md"] = card(name, entry)
     return texts
 

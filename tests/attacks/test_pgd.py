@@ -61,13 +61,20 @@ def test_no_gradient_of_a_weight_is_computed_meanwhile():
     net, seen = random_net(0), list[bool]()
     net.layers[1].weight.requires_grad_(False)
     before = [parameter.requires_grad for parameter in net.parameters()]
-    handle = net.register_forward_hook(lambda *_: seen.extend(p.requires_grad for p in net.parameters()))
+    unchanged = list[bool]()
+
+    def look(attacked: torch.nn.Module, *_: object) -> None:
+        seen.extend(parameter.requires_grad for parameter in attacked.parameters())
+        unchanged.append([parameter.requires_grad for parameter in net.parameters()] == before)
+
+    handle = net.register_forward_hook(look)
     images = torch.rand(3, *net.image_shape)
     for attack in (pgd, best_pgd):
         attack(net, images, torch.zeros(3, dtype=torch.int64), 0.1, steps=2)
     handle.remove()
     assert seen
     assert not any(seen)
+    assert all(unchanged)  # another thread may train the net
     assert [parameter.requires_grad for parameter in net.parameters()] == before
 
 

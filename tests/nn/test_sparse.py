@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.files import read_table
 from linfnet.nn import Classifier, LpDistance, SparseDistance, SparseNet
 from linfnet.nn.sparse import remove_unread
 from linfnet.nn.sparse_file import packed, unpacked
@@ -343,13 +344,13 @@ def test_configs_that_do_not_fit_are_refused(net: SparseNet, tmp_path: Path, cha
     """Sizes in the config allocate nothing: they must be those of the tensors."""
     net.save(tmp_path)
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    file.write_text(json.dumps({**read_table(file), **changes}))
     with pytest.raises(LinfnetError, match=message) as error:
         load_model(tmp_path)
     assert "\n" not in str(error.value)
     for key in ("mean", "std", "classes", "connections"):
         net.save(tmp_path)
-        file.write_text(json.dumps({name: one for name, one in json.loads(file.read_text()).items() if name != key}))
+        file.write_text(json.dumps({name: one for name, one in read_table(file).items() if name != key}))
         with pytest.raises(LinfnetError, match=key):
             load_model(tmp_path)
 

@@ -20,6 +20,7 @@ from linfnet.certificates import certified_by_interval
 from linfnet.certificates.real import real_margin_radius
 from linfnet.data import ImageSet
 from linfnet.data.catalog import set_info
+from linfnet.files import read_table
 from linfnet.serve import Service, create_app
 from linfnet.serve.decode import PictureError, read_picture
 from linfnet.serve.decoder import Decoder, to_tensor
@@ -396,12 +397,12 @@ def test_a_failure_is_one_line(service: Service, monkeypatch: pytest.MonkeyPatch
     assert answer.headers.items() >= {name.lower(): value for name, value in SECURITY_HEADERS.items()}.items()
 
 
-def test_half_characters_in_class_names_are_replaced(tmp_path: Path):
+def test_half_characters_in_class_names_are_escaped(tmp_path: Path):
     LinfNet((1, 2, 2), 2, (4,)).save(tmp_path, class_names=("cat", "dog"))
     config = tmp_path / "config.json"
-    config.write_text(config.read_text().replace('"cat"', r'"\ud800 cat"'))
+    config.write_text(json.dumps({**read_table(config), "class_names": ["\ud800 cat", "dog"]}))
     client = TestClient(create_app(Service(tmp_path)), base_url=BASE)
-    assert client.get("/api/model").json()["class_names"] == ["\ufffd cat", "dog"]
+    assert client.get("/api/model").json()["class_names"] == ["\\ud800 cat", "dog"]
     answer = client.post("/api/predict", json={"pixels": [[0.5, 0.5], [0.5, 0.5]]})
     assert answer.status_code == 200
-    assert {score["name"] for score in answer.json()["scores"]} == {"\ufffd cat", "dog"}
+    assert {score["name"] for score in answer.json()["scores"]} == {"\\ud800 cat", "dog"}

@@ -110,8 +110,8 @@ def closest_break(
                 if stop():
                     return result(complete=False)
                 found = best_pgd(net, images, labels, part, steps=steps, p=p)
-                with torch.no_grad(), net.at_infinity():
-                    logits, kept = net.logits_and_kept(found, labels)
+                with torch.no_grad():
+                    logits, kept = net.frozen().logits_and_kept(found, labels)
                 moved = (found.double() - images.double()).abs().flatten(1).amax(1)
                 columns = (column.tolist() for column in (part, margin(logits, labels), ~kept, moved))
                 for candidate, epsilon, gap, lost, size in zip(found, *columns, strict=True):
@@ -156,8 +156,8 @@ def strongest_within(
     generator = torch.Generator(original.device).manual_seed(0)
 
     def measure(pixels: Tensor) -> Strongest:
-        with torch.no_grad(), net.at_infinity():
-            logits, kept = net.logits_and_kept(pixels, truth)
+        with torch.no_grad():
+            logits, kept = net.frozen().logits_and_kept(pixels, truth)
         return Strongest(pixels[0].view(shape), margin(logits, truth).item(), not bool(kept), complete=False)
 
     best = measure(original)

@@ -141,8 +141,7 @@ def certify(
             found = certify_pixels(checked, part, classes)
             radius, predicted = found.radii, found.labels if classes is None else found.logits.argmax(1)
         else:
-            with checked.at_infinity():
-                predicted = checked(part).argmax(1)
+            predicted = checked.frozen()(part).argmax(1)
             radius = certificate.radius(part, predicted if classes is None else classes)
         radii.append(radius.to(pixels.device))
         predictions.append(predicted.to(pixels.device))

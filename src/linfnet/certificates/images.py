@@ -168,8 +168,7 @@ def certify_images(
     for images, labels in batches:
         pixels = prepare_images(net, images)
         known = None if labels is None else prepare_labels(labels, pixels, net.classes)
-        with net.at_infinity():
-            logits = net(pixels)
+        logits = net.frozen()(pixels)
         best = logits.topk(2).indices
         classes = best[:, 0] if known is None else known
         radii = {name: certificate.radius(pixels, classes) for name, certificate in certificates.items()}

@@ -97,9 +97,7 @@ def certify_by_margin(net: Classifier, images: Images, labels: Labels | None = N
 
 def certify_pixels(net: Classifier, pixels: Tensor, known: Tensor | None) -> MarginCertificate:
     """Compute `certify_by_margin` for images and labels that `prepare_images` and `prepare_labels` returned."""
-    checked = check_program(net, pixels)
-    with checked.at_infinity():
-        run = forward_with_magnitudes(checked, pixels)
+    run = forward_with_magnitudes(check_program(net.frozen(), pixels), pixels)
     classes = run.logits.argmax(1) if known is None else known
     gap = margin(run.logits.double(), classes)
     # Python numbers take a fraction of the time of tensors for one image, and little time for many.

@@ -53,6 +53,7 @@ GROUPS: dict[str, dict[str, CommandInfo]] = {
     },
     "Data and system": {
         "data": CommandInfo("data", "Data", "fetch, list and verify data sets"),
+        "verify": CommandInfo("verify", "Verify", "which files of a run or model are whole"),
         "doctor": CommandInfo("data", "Doctor", "show versions, devices, kernels and data sets"),
     },
 }

@@ -12,7 +12,7 @@ from linfnet.compression import Compressed, compress
 from linfnet.data import ImageSet, known_sets
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.files import make_folder, read_table, write_json
+from linfnet.files import make_folder, read_table, write_json, write_table
 from linfnet.nn import Classifier, LinfNet
 from linfnet.nn.model_path import KnownData, class_names
 from linfnet.systems import load_model
@@ -84,7 +84,7 @@ class Compress:
         data = found.data if found.data in known_sets() else str(Path(found.data).resolve())
         epsilons = tuple(eps for eps in found.epsilons if eps)
         about = KnownData(data, epsilons, self._on("train").conversion(found), found.seed)
-        write_json(out / "config.json", {**read_table(out / "config.json"), **about.to_json()})
+        write_table(out / "config.json", {**read_table(out / "config.json"), **about.to_json()})
         write_json(out / COMPRESSION_FILE, result.to_json())
         _print(result, test, out)
 

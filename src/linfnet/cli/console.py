@@ -8,14 +8,30 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from linfnet.distributed.group import Group
 from linfnet.epsilon import format_epsilon
-from linfnet.errors import LinfnetError
+from linfnet.errors import LinfnetError, printable
 from linfnet.results import Result
 
-# Without wrapping and markup, paths and commands can be copied from the output.
-console = Console(highlight=False, markup=False, soft_wrap=True)
+
+class SafeConsole(Console):
+    """A console that escapes control characters in texts, which may be from foreign files.
+
+    Without wrapping and markup, paths and commands can be copied from the output.
+    """
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False, markup=False, soft_wrap=True)
+
+    def render_str(self, text: str, **options: Any) -> Text:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the text that is printed for a string, also for a string in a table."""
+        return super().render_str("\n".join(map(printable, text.split("\n"))), **options)
+
+
+console = SafeConsole()
+errors = SafeConsole(stderr=True)
 
 
 @contextlib.contextmanager

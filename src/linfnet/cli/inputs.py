@@ -25,7 +25,7 @@ from linfnet.data import (
 )
 from linfnet.distributed.device import choose_device
 from linfnet.epsilon import parse_epsilon
-from linfnet.errors import ArgumentError, LinfnetError, at_least
+from linfnet.errors import ArgumentError, LinfnetError, at_least, printable
 from linfnet.nn import Classifier
 from linfnet.nn.model_path import (
     KnownData,
@@ -200,7 +200,7 @@ class SkippedFiles:
 
     def __call__(self, file: BadFile) -> None:
         self.count += 1
-        sys.stderr.write(f"skipped: {' '.join(bad_file_text(file, self.shape).splitlines())}\n")
+        sys.stderr.write(f"skipped: {printable(' '.join(bad_file_text(file, self.shape).splitlines()))}\n")
 
     @property
     def status(self) -> int:

@@ -122,6 +122,7 @@ def _evaluate_part(
     advance: Callable[[int], None],
 ) -> Evaluation:
     """Evaluate the images of this process: the slice `own`, which starts at a multiple of BATCH."""
+    net = net.frozen()
     device, certificates = net_device(net), certificates_of(net)
     images = replace(whole, images=whole.images[own], labels=whole.labels[own].to(device))
     parts = [slice(start, start + BATCH) for start in range(0, len(images), BATCH)] or [slice(0, 0)]
@@ -130,57 +131,56 @@ def _evaluate_part(
     def pixels_of(part: slice) -> Tensor:
         return images.as_pixels(images.images[part].to(device)).reshape(-1, *net.image_shape)
 
-    with net.at_infinity():
-        with torch.no_grad():
-            logits = torch.cat([net(pixels_of(part)) for part in parts])
-        correct = label_on_top(logits, labels)
-        radii: dict[str, Tensor] = {}
-        radii_seconds = dict.fromkeys(certificates, 0.0)
-        for name, certificate in certificates.items():
-            if not certificate.resolution:  # radii in closed form are computed once for all epsilons
-                start = _now(device)
-                radii[name] = torch.cat([certificate.radius(pixels_of(part), labels[part]) for part in parts])
-                radii_seconds[name] = _now(device) - start
-        order = next(iter(radii.values()), torch.full_like(labels, -torch.inf, dtype=torch.float64))
-        results: list[AtEpsilon] = []
-        for eps in epsilons:
-            start, seconds = time.perf_counter(), dict(radii_seconds)
-            survived = torch.zeros_like(correct)
-            certified = {name: torch.zeros_like(correct) for name in certificates}
-            broken = Broken(labels[:0], pixels_of(slice(0, 0)), labels[:0], order[:0])
-            witnesses = broken if verifier is not None else None
-            exact, undecided = (None, None) if verifier is None else (survived.clone(), survived.clone())
-            for number, part in enumerate(parts):
-                pixels, truth, right = pixels_of(part), labels[part], correct[part]
-                for name, certificate in certificates.items():
-                    began, closed = _now(device), radii.get(name)
-                    flags = certificate.at(pixels, truth, eps) if closed is None else closed[part] >= float_above(eps)
-                    certified[name][part] = flags
-                    seconds[name] += _now(device) - began
-                generator = torch.Generator(device).manual_seed(seed + own.start // BATCH + number)
-                moved = attack.perturb(net, pixels[right], truth[right], eps, generator)
-                attacked, robust = net.logits_and_kept(moved, truth[right])
-                # At epsilon 0 no image changes, so correct samples stay correct, even if the net draws new noise.
-                robust |= eps == 0
-                survived[part] = right.masked_scatter(right, robust)
-                index = right.nonzero().flatten()[~robust] + part.start
-                others = other_class(attacked[~robust], labels[index])
-                broken = join([broken, Broken(index + own.start, moved[~robust], others, order[index])]).best()
-                if verifier is not None and exact is not None and undecided is not None:
-                    began, attacked_images = _now(device), pixels.clone()
-                    attacked_images[right] = moved
-                    verdict = verifier.decide(pixels, truth, eps, attacked_images)
-                    exact[part], undecided[part] = verdict.robust, verdict.undecided
-                    index = (right & verdict.broken).nonzero().flatten()
-                    found = verdict.witness[index]
-                    others = other_class(net(found).detach(), truth[index])
-                    broken_by_search = Broken(index + part.start + own.start, found, others, order[part][index])
-                    witnesses = join([witnesses, broken_by_search])
-                    seconds["exact"] = seconds.get("exact", 0.0) + _now(device) - began
-                advance(len(truth))
-            spent = time.perf_counter() - start
-            verdicts = (exact, undecided, witnesses)
-            results.append(AtEpsilon(eps, certified, survived, broken, spent, seconds, *verdicts))
+    with torch.no_grad():
+        logits = torch.cat([net(pixels_of(part)) for part in parts])
+    correct = label_on_top(logits, labels)
+    radii: dict[str, Tensor] = {}
+    radii_seconds = dict.fromkeys(certificates, 0.0)
+    for name, certificate in certificates.items():
+        if not certificate.resolution:  # radii in closed form are computed once for all epsilons
+            start = _now(device)
+            radii[name] = torch.cat([certificate.radius(pixels_of(part), labels[part]) for part in parts])
+            radii_seconds[name] = _now(device) - start
+    order = next(iter(radii.values()), torch.full_like(labels, -torch.inf, dtype=torch.float64))
+    results: list[AtEpsilon] = []
+    for eps in epsilons:
+        start, seconds = time.perf_counter(), dict(radii_seconds)
+        survived = torch.zeros_like(correct)
+        certified = {name: torch.zeros_like(correct) for name in certificates}
+        broken = Broken(labels[:0], pixels_of(slice(0, 0)), labels[:0], order[:0])
+        witnesses = broken if verifier is not None else None
+        exact, undecided = (None, None) if verifier is None else (survived.clone(), survived.clone())
+        for number, part in enumerate(parts):
+            pixels, truth, right = pixels_of(part), labels[part], correct[part]
+            for name, certificate in certificates.items():
+                began, closed = _now(device), radii.get(name)
+                flags = certificate.at(pixels, truth, eps) if closed is None else closed[part] >= float_above(eps)
+                certified[name][part] = flags
+                seconds[name] += _now(device) - began
+            generator = torch.Generator(device).manual_seed(seed + own.start // BATCH + number)
+            moved = attack.perturb(net, pixels[right], truth[right], eps, generator)
+            attacked, robust = net.logits_and_kept(moved, truth[right])
+            # At epsilon 0 no image changes, so correct samples stay correct, even if the net draws new noise.
+            robust |= eps == 0
+            survived[part] = right.masked_scatter(right, robust)
+            index = right.nonzero().flatten()[~robust] + part.start
+            others = other_class(attacked[~robust], labels[index])
+            broken = join([broken, Broken(index + own.start, moved[~robust], others, order[index])]).best()
+            if verifier is not None and exact is not None and undecided is not None:
+                began, attacked_images = _now(device), pixels.clone()
+                attacked_images[right] = moved
+                verdict = verifier.decide(pixels, truth, eps, attacked_images)
+                exact[part], undecided[part] = verdict.robust, verdict.undecided
+                index = (right & verdict.broken).nonzero().flatten()
+                found = verdict.witness[index]
+                others = other_class(net(found).detach(), truth[index])
+                broken_by_search = Broken(index + part.start + own.start, found, others, order[part][index])
+                witnesses = join([witnesses, broken_by_search])
+                seconds["exact"] = seconds.get("exact", 0.0) + _now(device) - began
+            advance(len(truth))
+        spent = time.perf_counter() - start
+        verdicts = (exact, undecided, witnesses)
+        results.append(AtEpsilon(eps, certified, survived, broken, spent, seconds, *verdicts))
     return Evaluation(
         data=images.info.name,
         split=images.split,

@@ -1,8 +1,6 @@
 """PyTorch modules: distance layers, mean shift, normalisation, and the nets that consist of them."""
 
 from linfnet.nn.classifier import Classifier as Classifier
-from linfnet.nn.classifier import count_parameters as count_parameters
-from linfnet.nn.classifier import load_weights as load_weights
 from linfnet.nn.distance import DistanceModule as DistanceModule
 from linfnet.nn.distance import LpDistance as LpDistance
 from linfnet.nn.distance import LpDistanceConv2d as LpDistanceConv2d
@@ -18,4 +16,6 @@ from linfnet.nn.packaged import list_models as list_models
 from linfnet.nn.proven import ProvenNet as ProvenNet
 from linfnet.nn.sparse import SparseDistance as SparseDistance
 from linfnet.nn.sparse_net import SparseNet as SparseNet
+from linfnet.nn.weights import count_parameters as count_parameters
+from linfnet.nn.weights import load_weights as load_weights
 from linfnet.nn.wrapped import WrappedNet as WrappedNet

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from linfnet.data import known_sets, set_info
 from linfnet.epsilon import format_epsilon
+from linfnet.errors import printable
 from linfnet.results import Accuracies, Result, Results
 
 CARD = """\
@@ -72,7 +73,7 @@ HUB_SETS = {"mnist": "ylecun/mnist", "fashion-mnist": "zalando-datasets/fashion_
 def names_in(config: Mapping[str, Any]) -> list[str]:
     """Return the class names in a config, or an empty list if it does not contain them."""
     given: Any = config.get("class_names")
-    return [str(name) for name in cast(list[Any], given)] if isinstance(given, list) else []
+    return [printable(str(name)) for name in cast(list[Any], given)] if isinstance(given, list) else []
 
 
 def model_card(

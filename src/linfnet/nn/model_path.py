@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from linfnet.data import Conversion, parse_size
 from linfnet.epsilon import format_epsilon, parse_epsilon
-from linfnet.errors import LinfnetError, require
+from linfnet.errors import LinfnetError, printable, require
 from linfnet.files import make_folder, read_table
 
 # Contains one folder for each model of the package.
@@ -124,7 +124,7 @@ def class_names(model: Path, classes: int) -> list[str]:
     names: Any = read_table(model / "config.json").get("class_names") or [str(k) for k in range(classes)]
     if not isinstance(names, list) or len(cast(list[Any], names)) != classes:
         raise LinfnetError(f"{model / 'config.json'}: class_names is not a list of {classes} names")
-    return [str(name) for name in cast(list[Any], names)]
+    return [printable(str(name)) for name in cast(list[Any], names)]
 
 
 def _download(repository: str) -> Path:

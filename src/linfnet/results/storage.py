@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from linfnet.epsilon import format_epsilon, parse_epsilon
 from linfnet.errors import LinfnetError
-from linfnet.files import read_table, replacing, write_json
+from linfnet.files import read_table, replacing, write_table
 from linfnet.results.result import Result, Results, Share, TrainingResult
 
 VERSION = 2
@@ -52,7 +52,7 @@ def write_training(folder: Path, training: TrainingResult) -> None:
     """Write the result of training; evaluations that are already in the file do not change."""
     with _lock(folder):
         results = dataclasses.replace(read_results(folder), training=training)
-        write_json(folder / RESULTS_FILE, results_to_json(results))
+        write_table(folder / RESULTS_FILE, results_to_json(results))
 
 
 def add_evaluations(folder: Path, evaluations: tuple[Result, ...]) -> None:
@@ -62,7 +62,7 @@ def add_evaluations(folder: Path, evaluations: tuple[Result, ...]) -> None:
         results = read_results(folder)
         others = tuple(result for result in results.evaluations if result.subject not in subjects)
         results = dataclasses.replace(results, evaluations=others + evaluations)
-        write_json(folder / RESULTS_FILE, results_to_json(results))
+        write_table(folder / RESULTS_FILE, results_to_json(results))
 
 
 def _lock(folder: Path) -> FileLock:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from linfnet.attacks import closest_break, minimal, other_class, strongest_within
 from linfnet.certificates import certify_images
-from linfnet.errors import LinfnetError
-from linfnet.nn.classifier import count_parameters
+from linfnet.errors import LinfnetError, printable
+from linfnet.nn import count_parameters
 from linfnet.nn.model_path import class_names, find_model
 from linfnet.serve.decoder import Decoder
 from linfnet.serve.samples import read_samples
@@ -28,9 +28,9 @@ class Service:
 
     def __init__(self, model: Path) -> None:
         folder = find_model(model)
-        self.name = _without_surrogates(folder.resolve().name)
+        self.name = printable(folder.resolve().name)
         self.net = load_model(folder)
-        names = map(_without_surrogates, class_names(folder, self.net.classes))
+        names = class_names(folder, self.net.classes)
         self.classes = [Class(index=k, name=name) for k, name in enumerate(names)]
         shared = {id(tensor): tensor for tensor in (*self.net.parameters(), *self.net.buffers())}
         self.attacked = copy.deepcopy(self.net, shared)
@@ -120,11 +120,6 @@ class Service:
             label = int(other_class(logits, torch.tensor([label])))
         distance = (moved.double() - image.double()).abs().max().item()
         return Perturbed(distance=distance, class_=self.classes[label], pixels=moved.tolist())
-
-
-def _without_surrogates(name: str) -> str:
-    """Return a name that can be encoded in UTF-8: JSON files and names of folders may contain half characters."""
-    return name.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _radius(radii: Tensor | None) -> float | None:

@@ -142,9 +142,8 @@ class Verifier:
             )
         if checked.normalize.std.dtype != torch.float32:
             raise ArgumentError(f"the net computes in {checked.normalize.std.dtype}; expected torch.float32")
-        self.net, self.branches, self.seconds = checked, branches, seconds
-        with checked.at_infinity():
-            self.circuit = circuit_of(checked)
+        self.net, self.branches, self.seconds = checked.frozen(), branches, seconds
+        self.circuit = circuit_of(self.net)
 
     @torch.no_grad()
     def decide(
@@ -157,43 +156,42 @@ class Verifier:
     ) -> tuple[Tensor, ...]:
         """Decide images on the device of the net; return robust, broken, witness, branches, prediction, labels."""
         check_program(self.net, images)
-        with self.net.at_infinity():
-            logits = self.net(images)
-            prediction = logits.argmax(1)
-            classes = prediction if labels is None else labels
-            # Epsilon is rounded up to float64: this box contains all float32 images within epsilon, and hardly more.
-            bound = eps if isinstance(eps, Tensor) else torch.full_like(classes, float_above(eps), dtype=torch.float64)
-            lower, upper = inner_box(images, bound)
-            inside = inner_box(images, eps)
-            low, high = self.net.bounds(lower, upper)
-            robust = label_on_top(low, classes, high)
-            broken = ~label_on_top(logits, classes)
-            found, branches = images.clone(), torch.zeros_like(classes)
+        logits = self.net(images)
+        prediction = logits.argmax(1)
+        classes = prediction if labels is None else labels
+        # Epsilon is rounded up to float64: this box contains all float32 images within epsilon, and hardly more.
+        bound = eps if isinstance(eps, Tensor) else torch.full_like(classes, float_above(eps), dtype=torch.float64)
+        lower, upper = inner_box(images, bound)
+        inside = inner_box(images, eps)
+        low, high = self.net.bounds(lower, upper)
+        robust = label_on_top(low, classes, high)
+        broken = ~label_on_top(logits, classes)
+        found, branches = images.clone(), torch.zeros_like(classes)
 
-            def accept(numbers: Tensor, moved: Tensor) -> None:
-                """Mark images as broken if `moved` is within epsilon of them and breaks the net."""
-                within = ((moved >= inside[0][numbers]) & (moved <= inside[1][numbers])).flatten(1).all(1)
-                good = within & ~label_on_top(self.net(moved), classes[numbers])
-                found[numbers[good]], broken[numbers[good]] = moved[good], True
+        def accept(numbers: Tensor, moved: Tensor) -> None:
+            """Mark images as broken if `moved` is within epsilon of them and breaks the net."""
+            within = ((moved >= inside[0][numbers]) & (moved <= inside[1][numbers])).flatten(1).all(1)
+            good = within & ~label_on_top(self.net(moved), classes[numbers])
+            found[numbers[good]], broken[numbers[good]] = moved[good], True
 
-            left = (~(robust | broken)).nonzero().flatten()
-            by_margin = certify_by_margin(self.net, images[left], classes[left]).radii >= bound[left]
-            robust[left[by_margin]] = True
-            left = left[~by_margin]
-            if witness is not None:
-                accept(left, witness[left])
-                left = left[~broken[left]]
-            advance(len(images) - len(left))
-            box = (lower, upper, low, high)
-            numbers, candidates = list[int](), list[Tensor]()
-            for number, verdict, moved, count in self._search(left, images, classes, logits, box):
-                branches[number], robust[number] = count, verdict
-                if moved is not None:
-                    numbers.append(number)
-                    candidates.append(moved)
-                advance(1)
-            if numbers:
-                accept(torch.tensor(numbers, device=images.device), torch.stack(candidates).to(images))
+        left = (~(robust | broken)).nonzero().flatten()
+        by_margin = certify_by_margin(self.net, images[left], classes[left]).radii >= bound[left]
+        robust[left[by_margin]] = True
+        left = left[~by_margin]
+        if witness is not None:
+            accept(left, witness[left])
+            left = left[~broken[left]]
+        advance(len(images) - len(left))
+        box = (lower, upper, low, high)
+        numbers, candidates = list[int](), list[Tensor]()
+        for number, verdict, moved, count in self._search(left, images, classes, logits, box):
+            branches[number], robust[number] = count, verdict
+            if moved is not None:
+                numbers.append(number)
+                candidates.append(moved)
+            advance(1)
+        if numbers:
+            accept(torch.tensor(numbers, device=images.device), torch.stack(candidates).to(images))
         return robust, broken, found, branches, prediction, classes
 
     def _search(
