@@ -85,11 +85,11 @@ def check_subnormals(dtype: torch.dtype, device: torch.device) -> None:
     The setting is the same for all precisions, so a single thread is tested with Python numbers.
     """
     if device.type == "cpu" and torch.get_num_threads() == 1:
-        subnormal = bool(sys.float_info.min * 1.5 - sys.float_info.min)
+        subnormal = bool(sys.float_info.min * 0.5)
     else:
         count = _GRAIN * torch.get_num_threads() if device.type == "cpu" else 1
         smallest = torch.full((count,), torch.finfo(dtype).tiny, dtype=dtype, device=device)
-        subnormal = bool((smallest * 1.5 - smallest).all())
+        subnormal = bool((smallest * 0.5).all())
     if not subnormal:
         raise LinfnetError("subnormal numbers are flushed to zero; call torch.set_flush_denormal(False) to certify")
 
