@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tools.accuracy_tables import DATA
 from tools.records import link, read_record, table
 
 WORDS = {"plain": "plain", "first": "any", "second": "any, runners-up"}
@@ -20,7 +21,7 @@ def compression() -> str:
     rows: list[list[str]] = []
     for name, collection in sorted(record.items()):
         first = collection["rows"][0]
-        net = f"MNIST {collection['eps']}"
+        net = f"{DATA[name.split('-')[0]]} {collection['eps']}"
         dense = collection["dense_connections"]
         rows.append(
             [
@@ -38,7 +39,6 @@ def compression() -> str:
             shares = (*_accuracy(row, ""), f"{100 * row['identical']:.2f}")
             chosen = (WORDS[row["which"]], str(row["at_least"]), row["dtype"])
             rows.append([net, *chosen, f"{row['total']:,}", f"{row['bytes'] / 1e6:.2f}", *shares])
-        assert name.startswith("mnist")
     header = [
         "net, ε",
         "decided for",
