@@ -255,7 +255,7 @@ class TestCommands:
         assert client.get("/").status_code == 200
         image = load("digits", "test").first(1).pixels()[0]
         assert service.predict(image).radius is not None
-        assert service.attack(image, 5, None, lambda: False) is not None
+        assert service.attack(image, 5, lambda: False) is not None
 
     def test_float16_and_options(self, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         out = tmp_path / "half"

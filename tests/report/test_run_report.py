@@ -417,6 +417,7 @@ def test_the_report_shows_exact_accuracies(evaluated: Path, tmp_path: Path):
     document = json.loads((folder / "results.json").read_text())
     for entry in document["evaluations"]:
         entry["exact"] = {"robust": entry["attacked"], "undecided": 0.0}
+    del document["digest"]
     (folder / "results.json").write_text(json.dumps(document))
     exact = read_run(folder)
     (line,) = certified_curve([exact])["runs"]
