@@ -3,17 +3,19 @@
 import dataclasses
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from linfnet.certificates import Certificate, certificates_of
+from linfnet.certificates import Certificate, Decided, certificates_of
 from linfnet.certificates.exact import Verifier
 from linfnet.data import load
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.evaluation import EXAMPLES, evaluate, evaluator, save_evaluation
-from linfnet.files import read_tensors
-from linfnet.nn import Classifier
+from linfnet.evaluation.exact import ExactBatches
+from linfnet.files import read_tensors, write_tensors
+from linfnet.nn import Classifier, LinfNet
 from linfnet.results import AttackSettings, ExactAccuracy, read_results
 from linfnet.results.storage import broken_files, read_columns, sample_files, witness_path
 from linfnet.theory import nearest_neighbour_net
@@ -160,3 +162,48 @@ def test_an_interrupted_exact_evaluation_continues(net_and_images, tmp_path: Pat
     whole = evaluate(net, test, "0.2", steps=2, exact=True)
     assert torch.equal(continued.at[0].exact, whole.at[0].exact)
     assert torch.equal(continued.at[0].witnesses.images, whole.at[0].witnesses.images)
+
+
+class TestStoredVerdicts:
+    """A stored batch is used only for the same net, and only if it is whole."""
+
+    IMAGES, LABELS, EPS = torch.tensor([[[[0.3]]]]), torch.tensor([0]), Fraction(1, 10)
+
+    def net(self, **options: Any) -> LinfNet:
+        net = LinfNet((1, 1, 1), 2, (), identity_init=False, **options).eval()
+        net.layers[0].weight.data.copy_(torch.tensor([[0.0], [1.0]]))
+        net.layers[0].bias.data.zero_()
+        return net
+
+    def decide(self, net: LinfNet, partial: Path | None) -> Decided:
+        return ExactBatches(net, partial=partial).decide(self.IMAGES, self.LABELS, self.EPS, self.IMAGES)
+
+    @pytest.mark.parametrize("options", [{"negate_logits": False}, {"std": 0.1}], ids=str)
+    def test_another_net(self, tmp_path: Path, options: dict[str, Any]):
+        assert self.decide(self.net(), tmp_path).robust.tolist() == [True]
+        other = self.net(**options)
+        assert self.decide(other, tmp_path).robust.tolist() == self.decide(other, None).robust.tolist() == [False]
+
+    @pytest.mark.parametrize("damage", ["shape", "names", "digest"])
+    def test_damaged_files(self, tmp_path: Path, damage: str):
+        expected = self.decide(self.net(), tmp_path)
+        (path,) = tmp_path.iterdir()
+        tensors, metadata = read_tensors(path)
+        if damage == "shape":
+            tensors["robust"] = torch.zeros(5, dtype=torch.bool)
+        elif damage == "names":
+            del tensors["broken"]
+        write_tensors(path, tensors, metadata)
+        if damage == "digest":
+            data = bytearray(path.read_bytes())
+            data[-1] ^= 1
+            path.write_bytes(data)
+        assert self.decide(self.net(), tmp_path).robust.tolist() == expected.robust.tolist()
+
+    def test_weights_that_changed_between_two_calls(self):
+        net = self.net()
+        batches = ExactBatches(net)
+        assert batches.decide(self.IMAGES, self.LABELS, self.EPS, self.IMAGES).robust.tolist() == [True]
+        with torch.no_grad():
+            net.layers[0].bias.add_(torch.tensor([0.5, 0.0]))
+        assert batches.decide(self.IMAGES, self.LABELS, self.EPS, self.IMAGES).robust.tolist() == [False]

@@ -13,7 +13,7 @@ from linfnet.data import ImageSet, known_sets
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import make_folder, read_table, write_json, write_table
-from linfnet.nn import Classifier, LinfNet
+from linfnet.nn import Classifier, LinfNet, SparseNet
 from linfnet.nn.model_path import KnownData, class_names
 from linfnet.systems import load_model
 
@@ -69,7 +69,8 @@ class Compress:
         out = self._new_folder(found.folder)
         net = load_model(found.folder, device=device)
         if not isinstance(net, LinfNet):
-            raise LinfnetError(f"{self.model} is a net of system {net.system!r}; expected 'linf' to compress")
+            what = "already compressed" if isinstance(net, SparseNet) else f"a net of system {net.system!r}"
+            raise LinfnetError(f"{self.model} is {what}; expected a trained net of system 'linf'")
         training, test = (self._load(split, net, found) for split in ("train", "test"))
         recipe = found.run.recipe.data if found.run else None
         eps = max(found.epsilons, default=None) or None

@@ -9,10 +9,17 @@ from torch import Tensor
 
 from linfnet.certificates import Decided
 from linfnet.certificates.exact import Verifier
+from linfnet.certificates.exact.circuit import Circuit
 from linfnet.certificates.exact.decide import BRANCHES, SECONDS
 from linfnet.epsilon import format_epsilon
-from linfnet.files import make_folder, read_tensors, write_tensors
+from linfnet.errors import LinfnetError
+from linfnet.files import check_tensors, make_folder, read_tensors, write_tensors
 from linfnet.nn import Classifier
+from linfnet.version import __version__
+
+_METADATA = {"linfnet": "exact-batch-1"}
+# The tensors of a stored batch with an element for each image.
+_VERDICTS = ("robust", "broken", "branches", "prediction")
 
 
 class ExactBatches:
@@ -30,7 +37,7 @@ class ExactBatches:
     ) -> None:
         self._verifier = Verifier(net, branches=branches, seconds=seconds)
         self._folder, self._branches, self._seconds = partial, branches, seconds
-        self._weights = _digest(*(tensor for _, tensor in sorted(net.state_dict().items()))) if partial else ""
+        self._net = _net_digest(self._verifier.circuit) if partial else ""
 
     @torch.no_grad()
     def decide(self, images: Tensor, labels: Tensor, eps: Fraction, attacked: Tensor) -> Decided:
@@ -38,17 +45,17 @@ class ExactBatches:
         if self._folder is None:
             return self._decided(images, labels, eps, attacked)
         budget = f"{self._branches} {self._seconds:g} {format_epsilon(eps)}"
-        name = hashlib.sha256(f"{self._weights} {_digest(images, labels)} {budget}".encode()).hexdigest()[:16]
+        name = hashlib.sha256(f"{__version__} {self._net} {_digest(images, labels)} {budget}".encode()).hexdigest()[:16]
         path = self._folder / f"{name}.safetensors"
-        if path.exists():
-            stored = {name: tensor.to(images.device) for name, tensor in read_tensors(path)[0].items()}
-            witness = images.clone()
-            witness[stored["broken"]] = stored.pop("witness")
-            return Decided(**stored, witness=witness, labels=labels, eps=eps)
+        stored = _read(path, len(images))
+        if stored is not None:
+            verdicts, witness = {name: stored[name].to(images.device) for name in _VERDICTS}, images.clone()
+            witness[verdicts["broken"]] = stored["witness"].to(images)
+            return Decided(**verdicts, witness=witness, labels=labels, eps=eps)
         found = self._decided(images, labels, eps, attacked)
-        tensors = {name: getattr(found, name) for name in ("robust", "broken", "branches", "prediction")}
+        tensors = {name: getattr(found, name) for name in _VERDICTS}
         make_folder(self._folder)
-        write_tensors(path, {**tensors, "witness": found.witness[found.broken]}, {"linfnet": "exact-batch-1"})
+        write_tensors(path, {**tensors, "witness": found.witness[found.broken]}, _METADATA)
         return found
 
     def _decided(self, images: Tensor, labels: Tensor, eps: Fraction, attacked: Tensor) -> Decided:
@@ -58,8 +65,31 @@ class ExactBatches:
         return Decided(robust, broken, witness, branches, prediction, labels, eps)
 
 
+def _read(path: Path, count: int) -> dict[str, Tensor] | None:
+    """Return the stored verdicts of a batch, or None if there are none or the file is damaged."""
+    try:
+        if not path.exists() or not check_tensors(path)[1]:
+            return None
+        tensors, metadata = read_tensors(path)
+    except LinfnetError:
+        return None
+    if metadata != _METADATA or tensors.keys() != {*_VERDICTS, "witness"}:
+        return None
+    return tensors if all(tensors[name].shape == (count,) for name in _VERDICTS) else None
+
+
+def _net_digest(circuit: Circuit) -> str:
+    """Return a digest of everything that the net computes."""
+    total = hashlib.sha256(f"{circuit.pixels} {_digest(circuit.outputs)}".encode())
+    for stage in circuit.stages:
+        parts = [part for part in (stage.index, stage.weight, stage.offsets) if part is not None]
+        shapes = [(tuple(part.shape), str(part.dtype)) for part in parts]
+        total.update(f"{stage.kind} {stage.start} {stage.size} {shapes} {_digest(*parts)}".encode())
+    return total.hexdigest()
+
+
 def _digest(*tensors: Tensor) -> str:
     total = hashlib.sha256()
     for tensor in tensors:
-        total.update(tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes())
+        total.update(tensor.detach().cpu().numpy().tobytes())
     return total.hexdigest()

@@ -232,9 +232,11 @@ def _results(results: Results, shown: Sequence[Result]) -> str:
         about = "Accuracy in % of all images: unchanged (clean), under attack, and certified at ε."
         if exact:
             about += (
-                " Exact: images for which it is proven that no change of at most ε alters the class; an image that "
-                "changes the class was found for every other one."
+                " Exact: images for which it is proven that no change of at most ε alters the class; for every other "
+                "one an image that changes the class was found"
             )
+            undecided = any(result.exact and result.exact.undecided for result in shown)
+            about += ", except for images that were not decided, which are shown as a range." if undecided else "."
         return f"{table}\n\n{about}"
     if measured := _measured(results):
         certified = (f"certified {_percent(s)} at ε = {format_epsilon(e)}" for e, s in measured.certified.items())

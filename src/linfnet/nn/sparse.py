@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -128,17 +129,25 @@ def check_connections(weight: Tensor, index: Tensor, offsets: Tensor, in_feature
         )
     if not 0 < in_features < 2**31 or len(weight) >= 2**31:
         raise ArgumentError(f"the layer has {in_features} inputs and {len(weight)} connections; expected below 2^31")
-    counts = offsets.long().diff()
-    if bool((counts < 1).any()):
-        neuron = int((counts < 1).nonzero()[0])
-        raise ArgumentError(f"neuron {neuron} has {int(counts[neuron])} connections; expected at least one")
-    inputs = index.long()
-    if bool((inputs < 0).any()) or bool((inputs >= in_features).any()):
-        wrong = int(inputs[(inputs < 0) | (inputs >= in_features)][0])
-        raise ArgumentError(f"index contains {wrong}; expected numbers from 0 to {in_features - 1}")
-    ascending = inputs.diff() > 0
-    ascending[offsets.long()[1:-1] - 1] = True  # between two neurons
-    if not bool(ascending.all()):
+    # NumPy: on a busy machine the threads of torch would take many times as long.
+    ends, inputs = offsets.cpu().numpy().astype(np.int64), index.cpu().numpy()
+    counts = np.diff(ends)
+    if (counts < 1).any():
+        neuron = int((counts < 1).argmax())
+        raise ArgumentError(f"neuron {neuron} has {counts[neuron]} connections; expected at least one")
+    outside = (inputs < 0) | (inputs >= in_features)
+    if outside.any():
+        raise ArgumentError(f"index contains {inputs[outside][0]}; expected numbers from 0 to {in_features - 1}")
+    ascending = inputs[1:] > inputs[:-1]
+    ascending[ends[1:-1] - 1] = True  # between two neurons
+    if not ascending.all():
         raise ArgumentError("index is not in ascending order within each neuron, or a connection occurs twice")
-    if not bool(weight.isfinite().all()):
+    if not all_finite(weight):
         raise ArgumentError("weight contains NaN or infinity")
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Return whether a tensor contains neither NaN nor infinity."""
+    numbers = tensor.detach().cpu()
+    # NumPy has no bfloat16.
+    return bool(np.isfinite((numbers.float() if numbers.dtype == torch.bfloat16 else numbers).numpy()).all())

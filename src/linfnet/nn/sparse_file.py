@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.nn.sparse import SparseDistance
+from linfnet.nn.sparse import SparseDistance, all_finite
 
 _DTYPES = {
     "low": (torch.uint8,),
@@ -112,14 +112,13 @@ def unpacked(
         )
     mean, bias = found.get("mean"), found.get("bias")
     for name, tensor in (("weight", weight), ("mean", mean), ("bias", bias)):
-        if tensor is not None and not bool(tensor.isfinite().all()):
+        if tensor is not None and not all_finite(tensor):
             raise LinfnetError(f"{source}: {prefix + name!r} contains NaN or infinity")
-    ends, offsets = steps.cumsum(0), counts.cumsum(0)
-    before = torch.cat([ends.new_zeros(1), ends[offsets[:-1] - 1]])
-    index = ends - before.repeat_interleave(counts)
-    offsets = torch.cat([offsets.new_zeros(1), offsets])
+    ends, offsets = np.cumsum(steps.numpy()), np.concatenate([[0], np.cumsum(counts.numpy())])
+    before = np.concatenate([[0], ends[offsets[1:-1] - 1]])
+    index = torch.from_numpy(ends - np.repeat(before, counts.numpy()))
     try:
-        return SparseDistance(weight, index, offsets, inputs, mean=mean, bias=bias)
+        return SparseDistance(weight, index, torch.from_numpy(offsets), inputs, mean=mean, bias=bias)
     except ArgumentError as error:
         raise LinfnetError(f"{source}: layer {prefix.rstrip('.')!r}: {error}") from None
 

@@ -129,7 +129,7 @@ def decide(
 
 
 class Verifier:
-    """Decides images of one net; the circuit of the net is built once."""
+    """Decides images of one net."""
 
     def __init__(self, net: Classifier, *, branches: int = BRANCHES, seconds: float = SECONDS) -> None:
         checked = check_net(net)
@@ -156,6 +156,7 @@ class Verifier:
     ) -> tuple[Tensor, ...]:
         """Decide images on the device of the net; return robust, broken, witness, branches, prediction, labels."""
         check_program(self.net, images)
+        self.circuit = circuit_of(self.net)  # the weights may have changed since the last call
         logits = self.net(images)
         prediction = logits.argmax(1)
         classes = prediction if labels is None else labels
