@@ -191,8 +191,9 @@ nb::tuple search_circuit(Address kinds, Address starts, Address offsets, Address
                          Address high, Address image, Address found, long stages, long nodes, long pixels, long own,
                          long rival, long branches, double seconds) {
   const auto whole = [](Address a) { return reinterpret_cast<const std::int64_t*>(a); };
-  const Query query{whole(kinds), whole(starts), whole(offsets), whole(index), floats(weight), floats(low),
-                    floats(high), floats(image), stages, nodes, pixels, own, rival, branches, seconds};
+  const Query query{whole(kinds), whole(starts), whole(offsets), whole(index), floats(weight),
+                    floats(low),  floats(high),  floats(image),  stages,       nodes,
+                    pixels,       own,           rival,          branches,     seconds};
   Verdict verdict;
   {
     nb::gil_scoped_release release;

@@ -51,12 +51,18 @@ float smallest_minuend(float w, float least) { return -largest_minuend(-w, -leas
 
 float apply(Kind kind, float z, float w) {
   switch (kind) {
-    case SUBTRACT: return z - w;
-    case DIVIDE: return z / w;
-    case MULTIPLY: return z * w;
-    case AT_LEAST: return std::max(z, w);
-    case AT_MOST: return std::min(z, w);
-    default: return -z;
+    case SUBTRACT:
+      return z - w;
+    case DIVIDE:
+      return z / w;
+    case MULTIPLY:
+      return z * w;
+    case AT_LEAST:
+      return std::max(z, w);
+    case AT_MOST:
+      return std::min(z, w);
+    default:
+      return -z;
   }
 }
 
@@ -103,8 +109,7 @@ struct Frame {
 
 class Search {
  public:
-  explicit Search(const Query& query)
-      : net(query), smallest(query.nodes), largest(query.nodes), values(query.nodes) {}
+  explicit Search(const Query& query) : net(query), smallest(query.nodes), largest(query.nodes), values(query.nodes) {}
 
   Verdict run(float* image) {
     const auto start = std::chrono::steady_clock::now();
@@ -215,7 +220,7 @@ class Search {
       if (kind == LEAF) continue;
       for (long n = net.starts[s + 1] - 1; n >= net.starts[s]; --n) {
         // Bounds that follow from the inputs demand nothing of them.
-        const bool limited = box.high[n] < largest[n], demanded = box.low[n] > smallest[n];
+        const bool limited = box.high[n]<largest[n], demanded = box.low[n]> smallest[n];
         if (limited && !limit(box, kind, n, changed)) return false;
         if (demanded && !demand(box, kind, s, n, changed)) return false;
       }
@@ -303,9 +308,7 @@ class Search {
     return frame;
   }
 
-  static bool exhausted(const Frame& frame) {
-    return frame.next >= (frame.kind == LEAF ? 2 : frame.candidates.size());
-  }
+  static bool exhausted(const Frame& frame) { return frame.next >= (frame.kind == LEAF ? 2 : frame.candidates.size()); }
 
   // Write the next branch of a frame to `box`; return false if there is none.
   bool take(Frame& frame, Box& box) const {

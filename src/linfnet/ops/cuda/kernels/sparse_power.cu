@@ -133,8 +133,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     Part part(left + lane / LANES, features, starts, order);
     float inputs[ROWS], sum[ROWS] = {};
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r)
-      inputs[r] = part.at >= 0 ? x[min(top + r, (i64)n - 1) * features + part.at] : 0.0f;
+    for (int r = 0; r < ROWS; ++r) inputs[r] = part.at >= 0 ? x[min(top + r, (i64)n - 1) * features + part.at] : 0.0f;
     for (int e = part.first + sub; e < part.stop; e += LANES) {
       float w = weight[e];
       int o = neuron[e];
