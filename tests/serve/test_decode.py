@@ -174,6 +174,7 @@ def test_a_picture_that_takes_too_long_ends_the_process(monkeypatch: pytest.Monk
 def test_a_process_that_died_is_replaced():
     worker, ink = Decoder(), encode(blob(100, 60, 5, 5))
     expected = worker.read(ink, MNIST, "digit")
-    worker.start().kill()
-    worker.start().wait(20)
+    process = worker.start()
+    process.kill()
+    process.wait(20)
     assert worker.read(ink, MNIST, "digit").equal(expected)
