@@ -160,7 +160,7 @@ class Verifier:
         logits = self.net(images)
         prediction = logits.argmax(1)
         classes = prediction if labels is None else labels
-        # Epsilon is rounded up to float64: this box contains all float32 images within epsilon, and hardly more.
+        # Epsilon is rounded up to float64, so this box contains all float32 images within epsilon.
         bound = eps if isinstance(eps, Tensor) else torch.full_like(classes, float_above(eps), dtype=torch.float64)
         lower, upper = inner_box(images, bound)
         inside = inner_box(images, eps)
