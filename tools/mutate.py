@@ -22,6 +22,7 @@ import tomllib
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # Each run of the tests is a fork of this process, which has already imported the slow packages, but not linfnet.
 import numpy
@@ -47,7 +48,7 @@ class Mutant:
     """The path in src/linfnet."""
     old: str
     new: str
-    tests: tuple[str, ...]
+    tests: list[str]
     """Arguments of pytest."""
     wrong: str
     """What is wrong with the new text."""
@@ -73,11 +74,10 @@ class Mutant:
 
 def read_mutants(room: str = "*") -> list[Mutant]:
     """Return the planted bugs of tools/mutants/ROOM.toml, or of all rooms."""
-    found: list[Mutant] = []
+    entries: list[dict[str, Any]] = []
     for path in sorted((ROOT / "tools" / "mutants").glob(f"{room}.toml")):
-        for entry in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]:
-            found.append(Mutant(**{**entry, "tests": tuple(entry["tests"])}))
-    return found
+        entries += tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]
+    return [Mutant(**entry) for entry in entries]
 
 
 def copy_tree(target: Path) -> None:
