@@ -9,7 +9,7 @@ the reason. Bugs in the C++ kernels are planted only with --kernels, which needs
 
 import argparse
 import contextlib
-import itertools
+import importlib
 import multiprocessing
 import os
 import shutil
@@ -24,15 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Each run of the tests is a fork of this process, which has already imported the slow packages, but not linfnet.
-import numpy
 import pytest
-import torch
 
 ROOT = Path(__file__).parent.parent
 COPIED = ("src", "tests", "tools", "docs", "records", "examples", "benchmarks", "pyproject.toml", "CMakeLists.txt")
-IMPORTED = (numpy, torch)
 SECONDS = 180.0
+# Each run of the tests is a fork of this process, which has already imported the slow packages, but not linfnet.
+SLOW_IMPORTS = ("numpy", "torch")
 # An installed package in development mode is found before the copy, unless its finder is removed.
 SITE = """import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if not type(finder).__name__.startswith("ScikitBuild")]
@@ -108,13 +106,11 @@ def planted(mutant: Mutant, root: Path) -> Generator[None]:
         _write(path, before)
 
 
-_TIMES = itertools.count(int(time.time()))
-
-
 def _write(path: Path, text: str) -> None:
-    """Write a file with a new time of change: Python compares the times in seconds to find stale compiled files."""
+    """Write a file with another time of change in seconds, by which Python and Ninja find what is compiled."""
+    later = max(time.time(), int(path.stat().st_mtime) + 1)
     path.write_text(text, encoding="utf-8")
-    os.utime(path, (now := next(_TIMES), now))
+    os.utime(path, (later, later))
 
 
 def run_tests(root: Path, tests: Sequence[str], seconds: float, log: Path) -> int | None:
@@ -122,11 +118,12 @@ def run_tests(root: Path, tests: Sequence[str], seconds: float, log: Path) -> in
     process = multiprocessing.get_context("fork").Process(target=_pytest, args=(root, tests, log))
     process.start()
     process.join(seconds)
-    late = process.is_alive()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid or 0, signal.SIGKILL)  # the process, and processes that its tests left
-    process.join()
-    return None if late else process.exitcode
+    if process.is_alive():
+        assert process.pid is not None
+        os.killpg(process.pid, signal.SIGKILL)  # with the processes that its tests started
+        process.join()
+        return None
+    return process.exitcode
 
 
 def _pytest(root: Path, tests: Sequence[str], log: Path) -> None:
@@ -135,12 +132,12 @@ def _pytest(root: Path, tests: Sequence[str], log: Path) -> None:
     os.environ["PYTHONPATH"] = f"{root}{os.pathsep}{root / 'src'}"
     exec(SITE)
     sys.path[:] = [str(root / "src"), *(path for path in sys.path if Path(path or ".").resolve() != ROOT)]
-    for name in [name for name in sys.modules if name.split(".")[0] == "tools"]:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("linfnet", "tools")]:
         del sys.modules[name]
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+        sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
 
 
 def build_kernels(root: Path) -> None:
@@ -191,6 +188,8 @@ def main() -> None:
     chosen.sort(key=lambda mutant: mutant.is_kernel)
     if not chosen:
         sys.exit("no bug has such a name")
+    for package in SLOW_IMPORTS:
+        importlib.import_module(package)
     with tempfile.TemporaryDirectory(prefix="linfnet-mutate-") as folder:
         outcomes = _run_all(chosen, Path(folder), options.seconds)
     seen = {name for name, found in outcomes.items() if found in ("seen", "time limit")}
@@ -198,11 +197,11 @@ def main() -> None:
     real = [mutant for mutant in chosen if not mutant.equivalent]
     survivors = [mutant for mutant in real if mutant.name not in seen]
     for mutant in survivors:
-        print(f"{outcomes[mutant.name]}: {mutant.name} ({mutant.file}): {mutant.wrong}")  # noqa: T201
+        print(f"{outcomes[mutant.name]}: {mutant.name} ({mutant.file}): {mutant.wrong}")
     for name in sorted(seen & equivalent.keys()):
-        print(f"seen, although it is listed as equivalent: {name}")  # noqa: T201
+        print(f"seen, although it is listed as equivalent: {name}")
     share = 1 - len(survivors) / len(real) if real else 1.0
-    print(f"{len(real) - len(survivors)} of {len(real)} bugs are seen ({100 * share:.1f} %)")  # noqa: T201
+    print(f"{len(real) - len(survivors)} of {len(real)} bugs are seen ({100 * share:.1f} %)")
     if options.record:
         from linfnet.files import write_json
         from linfnet.train.run_folder import environment
@@ -219,7 +218,7 @@ def _run_all(chosen: Sequence[Mutant], root: Path, seconds: float) -> dict[str, 
     copy_tree(root)
     log = root / "log"
     tests = sorted({test for mutant in chosen for test in mutant.tests})
-    print(f"running the tests of {len(chosen)} bugs without a bug …", flush=True)  # noqa: T201
+    print(f"running the tests of {len(chosen)} bugs without a bug …", flush=True)
     if run_tests(root, tests, seconds * len(chosen), log) != 0:
         sys.exit(f"the tests fail without a bug:\n{log.read_text()[-5000:]}")
     found: dict[str, str] = {}
@@ -227,7 +226,7 @@ def _run_all(chosen: Sequence[Mutant], root: Path, seconds: float) -> dict[str, 
         start = time.monotonic()
         found[mutant.name] = result = outcome(mutant, root, seconds)
         line = f"{number:4} of {len(chosen)}  {result:10}  {mutant.name}  {time.monotonic() - start:.0f} s"
-        print(line, flush=True)  # noqa: T201
+        print(line, flush=True)
     return found
 
 
