@@ -81,6 +81,12 @@ class Schedule:
     """p at the end of the second phase."""
     snap_p: bool = False
     """Round p to even numbers, so that GPU kernels compute powers by multiplications only."""
+    slopes_p: float | None = None
+    """The largest p of the gradients: layers compute distances at p, but gradients at min(p, slopes_p), also at p =
+    inf. Not in the paper: see docs/beyond.md. Default: gradients at p."""
+    slopes_p_end: float | None = None
+    """The largest p of the gradients at the end of the second phase: it changes from `slopes_p` as p does. Default:
+    constant."""
     hold_lr: bool = False
     """Constant learning rate in the first phase, as in the 2021 paper; else one cosine over all phases."""
 
@@ -91,10 +97,22 @@ class Schedule:
             raise ArgumentError("schedule.p_start is inf; expected a finite number: only the third phase has p = inf")
         if not self.p_start <= self.p_end < math.inf:
             raise ArgumentError(f"schedule.p_end is {self.p_end}; expected a finite number >= p_start = {self.p_start}")
+        for name, value in (("slopes_p", self.slopes_p), ("slopes_p_end", self.slopes_p_end)):
+            if value is not None and not 1 <= value < math.inf:
+                raise ArgumentError(f"schedule.{name} is {value}; expected a finite number >= 1")
+        if self.slopes_p is None and self.slopes_p_end is not None:
+            raise ArgumentError(f"schedule.slopes_p_end is {self.slopes_p_end}, but schedule.slopes_p is not set")
 
     def phases(self) -> Phases:
         """Return the epochs as `linfnet.schedules.Phases`."""
         return Phases(*self.epochs)
+
+    def largest_slopes_p(self, relaxed: float) -> float:
+        """Return the largest p of the gradients when a fraction `relaxed` of the rise of p is complete."""
+        if self.slopes_p is None:
+            return math.inf
+        end = self.slopes_p if self.slopes_p_end is None else self.slopes_p_end
+        return self.slopes_p * (end / self.slopes_p) ** relaxed
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class Trainer:
         self.graphed: GraphedModule | None = None
         if recipe.run.graphs and device.type == "cuda" and group.size == 1 and isinstance(self.system, FeatureSystem):
             module = FeatureModule(self.system, self.net)
-            self.graphed = GraphedModule(module, max(sizes), lambda: self.net.p, self._p_stays)
+            self.graphed = GraphedModule(module, max(sizes), self._exponents, self._exponents_stay)
         share_means(self.net, group)
         group.spread_(self.net.state_dict().values())
         self.progress = Progress()
@@ -217,7 +217,7 @@ class Trainer:
     def _step(self, row: int, pixels: Tensor, labels: Tensor) -> StepState:
         """Perform one training step; `row` is its index in the epoch."""
         state = self.state_at(self.progress.step)
-        self.net.p = state.p
+        self.net.p, self.net.slopes_p = state.p, state.slopes_p
         self.optimizer.param_groups[0]["lr"] = state.lr
         self.optimizer.param_groups[1]["lr"] = state.lr * self.recipe.optimizer.scale_lr_factor
         loss, logits = self._loss(pixels, labels, state)
@@ -237,8 +237,12 @@ class Trainer:
             return self.system.loss_from_features(self.recipe, self.net, self.graphed(pixels), labels, state)
         return self.system.loss(self.recipe, self.net, pixels, labels, state)
 
-    def _p_stays(self) -> bool:
-        return self.state_at(min(self.progress.step + STEPS_TO_PAY_OFF, self.total_steps - 1)).p == self.net.p
+    def _exponents(self) -> tuple[float, float]:
+        return self.net.p, self.net.slopes_p
+
+    def _exponents_stay(self) -> bool:
+        later = self.state_at(min(self.progress.step + STEPS_TO_PAY_OFF, self.total_steps - 1))
+        return (later.p, later.slopes_p) == self._exponents()
 
     def _test(self, test: ImageSet) -> TestEvent:
         """Compute the test accuracy at the current p, and the clean and certified test accuracy at p = inf."""
@@ -288,7 +292,7 @@ class Trainer:
         """Change the net to p = inf in eval mode, with means estimated there, and compute its accuracies."""
         if not math.isinf(self.net.p):
             reestimate_means(self.net, self._mean_batches())
-        self.net.p = math.inf
+        self.net.p = self.net.slopes_p = math.inf
         self.net.eval()
         epsilons = self.recipe.evaluation.eps
         return TrainingResult(
