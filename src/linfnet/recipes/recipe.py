@@ -43,6 +43,9 @@ class Data(Section):
     """Flip images horizontally at random."""
     limit: int = number(0)
     """Train only on the first `limit` images; 0 means all images."""
+    hold_out: int | None = number(None, 1)
+    """Number of training images that the run does not train on, but tests on instead of the test images: to choose
+    between settings. They are the same in all runs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

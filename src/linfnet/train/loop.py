@@ -295,8 +295,10 @@ class Trainer:
         self.net.p = self.net.slopes_p = math.inf
         self.net.eval()
         epsilons = self.recipe.evaluation.eps
+        tested = None if self.test is None else accuracies(self.net, self.test, epsilons, self.group)
+        held_out = self.recipe.data.hold_out is not None
         return TrainingResult(
-            None if self.test is None else accuracies(self.net, self.test, epsilons, self.group),
+            None if held_out else tested,
             accuracies(self.net, self.images, epsilons, self.group, threshold=self.threshold),
             epochs=self.view.epoch,
             seconds=round(self.progress.seconds, 1),
@@ -304,6 +306,7 @@ class Trainer:
             parameters=count_parameters(self.net),
             device=self.device.type,
             processes=self.group.size,
+            held_out=tested if held_out else None,
         )
 
     def _write_model(self, path: Path, result: TrainingResult) -> None:
