@@ -27,8 +27,8 @@ class Search:
 
     Examples:
         linfnet search digits --vary lr=0.01,0.03 --out runs/lr
-        linfnet search cifar10-8 --set width=512 'epochs=[4, 44, 2]' --vary clip_leak=0,0.1 --vary slopes_p=none,64
-        linfnet search digits --variant published --variant leaky clip_leak=0.1 clip_leak_end=0 --seeds 0,1,2
+        linfnet search digits --vary clip_leak=0,0.1 --vary slopes_p=none,64
+        linfnet search digits --variant as-is --variant leaky clip_leak=0.1
     """
 
     recipe: Annotated[tyro.conf.Positional[str], arg(metavar="RECIPE")]

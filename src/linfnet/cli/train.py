@@ -216,9 +216,10 @@ class TrainDisplay(Callback):
         """Print a line."""
         test = run.history.tests[-1]
         certified = {format_epsilon(eps): share for eps, share in test.certified.items()}
+        tested = "test" if run.recipe.data.hold_out is None else "held-out images"
         with stop_if_terminal_closed():
             console.print(
-                f"epoch {test.epoch:>4}/{run.epochs}  test at p {percent(test.accuracy_at_p)}  "
+                f"epoch {test.epoch:>4}/{run.epochs}  {tested} at p {percent(test.accuracy_at_p)}  "
                 f"at ∞: {figures(test.clean, certified)}  ({test.seconds:.0f} s)"
             )
 
