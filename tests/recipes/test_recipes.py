@@ -157,6 +157,8 @@ def test_a_recipe_without_a_named_objective_has_the_papers():
         ("slopes_p=0.5", "schedule.slopes_p is 0.5; expected a finite number >= 1"),
         ("slopes_p=inf", "schedule.slopes_p is inf"),
         ("slopes_p_end=64", "schedule.slopes_p_end is 64.0, but schedule.slopes_p is not set"),
+        ("rotate=181", "data.rotate is 181.0; expected a number of at most 180"),
+        ("zoom=-0.1", "data.zoom is -0.1; expected a number of at least 0"),
         ("clip_leak=-0.1", "loss.clip_leak is -0.1; expected a number of at least 0"),
         ("clip_leak_end=1.5", "loss.clip_leak_end is 1.5; expected a number of at most 1"),
         ("lr=-1", "optimizer.lr is -1.0"),

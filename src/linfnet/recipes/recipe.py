@@ -41,6 +41,11 @@ class Data(Section):
     """Width of the edge padding before a random crop, in pixels; 0 for no crops."""
     flip: bool = False
     """Flip images horizontally at random."""
+    rotate: float | None = number(None, most=180)
+    """Rotate images at random by at most this many degrees, in either direction. Not in the paper: see
+    docs/beyond.md."""
+    zoom: float | None = number(None, most=10)
+    """Scale images at random by a factor from 1 / (1 + zoom) to 1 + zoom. Not in the paper: see docs/beyond.md."""
     limit: int = number(0)
     """Train only on the first `limit` images; 0 means all images."""
     hold_out: int | None = number(None, 1)

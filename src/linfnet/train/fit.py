@@ -252,8 +252,9 @@ def _for_net(
     # Vectors are stored as images of one row.
     if math.prod(shape) != math.prod(own) or [side for side in shape if side > 1] != [side for side in own if side > 1]:
         raise ArgumentError(f"net expects images of shape {shape}; the training data has {own}")
-    if recipe.data.pad or recipe.data.flip:
-        raise ArgumentError("data.pad or data.flip is set; expected neither for data that is not images [C, H, W]")
+    for key in ("pad", "flip", "rotate", "zoom"):
+        if getattr(recipe.data, key):
+            raise ArgumentError(f"data.{key} is set; expected no augmentation of data that is not images [C, H, W]")
     sets = [each and replace(each, images=each.images.reshape(-1, *shape)) for each in (images, test)]
     return sets[0] or images, sets[1]
 

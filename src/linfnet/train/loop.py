@@ -12,7 +12,7 @@ from threading import Event
 import torch
 from torch import Tensor, nn
 
-from linfnet.data import ImageSet, augment, plan_epoch
+from linfnet.data import ImageSet, augment, plan_epoch, plan_maps, warp
 from linfnet.distributed.group import ALONE, GradientSum, Group
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import write_tensors
@@ -205,6 +205,9 @@ class Trainer:
         """Yield this process's part of each batch after the first `done` ones: pixels [B, C, H, W] and labels [B]."""
         data = self.recipe.data
         plan = plan_epoch(len(self.images), self.recipe.run.seed, epoch, pad=data.pad, flip=data.flip).to(self.device)
+        chance = {"rotate": data.rotate or 0.0, "zoom": data.zoom or 0.0}
+        warped = any(chance.values()) and self.images.images.dim() == 4
+        maps = plan_maps(len(self.images), self.recipe.run.seed, epoch, **chance).to(self.device) if warped else None
         for start in range(done * self.batch, len(self.images), self.batch):
             mine = self.group.share(min(self.batch, len(self.images) - start))
             part = slice(start + mine.start, start + mine.stop)
@@ -212,7 +215,8 @@ class Trainer:
             images = self.images.images[index]
             if images.dim() == 4:  # vectors are not augmented
                 images = augment(images, plan.top[part], plan.left[part], plan.flip[part], data.pad)
-            yield self.images.as_pixels(images), self.images.labels[index]
+            pixels = self.images.as_pixels(images)
+            yield (pixels if maps is None else warp(pixels, maps[part])), self.images.labels[index]
 
     def _step(self, row: int, pixels: Tensor, labels: Tensor) -> StepState:
         """Perform one training step; `row` is its index in the epoch."""
