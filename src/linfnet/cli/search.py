@@ -50,7 +50,7 @@ class Search:
     out: Folder = None
     """The folder for the trials and the tables. Default: runs/search/RECIPE."""
     keep_models: bool = False
-    """Keep the weights of finished trials. Otherwise only their results, recipes and logs are kept."""
+    """Keep the weights of finished trials. Otherwise only their results, recipes and logs remain."""
     device: Device = "auto"
 
     def run(self) -> int:

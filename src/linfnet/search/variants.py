@@ -65,8 +65,8 @@ def _split(values: str) -> list[str]:
     >>> _split("[8, 88, 4],[4, 92, 4]")
     ['[8, 88, 4]', '[4, 92, 4]']
     """
-    parts = [part.strip() for part in re.findall(r"(?:\[[^\]]*\]|[^,\[])+|(?<=,)(?=,|$)|^(?=,)", values)]
-    if not parts or "" in parts:
+    parts = [part.strip() for part in re.split(r",(?![^\[]*\])", values)]
+    if "" in parts:
         raise ArgumentError(f"--vary got the values {values!r}; expected values with commas between them, such as 1,2")
     return parts
 
