@@ -180,6 +180,16 @@ class Classifier(nn.Module):
         for layer in self.distance_layers():
             layer.p = value
 
+    @property
+    def slopes_p(self) -> float:
+        """The largest exponent of the gradients in training mode (see `DistanceModule.slopes_p`), of all layers."""
+        return next((layer.slopes_p for layer in self.modules() if isinstance(layer, DistanceModule)), math.inf)
+
+    @slopes_p.setter
+    def slopes_p(self, value: float) -> None:
+        for layer in self.distance_layers():
+            layer.slopes_p = value
+
     def distance_layers(self) -> list[DistanceModule]:
         """Return all distance layers, in order."""
         return [module for module in self.modules() if isinstance(module, DistanceModule)]
