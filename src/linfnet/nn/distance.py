@@ -93,10 +93,11 @@ class DistanceModule(Nonexpansive):
 
     def _distance(self, x: Tensor) -> Tensor:
         """Return the distances at p; in training mode, their gradients are those of the distances at slopes_p."""
-        distance = self._distance_at(x, self._p)
         if self._slopes_p >= self._p or not (self.training and torch.is_grad_enabled()):
-            return distance
-        return _StraightThrough.apply(distance.detach(), self._distance_at(x, self._slopes_p))
+            return self._distance_at(x, self._p)
+        with torch.no_grad():
+            distance = self._distance_at(x, self._p)
+        return _StraightThrough.apply(distance, self._distance_at(x, self._slopes_p))
 
     def _distance_at(self, x: Tensor, p: float) -> Tensor:
         raise NotImplementedError
