@@ -1,7 +1,7 @@
 """Certificates of nets with matrix products, against the float32 program in many orders of summation.
 
     python benchmarks/outward.py search [--certificates 10000]
-    python benchmarks/outward.py cost RUN DATA [--images 2000]
+    python benchmarks/outward.py cost RUN DATA [--images 1000]
     python benchmarks/outward.py tanh
 
 `search`: small nets (1 to 3 pixels) of the systems hybrid and ibp with awkward numbers: magnitudes of 2^-20 to 2^20,
@@ -282,13 +282,9 @@ def main() -> None:
     of_cost = commands.add_parser("cost")
     of_cost.add_argument("run")
     of_cost.add_argument("data")
-    of_cost.add_argument("--images", type=int, default=2000)
+    of_cost.add_argument("--images", type=int, default=1000)
     commands.add_parser("tanh")
     options = parser.parse_args()
-    try:
-        record = read_json(OUT)
-    except LinfnetError:
-        record = {}
     torch.set_num_threads(1)
     if options.command == "cost":
         result = cost(options.run, options.data, options.images)
@@ -296,6 +292,10 @@ def main() -> None:
     else:
         result = search_many(options.certificates) if options.command == "search" else tanh_error()
         name = options.command
+    try:
+        record = read_json(OUT)
+    except LinfnetError:
+        record = {}
     write_json(OUT, {**record, name: {**result, "environment": environment()}})
 
 
