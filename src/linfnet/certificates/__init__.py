@@ -1,8 +1,8 @@
 """Certificates of robustness: the margin certificate, the interval certificate, and certificates of other systems.
 
-For an l_inf-distance net, both certificates hold for the floating-point program, and so does the interval certificate of
-nets with matrix products (`ProductNet`). The module `linfnet.certificates.real` contains the formulas of the paper, which
-ignore rounding.
+For an l_inf-distance net, both certificates hold for the floating-point program; so does the interval certificate of a
+net with matrix products (`ProductNet`). The module `linfnet.certificates.real` contains the formulas of the paper,
+which ignore rounding.
 """
 
 from linfnet.certificates.certified import Certified as Certified

@@ -1,8 +1,8 @@
 """Building blocks of the baseline systems: small convolutional nets, and interval bounds through their layers.
 
 These bounds are for training: they can be differentiated, and ignore rounding. The bounds of certificates are in
-`linfnet.certificates.outward`. Boxes are propagated as centre and radius: a matrix product multiplies the centre by W and
-the radius by |W|.
+`linfnet.certificates.outward`. Boxes are propagated as centre and radius: a matrix product multiplies the centre by W
+and the radius by |W|.
 """
 
 from collections.abc import Sequence
