@@ -132,8 +132,12 @@ class Classifier(nn.Module):
             (net.least_margin(lower, upper, labels) > 0) | torch.as_tensor(epsilon == 0)
         )
 
+    def certified_in_training(self, images: Tensor, labels: Tensor, epsilon: Fraction | Tensor) -> Tensor:
+        """Return what training reports: `certified`, but without checks that the assumptions of a proof hold."""
+        return self.certified(images, labels, epsilon)
+
     def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
-        """Return a lower bound [N] on the margin over the box lower <= image <= upper, in real arithmetic."""
+        """Return a lower bound [N] on the margin over the box lower <= image <= upper, for the net's arithmetic."""
         raise LinfnetError(
             f"{type(self).__name__} defines neither least_margin nor certified, so it has no certificate; for modules "
             "with distance layers use linfnet.Classifier.wrap; docs/extending.md describes other nets"
