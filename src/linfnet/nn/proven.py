@@ -69,11 +69,13 @@ class ProvenNet(CheckedNet):
 
 
 def check_std(std: float) -> None:
-    """Raise an error if the Lipschitz constant 1 / std is not above 0 or too large."""
+    """Raise an error if the std is not above 0, or too small or too large for the proofs."""
     if not std > 0:
         raise ArgumentError(f"the net divides by {std:g}; expected a std above 0")
-    if std < 1 / LARGEST:
-        raise ArgumentError(f"std is {std:g}; expected a number of at least {1 / LARGEST:.2g} for certificates")
+    largest = torch.finfo(torch.float32).max
+    if not 1 / LARGEST <= std <= largest:
+        limits = f"{1 / LARGEST:.2g} to {largest:.2g}"
+        raise ArgumentError(f"std is {std:g}; expected a number from {limits} for certificates")
 
 
 def check_unchanged(net: CheckedNet) -> None:
