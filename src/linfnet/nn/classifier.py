@@ -23,7 +23,7 @@ from linfnet.nn.model_path import find_model, system_name
 from linfnet.nn.nonexpansive import modules_of
 from linfnet.nn.normalization import Normalize
 from linfnet.nn.weights import check_weights, count_parameters, load_weights
-from linfnet.results import Results
+from linfnet.results import Results, guarantee
 
 if TYPE_CHECKING:  # wrapped imports this module
     from linfnet.nn.wrapped import WrappedNet
@@ -162,6 +162,11 @@ class Classifier(nn.Module):
         return 1.0
 
     @property
+    def guarantee(self) -> str:
+        """What the certificates of the net promise, as a phrase."""
+        return guarantee(self.arithmetic, self.confidence)
+
+    @property
     def lipschitz(self) -> float | None:
         """The Lipschitz constant in l_inf from pixels to logits, or None if it is not known by construction."""
         return None
@@ -278,7 +283,7 @@ class Classifier(nn.Module):
     def describe(self) -> str:
         """Return one or two sentences for the model card about the kind of net and its certificates."""
         names = ", ".join(self.certificate_names)
-        return f"A net of system `{self.system}`. Its certificates ({names}) hold in real arithmetic."
+        return f"A net of system `{self.system}`. Its certificates ({names}): {self.guarantee}."
 
     def save(self, folder: Path | str, *, class_names: Sequence[str] = (), results: Results | None = None) -> None:
         """Write `model.safetensors`, `config.json` and the model card `README.md` with the results into a folder.
@@ -295,7 +300,8 @@ class Classifier(nn.Module):
         write_tensors(folder / "model.safetensors", self.saved_tensors(), {"format": "pt", "linfnet": FORMAT})
         write_table(folder / "config.json", config)
         name = folder.resolve().name
-        card = model_card(config, self.describe(), count_parameters(self), results, name=name, source=name)
+        about = (config, self.describe(), self.guarantee, count_parameters(self))
+        card = model_card(*about, results, name=name, source=name)
         write_text(folder / "README.md", card)
 
     def saved_tensors(self) -> dict[str, Tensor]:

@@ -173,8 +173,7 @@ class SmoothedNet(Classifier):
     def describe(self) -> str:
         return (
             f"A convolutional net ({self.architecture}) smoothed by Gaussian noise of sigma {self.sigma:g}. "
-            f"Certificates count over {self.samples} noisy copies and hold with probability {self.confidence:g} each, "
-            "in real arithmetic; the ℓ∞ radius is the ℓ2 radius times 1/√d."
+            f"Certificates count over {self.samples} noisy copies; the ℓ∞ radius is the ℓ2 radius times 1/√d."
         )
 
 
