@@ -22,7 +22,7 @@ from linfnet.nn.model_card import model_card
 from linfnet.nn.model_path import find_model, system_name
 from linfnet.nn.nonexpansive import modules_of
 from linfnet.nn.normalization import Normalize
-from linfnet.nn.weights import check_weights, count_parameters, load_weights
+from linfnet.nn.weights import WEIGHTS, check_pair, check_weights, count_parameters, load_weights, weights_digest
 from linfnet.results import Results, guarantee
 
 if TYPE_CHECKING:  # wrapped imports this module
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # wrapped imports this module
 FORMAT = "linfnet-model-1"
 # Keys of config.json that are not arguments of the constructor: the data of packaged and compressed models
 # (`KnownData`), and the figures of packaged models (`ModelInfo`).
-ABOUT = ("format", "system", "class_names", "data", "eps", "resize", "mode", "split_seed", "measured", DIGEST)
+ABOUT = ("format", "system", "class_names", "data", "eps", "resize", "mode", "split_seed", "measured", WEIGHTS, DIGEST)
 
 
 class Classifier(nn.Module):
@@ -296,8 +296,9 @@ class Classifier(nn.Module):
                 raise ArgumentError(f"{name!r} of the net has dtype {dtype}; expected torch.float32: save net.float()")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        config = {**self.config(), "class_names": list(map(printable, class_names))}
         write_tensors(folder / "model.safetensors", self.saved_tensors(), {"format": "pt", "linfnet": FORMAT})
+        names = list(map(printable, class_names))
+        config = {**self.config(), "class_names": names, WEIGHTS: weights_digest(folder)}
         write_table(folder / "config.json", config)
         name = folder.resolve().name
         about = (config, self.describe(), self.guarantee, count_parameters(self))
@@ -330,6 +331,7 @@ class Classifier(nn.Module):
                 check_weights(cls.from_config(config), tensors, source)
         net = cls.from_config(config)
         load_weights(net, tensors, source)
+        check_pair(folder, config)
         return net.to(device).eval()
 
 

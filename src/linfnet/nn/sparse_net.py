@@ -16,6 +16,7 @@ from linfnet.nn.nonexpansive import Rounding, sum_in_order
 from linfnet.nn.proven import ProvenNet
 from linfnet.nn.sparse import SparseDistance
 from linfnet.nn.sparse_file import packed, unpacked
+from linfnet.nn.weights import check_pair
 from linfnet.ops import sparse_linf_measured
 
 
@@ -158,6 +159,7 @@ class SparseNet(ProvenNet):
             raise LinfnetError(f"the config does not describe a net: {reason}") from None
         for name in sorted(net.config().keys() - {"system"} - config.keys()):  # a default would be another net
             raise LinfnetError(f"the config does not describe a net: it lacks {name!r}")
+        check_pair(folder, config)
         net.scale.data.copy_(scale)
         return net.to(device).eval()
 
