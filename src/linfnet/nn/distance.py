@@ -35,6 +35,11 @@ class DistanceModule(Nonexpansive):
     def p(self, value: float) -> None:
         self._p = check_p(value)
 
+    @property
+    def features(self) -> int:
+        """The number of outputs, or of channels of the output."""
+        return len(self.weight)
+
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Return bounds on the output over the box lower <= input <= upper, at p = inf and in eval mode."""
         self._check_certifiable("bounds", lower)
@@ -68,6 +73,13 @@ class DistanceModule(Nonexpansive):
         if self.training and shift is not None:
             raise ArgumentError(f"{what} need eval mode: in training the mean shift depends on the batch")
 
+    def check_vectors(self) -> None:
+        """Raise an error unless the mean and the bias have one number for each feature."""
+        for name, vector in (("mean", None if self.shift is None else self.shift.running_mean), ("bias", self.bias)):
+            if vector is not None and vector.shape != (self.features,):
+                shape = tuple(vector.shape)
+                raise ArgumentError(f"{name} of a distance layer has shape {shape}; expected [{self.features}]")
+
     def _distance(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
@@ -75,6 +87,7 @@ class DistanceModule(Nonexpansive):
         raise NotImplementedError
 
     def _finish(self, distance: Tensor) -> Tensor:
+        self.check_vectors()
         if self.shift is not None:
             distance = self.shift(distance)
         return distance if self.bias is None else distance + along(self.bias, self.dim, distance)

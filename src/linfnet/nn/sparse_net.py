@@ -44,13 +44,7 @@ class SparseNet(ProvenNet):
         negate_logits: bool = True,
     ) -> None:
         super().__init__(image_shape, classes, mean=mean, std=std, learn_scale=True)
-        inputs = math.prod(self.image_shape)
-        for number, layer in enumerate(layers):
-            if layer.in_features != inputs:
-                raise ArgumentError(f"layer {number} has {layer.in_features} inputs; expected {inputs}")
-            inputs = layer.out_features
-        if not layers or inputs != classes:
-            raise ArgumentError(f"the last layer has {inputs} outputs; expected one for each of {classes} classes")
+        self._check_widths(layers)
         self.negate_logits = negate_logits
         self.layers = nn.Sequential(*layers)
 
@@ -66,6 +60,16 @@ class SparseNet(ProvenNet):
             raise ArgumentError("a layer of the net is not a SparseDistance; use linfnet.Classifier.wrap")
         return layers
 
+    def _check_widths(self, layers: Sequence[SparseDistance]) -> None:
+        """Raise an error unless each layer has as many inputs as the previous one has outputs."""
+        inputs = math.prod(self.image_shape)
+        for number, layer in enumerate(layers):
+            if layer.in_features != inputs:
+                raise ArgumentError(f"layer {number} has {layer.in_features} inputs; expected {inputs}")
+            inputs = layer.out_features
+        if not layers or inputs != self.classes:
+            raise ArgumentError(f"the last layer has {inputs} outputs; expected one for each of {self.classes} classes")
+
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits [B, classes] of images [B, C, H, W] or vectors [B, d] in [0, 1]."""
         logits = self.layers(self.normalize(self.check_shape(images)).flatten(1))
@@ -80,6 +84,7 @@ class SparseNet(ProvenNet):
     def measure(self, images: Tensor) -> tuple[Tensor, Rounding]:
         values, rounding, layers = self.normalize(self.check_shape(images)).flatten(1), Rounding(), self.sparse_layers()
         fused = None
+        self._check_widths(layers)
         if not torch.is_grad_enabled():
             fused = sparse_linf_measured(values, [layer.certifiable_tensors(values) for layer in layers])
         if fused is None:
