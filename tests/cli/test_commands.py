@@ -197,7 +197,7 @@ def test_the_packaged_net_predicts_at_once(tmp_path: Path, capsys: pytest.Captur
     picture[4:24, 13:16] = 255  # a one
     Image.fromarray(picture).save(tmp_path / "one.png")
     assert main(["predict", "mnist-small", str(tmp_path / "one.png")]) == 0
-    row = capsys.readouterr().out.splitlines()[-2].split("│")
+    row = capsys.readouterr().out.splitlines()[-3].split("│")
     assert row[2].strip() == "1"
     assert float(row[3]) > 0.1
     assert main(["certify", "mnist-small", "--data", str(tmp_path), "--eps", "0.1"]) == 0

@@ -15,7 +15,7 @@ from tyro.conf import arg
 from linfnet.attacks import DEFAULT_ATTACKS, Attacked, attack_all, check_sandwich, known_attacks, parse_exponents
 from linfnet.certificates import Certification, certify_images, plot_curve, write_curve, write_radii
 from linfnet.certificates.exact.radii import WIDTH
-from linfnet.cli.console import console, draw_figure, guarantee, percent, print_table, progress_bar, titled_table
+from linfnet.cli.console import console, draw_figure, percent, print_table, progress_bar, titled_table
 from linfnet.cli.inputs import BATCH, Epsilons, Folder, Number, OnImages
 from linfnet.data import NamedImages
 from linfnet.epsilon import format_epsilon
@@ -116,10 +116,9 @@ def _shares_table(found: Certification, images: NamedImages) -> Table:
         table.add_row(format_epsilon(eps), *map(percent, (found.clean, *shares)))
     medians = (radii.clamp(min=0).median().item() for radii in found.radii.values())
     table.add_row("median radius", "", *map(format_radius, medians), style="dim")
+    table.caption = f"radii: {found.guarantee}"
     if found.undecided is not None and bool(found.undecided.any()):
-        table.caption = f"undecided by the exact method: {int(found.undecided.any(0).sum())} images"
-    if found.arithmetic == "real":
-        table.caption = guarantee(found.arithmetic, found.confidence)
+        table.caption += f"\nundecided by the exact method: {int(found.undecided.any(0).sum())} images"
     return table
 
 
@@ -177,6 +176,7 @@ class Attack(OnImages):
 def _attacks_table(images: NamedImages, found: Certification, results: list[Attacked]) -> Table:
     title = f"{len(images.names)} images of {images.title}: accuracy after each attack in this order, in %"
     table = titled_table(title, ("eps",), ("certified", "robust", *results[0].after, "clean"))
+    table.caption = f"certified: {found.guarantee}"
     for at, certified in zip(results, found.certified_by_any.double().mean(1).tolist(), strict=True):
         shares = (certified, at.robust, *at.after.values(), found.clean)
         table.add_row(format_epsilon(at.epsilon), *map(percent, shares))

@@ -100,19 +100,12 @@ def results_table(title: str, rows: Sequence[tuple[str, Result]]) -> Table:
         decided = [result.exact.robust if result.exact else None] if exact else []
         shares = (result.clean, result.attacked, *decided, *(result.certified.get(name) for name in certificates))
         table.add_row(net, format_epsilon(result.eps), *map(percent, shares))
-    real = {net: guarantee(result.arithmetic, result.confidence) for net, result in rows if result.arithmetic == "real"}
-    lines = [f"{net}: {text}" for net, text in real.items()]
+    promises = dict.fromkeys((net, result.guarantee) for net, result in rows)
+    if len({text for _, text in promises}) == 1:
+        lines = [f"certified: {rows[0][1].guarantee}"]
+    else:
+        lines = [f"{net}: certified, {text}" for net, text in promises]
     open_ = [(result.eps, result.exact.undecided) for _, result in rows if result.exact and result.exact.undecided]
     lines += [f"undecided at {format_epsilon(eps)}: {percent(share)} %" for eps, share in open_]
     table.caption = "\n".join(lines) or None
     return table
-
-
-def guarantee(arithmetic: str, confidence: float) -> str:
-    """Describe what the certificates guarantee.
-
-    >>> guarantee("real", 0.999)
-    'certificates hold in real arithmetic, ignoring rounding, with probability 0.999 each'
-    """
-    where = "for the floating-point program" if arithmetic == "float32" else "in real arithmetic, ignoring rounding"
-    return f"certificates hold {where}" + (f", with probability {confidence:g} each" if confidence < 1 else "")
