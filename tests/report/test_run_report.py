@@ -335,7 +335,7 @@ def test_a_net_with_one_certificate_and_no_radii(tmp_path: Path):
 
 
 def edited(run: Path, more: str) -> str:
-    """Return the recipe of a run with more lines instead of its digest, which is the last line."""
+    """Return the recipe of a run with more lines, without its digest, which is the first line."""
     return (run / "recipe.toml").read_text().partition("\n")[2] + more
 
 
