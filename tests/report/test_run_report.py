@@ -335,8 +335,8 @@ def test_a_net_with_one_certificate_and_no_radii(tmp_path: Path):
 
 
 def edited(run: Path, more: str) -> str:
-    """Return the recipe of a run with more lines instead of its digest, which is the last line."""
-    return (run / "recipe.toml").read_text().partition("# digest: ")[0] + more
+    """Return the recipe of a run with more lines, without its digest, which is the first line."""
+    return (run / "recipe.toml").read_text().partition("\n")[2] + more
 
 
 def test_beside_another_system_only_what_each_run_has_is_drawn(evaluated: Path, tmp_path: Path):

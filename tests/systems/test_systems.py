@@ -125,7 +125,7 @@ class TestCommands:
 
     def test_attacks_keep_the_sandwich(self, runs: dict[str, Path], name: str, capsys: pytest.CaptureFixture[str]):
         attacks = ["--attacks", "pgd", "best-pgd", "smoothed", "square", "--steps", "4", "--queries", "10"]
-        assert main(["attack", str(runs[name]), "--limit", "40", *attacks, "--device", "cpu"]) == 0
+        assert main(["attack", str(runs[name]), "--limit", "40", *attacks, "--device", "cpu", "--all"]) == 0
         assert "holds for every sample" in capsys.readouterr().out
 
     def test_an_image_is_classified(self, runs: dict[str, Path], name: str, tmp_path: Path):

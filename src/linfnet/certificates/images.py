@@ -120,6 +120,11 @@ class Certification:
         return guarantee(self.arithmetic, self.confidence)
 
     @property
+    def proven(self) -> bool:
+        """Whether no attack on the program can break a certified image."""
+        return self.arithmetic == "float32" and self.confidence == 1
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of the certificates, in order of preference."""
         return tuple(self.radii)

@@ -1,6 +1,8 @@
 """Output of the command line: tables, progress bars and figures."""
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,38 @@ def progress_bar(name: str, total: int) -> Generator[Callable[[int], None]]:
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=total)
         yield lambda count: progress.advance(task, count)
+
+
+@contextlib.contextmanager
+def status_line(every: float = 30.0) -> Generator[Callable[[str], None]]:
+    """Show what a long command is doing, and yield a function that changes this text.
+
+    On a terminal, the text stands beside a spinner. Otherwise each text is a line on standard error, which is repeated
+    with the time that has passed, every so many seconds.
+    """
+    if console.is_terminal:
+        with console.status("") as status:
+            yield status.update
+        return
+    shown, done = ("", 0.0), threading.Event()
+
+    def show(text: str) -> None:
+        nonlocal shown
+        shown = (text, time.monotonic())
+        errors.print(text)
+
+    def repeat() -> None:
+        while not done.wait(every):
+            if shown[0]:
+                errors.print(f"{shown[0]} ({time.monotonic() - shown[1]:.0f} s)")
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield show
+    finally:
+        done.set()
+        thread.join()
 
 
 def draw_figure(path: Path, draw: Callable[[Path], None]) -> None:
