@@ -82,6 +82,44 @@ def test_no_radius_exceeds_the_true_one():
     assert torch.equal(net.certified_radius(images, 1 - labels), torch.full((5,), -torch.inf, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("alpha", [0.001, 0.05])
+def test_radii_use_alpha_itself(alpha: float):
+    """If all copies agree, the bound on their probability is alpha^(1 / samples), whatever the noise is."""
+    net = Halfplane((1, 8, 8), 2, "small", 0.01, 500, alpha, 16).eval()
+    images = torch.ones(1, 1, 8, 8)
+    expected = 0.01 * NormalDist().inv_cdf(alpha ** (1 / 500)) / 8
+    assert net.certified_radius(images, torch.tensor([1])).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_votes_certificates_and_attacks_have_independent_noise(monkeypatch: pytest.MonkeyPatch):
+    """Otherwise the class is chosen by the noise with which it is certified, and alpha does not hold."""
+    net, image = halfplane(samples=20), torch.full((1, 1, 8, 8), 0.75)
+    drawn: list[Tensor] = []
+    base_logits = Halfplane.base_logits
+
+    def note(self: Halfplane, noisy: Tensor) -> Tensor:
+        drawn.extend((noisy - image).flatten(1))
+        return base_logits(self, noisy)
+
+    monkeypatch.setattr(Halfplane, "base_logits", note)
+    with torch.no_grad():
+        net(image)
+    votes = torch.stack(drawn)
+    drawn.clear()
+    net.certified_radius(image, torch.tensor([1]))
+    certificate = torch.stack(drawn)
+    drawn.clear()
+    net.keeps_class(image, torch.tensor([1]))
+    attack = torch.stack(drawn)
+    assert len(votes) == 16
+    assert len(certificate) >= 20
+    assert len(attack) >= 20
+    # `certified_radius` also votes, with the noise of `forward`.
+    fresh = certificate[(torch.cdist(certificate, votes) > 1e-3).all(1)]
+    assert len(fresh) == 20
+    assert (torch.cdist(attack, fresh) > 1e-3).all()
+
+
 def test_certified_follows_the_radius():
     net, images = halfplane(), torch.ones(1, 1, 8, 8)
     labels = torch.ones(1, dtype=torch.long)
