@@ -13,7 +13,9 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
+from linfnet.ops.cuda import half
 from linfnet.ops.cuda.dense import Dense, target_exponent
+from linfnet.ops.cuda.half import HEAD, Half
 from linfnet.ops.cuda.infinity import Infinity
 from linfnet.ops.cuda.layout import (
     LANE_GROUP,
@@ -35,6 +37,8 @@ SMALLEST_P = 22.0
 MOST_ROWS = 1024
 # Largest number of float4 (of rows) that a lane processes.
 DISTANCE_VECTORS, GRAD_W_VECTORS, GRAD_X_VECTORS = 2, 4, 2
+# Largest fraction of listed features if the alternative are the kernels in float16.
+MOST_SHARE_OF_HALF = 0.2
 # Largest number of weights of a layer: the lists of larger layers would need gigabytes.
 MOST_WEIGHTS = 1 << 28
 
@@ -107,21 +111,23 @@ def cut(p: float) -> float:
     return 1.0 if math.isinf(p) else 2.0 ** ((math.log2(p) - 30) / p)
 
 
-def most_share(p: float) -> float:
-    """Return the fraction of listed features above which the dense kernels are faster."""
+def most_share(p: float, *, half: bool = False) -> float:
+    """Return the fraction of listed features above which the dense kernels, or those in float16, are faster."""
+    if half:
+        return MOST_SHARE_OF_HALF
     return 0.15 if math.isinf(p) else 0.34 if power_mode(p) == PowerMode.SCALE_PER_OUTPUT else 0.5
 
 
 class Lists:
     """The listed features of each output and the data they are computed from, in one int32 tensor.
 
-    use_dense: [1]; first and second: numbers saved for each pair [out, padded], or None; x_transposed: [features,
+    use_dense: [1]; head: what `Half` saves, or empty; first and second: numbers saved for each pair [out, padded], or None; x_transposed: [features,
     padded]; ranges: [features, 2]; thresholds and scales: [out]; entries: [out, features, 2], feature and weight;
     counts: [out].
     """
 
     def __init__(self, memory: Tensor, lengths: tuple[int, ...]) -> None:
-        self.use_dense, *floats, self.entries, self.counts = aligned_parts(memory, lengths)
+        self.use_dense, self.head, *floats, self.entries, self.counts = aligned_parts(memory, lengths)
         first, second, *others = (part.view(torch.float32) for part in floats)
         self.first, self.second = (plane if plane.numel() else None for plane in (first, second))
         self.x_transposed, self.ranges, self.thresholds, self.scales = others
@@ -146,7 +152,8 @@ class Pruned(Layer):
         """Return the lengths of the parts of `Lists`; one number is saved per pair, or two if pairs have scales."""
         out, features, first = self.out, self.features, self.out * self.padded if saving else 0
         second = 0 if power_mode(self.p) == PowerMode.SCALE_PER_OUTPUT else first
-        return (1, first, second, features * self.padded, 2 * features, out, out, 2 * out * features, out)
+        head = HEAD if half.supports(self.x, self.w, self.p) else 0
+        return (1, head, first, second, features * self.padded, 2 * features, out, out, 2 * out * features, out)
 
     def saved_like(self) -> Tensor:
         if math.isinf(self.p):
@@ -176,7 +183,8 @@ class Pruned(Layer):
             counts=lists.counts, total=total, cut=cut(self.p),
             target_exponent=target_exponent(100, self.p),  # powers of the largest |d| stay below 2^100
         )  # fmt: skip
-        decide_dense(self, total, int(self.out * features * most_share(self.p)), lists.use_dense)
+        most = most_share(self.p, half=saved is not None and lists.head.numel() > 0)
+        decide_dense(self, total, int(self.out * features * most), lists.use_dense)
         return lists
 
     def forward(self, saved: Tensor | None = None) -> Tensor:
@@ -200,6 +208,8 @@ class Pruned(Layer):
         if infinite:
             return Infinity(self.launcher, x, w, p, lists.use_dense).forward(saved, y)
         residual = None if lists.first is None else lists.first[: y.numel()]
+        if residual is not None and lists.head.numel():
+            return Half(self.launcher, x, w, p, lists.use_dense).distances(lists.head, residual, y)
         return Dense(self.launcher, x, w, p, lists.use_dense).forward(residual, y)
 
     def _transpose_back(
@@ -222,6 +232,10 @@ class Pruned(Layer):
         # Slopes from ratios are at most 1 and need no scale; in that case only the dense kernels use the maxima.
         output_max = (dense if uses_ratio(self.p) else Dense(self.launcher, self.x, self.w, self.p)).largest(y, grad)
         self._gradients(grad, y, lists, output_max, results)
+        if lists.head.numel():
+            half_layer = Half(self.launcher, self.x, self.w, self.p, lists.use_dense)
+            half_layer.gradients(grad, y, lists.head, lists.first[: y.numel()], results)
+            return
         dense.backward(grad, y, lists.first[: y.numel()], results, output_max)
 
     def _gradients(

@@ -180,7 +180,7 @@ class TensorCore(Layer):
                     kernel("add_unexpanded", self.power), (result.shape[0], 1, 1),
                     **slopes, x=self.x, w=self.w, result=result, **self.sizes, of_x=of_x, **coefficients.scale,
                 )  # fmt: skip
-        self._dense().repair(grad, y, coefficients, results)
+        self._dense().repair(grad, y, coefficients.flags, coefficients.scale, results)
         self._dense(use_dense).backward(grad, y, residual, results, coefficients.scale["output_max"])
 
     def _gradient_of_x(self, slopes: dict[str, Tensor], input_max: Tensor, scale: dict[str, Any], into: Tensor) -> None:
