@@ -62,7 +62,12 @@ def forward_kernel(p: float | None) -> Kernel:
 @lru_cache(64)
 def backward_kernel(p: float | None, need_x: bool, need_w: bool, rows: int) -> Kernel:
     """Return the gradient kernel: by multiplication for one p, or by special functions for any p (None)."""
-    flags = (("GENERAL", int(p is None)), ("PAIRED", int(p is not None and paired(p))), ("NEED_X", int(need_x)), ("NEED_W", int(need_w)))
+    flags = (
+        ("GENERAL", int(p is None)),
+        ("PAIRED", int(p is not None and paired(p))),
+        ("NEED_X", int(need_x)),
+        ("NEED_W", int(need_w)),
+    )
     definitions = (*BLOCK_DEFINITIONS, *flags, ("ROWS", rows), ("UNROLL", 4))
     source = power_source("slope", None if p is None else p - 1, signed=True)
     return Kernel("backward.cu", "dense_gradients", definitions, source)

@@ -103,7 +103,7 @@ class Cuda:
     def _layer(self, x: Tensor, w: Tensor, p: float, *, training: bool = True) -> Layer:
         if tensor_core.supports(x, w, p):
             kind = TensorCore
-        elif training and p < pruned.SMALLEST_P and half.supports(x, w, p):
+        elif training and p < pruned.SMALLEST_P and half.supports(self._launcher, x, w, p):
             kind = Half
         elif pruned.supports(x, w, p):
             kind = Pruned

@@ -21,14 +21,14 @@ from linfnet.ops.cuda.layout import (
     TILE,
     WARPS,
     Layer,
-    aligned,
+    aligned_copy,
     aligned_parts,
     backward_plan,
     filled,
     forward_plan,
     line,
 )
-from linfnet.ops.cuda.nvrtc import Kernel
+from linfnet.ops.cuda.nvrtc import Kernel, Launcher
 from linfnet.ops.powers import half_source
 
 # The environment variable that enables these kernels if its value is 1.
@@ -41,7 +41,11 @@ SMALLEST = 1 << 24
 SAMPLES = 8
 # Outputs and features per block of the backward kernel, and rows per iteration.
 OUTS, FEATURES, ROWS = 64, 128, 32
-# Length of the saved head: the largest |x| and |w| as bits, and the flag that makes the float32 kernels compute the layer.
+# Bytes of shared memory per block of the backward kernel: dynamic memory for the sums of the warps, and static memory.
+SHARES = 8 * WARPS * ROWS * 32
+MOST_SHARED = SHARES + 2 * ROWS * (6 * OUTS + 2 * FEATURES)
+# Length of the saved head: the largest |x| and |w| as bits, and the flag that makes the float32 kernels compute the
+# layer.
 HEAD = 3
 # Largest fraction of pairs that are recomputed; above it, the dense kernels compute the layer.
 MOST_UNTRUSTED = 0.02
@@ -78,12 +82,12 @@ def applies(p: float) -> bool:
     return SMALLEST_P <= p <= LARGEST_P and p % 2 == 0 and enabled()
 
 
-def supports(x: Tensor, w: Tensor, p: float) -> bool:
+def supports(launcher: Launcher, x: Tensor, w: Tensor, p: float) -> bool:
     """Whether training uses these kernels for a layer."""
     (n, features), out = x.shape, w.shape[0]
-    if not applies(p) or n * out * features < SMALLEST:
+    if not applies(p) or n * out * features < SMALLEST or launcher.shared_memory(x.device) < MOST_SHARED:
         return False
-    return out % 8 == 0 and out >= OUTS and aligned(features, x, w)
+    return features % 4 == 0 and out % 8 == 0 and out >= OUTS
 
 
 class Half(Layer):
@@ -116,9 +120,7 @@ class Half(Layer):
         self.launch_flagged(
             factor_kernel, line(self.out, 4), x=x, w=w, input_max=input_max, factors=factors, **self.sizes
         )  # fmt: skip
-        of_x, of_w = (
-            self._words(matrix, scales, input_max) for matrix, scales in ((x, None), (w, factors))
-        )
+        of_x, of_w = (self._words(matrix, scales, input_max) for matrix, scales in ((x, None), (w, factors)))
         grid, span = forward_plan(self.n, self.out, words, self.multiprocessors())
         sums = x.new_empty(grid[2], self.n, self.out)
         self.launch_flagged(
@@ -162,7 +164,7 @@ class Half(Layer):
         self, grad: Tensor, y: Tensor, head: Tensor, residual: Tensor, results: tuple[Tensor, Tensor]
     ) -> None:
         """Write the gradients into `results`."""
-        x, w, n, out, p = self.x, self.w, self.n, self.out, int(self.p)
+        x, w, n, out, p = self.x, aligned_copy(self.w), self.n, self.out, int(self.p)
         # The kernels also run if the float32 kernels compute the layer afterwards, which is rare.
         dense = Dense(self.launcher, x, w, self.p, self.use_dense)
         output_max = dense.largest(y, grad)
@@ -185,9 +187,9 @@ class Half(Layer):
         parts = dense.parts(results, grid)
         self.launch_flagged(
             backward_kernel("half_gradients", p, *(part is not None for part in parts)), grid,
-            shared=0 if parts[0] is None else 8 * WARPS * ROWS * 32,
-            **known, **pairs, x=self._words(x, None, input_max), w=w, words=self.words, part_x=parts[0], part_w=parts[1], **self.sizes,
-            out_span=out_span, row_span=row_span,
+            shared=0 if parts[0] is None else SHARES,
+            **known, **pairs, x=self._words(x, None, input_max), w=w, words=self.words,
+            part_x=parts[0], part_w=parts[1], **self.sizes, out_span=out_span, row_span=row_span,
         )  # fmt: skip
         dense.add_parts(parts, results)
         dense.repair(grad, y, flags, {"output_max": output_max, "target_exponent": 0}, results, general=True)

@@ -46,6 +46,11 @@ def aligned(features: int, *tensors: Tensor) -> bool:
     return features % 4 == 0 and all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
 
 
+def aligned_copy(matrix: Tensor) -> Tensor:
+    """Return the matrix, or a copy if it does not start at a multiple of 16 bytes."""
+    return matrix if matrix.data_ptr() % 16 == 0 else matrix.clone()
+
+
 @cache
 def forward_plan(n: int, out: int, features: int, multiprocessors: int) -> tuple[Grid, int]:
     """Return the grid of the dense forward kernels, and the number of features per block, a multiple of RUN.

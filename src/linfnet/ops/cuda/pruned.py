@@ -7,6 +7,7 @@ batch, and are listed on the device. If the lists are too long, a flag on the de
 kernels compute the layer; otherwise the dense kernels return at once.
 """
 
+import contextlib
 import math
 from functools import cache, lru_cache
 
@@ -39,6 +40,8 @@ MOST_ROWS = 1024
 DISTANCE_VECTORS, GRAD_W_VECTORS, GRAD_X_VECTORS = 2, 4, 2
 # Largest fraction of listed features if the alternative are the kernels in float16.
 MOST_SHARE_OF_HALF = 0.2
+# Whether both gradients are computed at the same time, on two streams.
+OVERLAP = True
 # Largest number of weights of a layer: the lists of larger layers would need gigabytes.
 MOST_WEIGHTS = 1 << 28
 
@@ -121,9 +124,9 @@ def most_share(p: float, *, half: bool = False) -> float:
 class Lists:
     """The listed features of each output and the data they are computed from, in one int32 tensor.
 
-    use_dense: [1]; head: what `Half` saves, or empty; first and second: numbers saved for each pair [out, padded], or None; x_transposed: [features,
-    padded]; ranges: [features, 2]; thresholds and scales: [out]; entries: [out, features, 2], feature and weight;
-    counts: [out].
+    use_dense: [1]; head: what `Half` saves, or empty; first and second: numbers saved for each pair [out, padded], or
+    None; x_transposed: [features, padded]; ranges: [features, 2]; thresholds and scales: [out]; entries: [out,
+    features, 2], feature and weight; counts: [out].
     """
 
     def __init__(self, memory: Tensor, lengths: tuple[int, ...]) -> None:
@@ -152,7 +155,7 @@ class Pruned(Layer):
         """Return the lengths of the parts of `Lists`; one number is saved per pair, or two if pairs have scales."""
         out, features, first = self.out, self.features, self.out * self.padded if saving else 0
         second = 0 if power_mode(self.p) == PowerMode.SCALE_PER_OUTPUT else first
-        head = HEAD if half.supports(self.x, self.w, self.p) else 0
+        head = HEAD if half.supports(self.launcher, self.x, self.w, self.p) else 0
         return (1, head, first, second, features * self.padded, 2 * features, out, out, 2 * out * features, out)
 
     def saved_like(self) -> Tensor:
@@ -251,12 +254,15 @@ class Pruned(Layer):
             list_kernel("transposed_coefficients"), squares(self.padded, self.out),
             **common, grad=grad, y=y, saved_second=lists.second, nonfinite=nonfinite, n=self.n, out=self.out,
         )  # fmt: skip
-        if grad_w.numel():
-            grad_w.zero_()
-            self.launch(
-                backward_kernel(self.p, min(self.vectors, GRAD_W_VECTORS), "listed_grad_w"), (self.out, 1, 1),
-                **common, **lists.listed, nonfinite=nonfinite[self.n :], grad_w=grad_w, features=self.features,
-            )  # fmt: skip
+        # Both gradients read the same data; the lists by feature are computed beside grad_w.
+        beside = self.launcher.beside(self.x.device) if OVERLAP else contextlib.nullcontext(lambda: None)
+        with beside as join:
+            if grad_w.numel():
+                grad_w.zero_()
+                self.launch(
+                    backward_kernel(self.p, min(self.vectors, GRAD_W_VECTORS), "listed_grad_w"), (self.out, 1, 1),
+                    **common, **lists.listed, nonfinite=nonfinite[self.n :], grad_w=grad_w, features=self.features,
+                )  # fmt: skip
         if grad_x.numel():
             entries, counts = self._feature_lists(lists)
             vectors, transposed = min(self.vectors, GRAD_X_VECTORS), self.x.new_empty(self.features, self.padded)
@@ -266,6 +272,7 @@ class Pruned(Layer):
                 grad_x_transposed=transposed, out=self.out,
             )  # fmt: skip
             self._transpose_back(transposed, grad_x, lists.use_dense, nonfinite)
+        join()
 
     def _feature_lists(self, lists: Lists) -> tuple[Tensor, Tensor]:
         """Return the lists by feature: entries [features, out, 2] (output and weight) and counts [features]."""
