@@ -23,6 +23,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +131,14 @@ def measure(layer: Layer, p: float) -> tuple[tuple[Tensor, ...], dict[str, Any]]
     forward_ms = times(graphed(lambda: kernels.forward_saving(x, w, p)), 5)[0]
     backward_ms = times(graphed(backward), 5)[0]
     found: dict[str, Any] = {"ms": [round(forward_ms, 3), round(backward_ms, 3)]}
-    if p >= pruned.SMALLEST_P and saved.numel() > 64 and not math.isinf(p):
-        found["lists_too_long"] = int(saved[0].item())
-    if half.applies(p) and half.supports(Launcher(), x, w, p):
-        found["half_fallback"] = int(saved[66 if p >= pruned.SMALLEST_P else 2].item())
+    listed = not math.isinf(p) and pruned.supports(x, w, p)
+    if listed:
+        lengths = pruned.Pruned(Launcher(), x, w, p)._lengths(saving=True)  # pyright: ignore[reportPrivateUsage]
+        lists = pruned.Lists(saved, lengths)
+        found["share"] = round(lists.counts.double().mean().item() / x.shape[1], 4)
+        found["lists_too_long"] = int(lists.use_dense.item())
+    if half.supports(Launcher(), x, w, p):
+        found["half_fallback"] = int(saved[66 if listed else 2].item())
     return results, found
 
 
@@ -143,19 +148,42 @@ def compare(out: Output, state: State, p: float, indices: tuple[int, ...]) -> fl
     for index in indices:
         exact, plain = measure(layers[index], p)
         found, errors = {"float32": plain}, dict[str, Any]()
+        listed = not math.isinf(p) and pruned.supports(*layers[index][:2], p)
+        if listed:
+            pruned.OVERLAP = False
+            found["float32, one stream"] = measure(layers[index], p)[1]
+            pruned.OVERLAP = True
         set_half(True)
-        if half.applies(p) and half.supports(Launcher(), *layers[index][:2], p):
+        if half.supports(Launcher(), *layers[index][:2], p):
+            limit = pruned.MOST_SHARE_OF_HALF
+            pruned.MOST_SHARE_OF_HALF = 0.0  # no lists
             made, found["half"] = measure(layers[index], p)
+            if listed:
+                pruned.MOST_SHARE_OF_HALF = 1.0
+                found["lists"] = measure(layers[index], p)[1]
+            pruned.MOST_SHARE_OF_HALF = limit
             for name, a, b in zip(("y", "grad_x", "grad_w"), made, exact, strict=True):
                 errors[name] = quantiles(a, b)
                 worst = max(worst, errors[name]["norm"] if math.isfinite(errors[name]["norm"]) else math.inf)
         set_half(False)
-        if p >= pruned.SMALLEST_P and not math.isinf(p):
-            pruned.OVERLAP = False
-            found["one stream"] = measure(layers[index], p)[1]
-            pruned.OVERLAP = True
         out.row(what="layer", state=state.name, p=p, layer=index, **found, errors=errors)
     return worst
+
+
+def unrolled(out: Output, p: float) -> None:
+    """Record the times of one layer with other numbers of unrolled iterations."""
+    layer = layers_of(state_at(p, None), p)[2]
+    set_half(True)
+    usual = half.UNROLLED
+    for counts in ((2, 2), (1, 1), (4, 4)):
+        half.UNROLLED = counts
+        half.forward_kernel.cache_clear()
+        half.backward_kernel.cache_clear()
+        out.row(what="unrolled", p=p, counts=counts, **measure(layer, p)[1])
+    half.UNROLLED = usual
+    half.forward_kernel.cache_clear()
+    half.backward_kernel.cache_clear()
+    set_half(False)
 
 
 def profile(out: Output, state: State, p: float, on: bool) -> None:
@@ -199,6 +227,16 @@ def script(out: Output, name: str, arguments: list[str], environment: dict[str, 
     print(done.stdout[-3500:], flush=True)
 
 
+def check(out: Output) -> bool:
+    """Measure every candidate on initial weights; return whether all ran and their errors are small."""
+    worst: list[float] = []
+    for p in (12.0, 20.0, 28.0):
+        out.attempt(f"check p = {p:g}", lambda p=p: worst.append(compare(out, state_at(p, None), p, (0, 2))))
+    for p in (12.0, 20.0):
+        out.attempt("unrolled", lambda p=p: unrolled(out, p))
+    return len(worst) == 3 and max(worst) < 0.05
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
@@ -213,26 +251,21 @@ def main() -> None:
     out, root, states = Output(options.out, options.seconds), HERE.parent, options.states or options.out / "states"
     out.row(what="machine", gpu=torch.cuda.get_device_name(), torch=torch.__version__)
 
-    worst: list[float] = []
-    if "check" in options.parts:
-        for p in (12.0, 20.0, 28.0):
-            out.attempt(f"check p = {p:g}", lambda p=p: worst.append(compare(out, state_at(p, None), p, (0, 2))))
-    good = len(worst) == 3 and max(worst) < 0.05
-    switch = {half.SWITCH: "1" if good or "check" not in options.parts else "0"}
+    good = "check" not in options.parts or check(out)
     if "states" in options.parts and not options.states:
         arguments = [str(states), "--epochs", *map(str, options.epochs), "--seed", str(options.seed)]
         arguments += ["--p", *map(str, STATES)]
+        switch = {half.SWITCH: str(int(good))}
         out.attempt("states", lambda: script(out, "train_states.py", arguments, switch, root, 150))
     if "steps" in options.parts:
-        trees = [("this", root, {half.SWITCH: "0"}), ("half", root, {half.SWITCH: "1"})]
+        trees = [("half", root, "1"), ("this", root, "0")]
         if options.baseline:
-            trees.insert(1, ("baseline", options.baseline.resolve(), {half.SWITCH: "0"}))
-        for name, tree, environment in reversed(trees):
+            trees.insert(1, ("baseline", options.baseline.resolve(), "0"))
+        for name, tree, on in trees:
             record = options.out / f"train_step-{name}.jsonl"
             arguments = ["--states", str(states), "--repeats", "7", "--record", str(record), "--p", *map(str, STEPS)]
-            out.attempt(
-                f"steps, {name}", lambda a=arguments, e=environment, t=tree: script(out, "train_step.py", a, e, t, 60)
-            )
+            run = partial(script, out, "train_step.py", arguments, {half.SWITCH: on}, tree, 60)
+            out.attempt(f"steps, {name}", run)
     if "layers" in options.parts:
         for p in STATES:
             out.attempt(f"layers, p = {p}", lambda p=float(p): compare(out, state_at(p, states), p, (0, 2, 4, 5)))

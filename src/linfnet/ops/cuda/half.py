@@ -29,7 +29,7 @@ from linfnet.ops.cuda.layout import (
     line,
 )
 from linfnet.ops.cuda.nvrtc import Kernel, Launcher
-from linfnet.ops.powers import half_source
+from linfnet.ops.powers import addition_chain, half_source
 
 # The environment variable that enables these kernels if its value is 1.
 SWITCH = "LINFNET_HALF"
@@ -41,6 +41,8 @@ SMALLEST = 1 << 24
 SAMPLES = 8
 # Outputs and features per block of the backward kernel, and rows per iteration.
 OUTS, FEATURES, ROWS = 64, 128, 32
+# Iterations by which the inner loops of the forward (for short chains) and of the backward kernel are unrolled.
+UNROLLED = (2, 2)
 # Bytes of shared memory per block of the backward kernel: dynamic memory for the sums of the warps, and static memory.
 SHARES = 8 * WARPS * ROWS * 32
 MOST_SHARED = SHARES + 2 * ROWS * (6 * OUTS + 2 * FEATURES)
@@ -54,7 +56,8 @@ MOST_UNTRUSTED = 0.02
 @lru_cache(64)
 def forward_kernel(function: str, p: int) -> Kernel:
     """Return a kernel of the forward pass."""
-    definitions = (("TILE", TILE), ("DEPTH", DEPTH), ("SAMPLES", SAMPLES))
+    unroll = UNROLLED[0] if len(addition_chain(p)) <= 5 else 1
+    definitions = (("TILE", TILE), ("DEPTH", DEPTH), ("SAMPLES", SAMPLES), ("UNROLL", unroll))
     return Kernel("half_forward.cu", function, definitions, half_source("add_power", p, add=True))
 
 
@@ -62,7 +65,13 @@ def forward_kernel(function: str, p: int) -> Kernel:
 def backward_kernel(function: str, p: int, need_x: bool = True, need_w: bool = True) -> Kernel:
     """Return a kernel of the backward pass."""
     flags = (("NEED_X", int(need_x)), ("NEED_W", int(need_w)))
-    sizes = (("WARPS", WARPS), ("HALF_OUTS", OUTS), ("HALF_FEATURES", FEATURES), ("ROWS", ROWS))
+    sizes = (
+        ("WARPS", WARPS),
+        ("HALF_OUTS", OUTS),
+        ("HALF_FEATURES", FEATURES),
+        ("ROWS", ROWS),
+        ("UNROLL", UNROLLED[1]),
+    )
     return Kernel("half_backward.cu", function, (*flags, *sizes), half_source("slope", p - 1, add=False))
 
 

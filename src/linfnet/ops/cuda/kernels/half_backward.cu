@@ -6,11 +6,13 @@
 //   NEED_X, NEED_W  which gradients are computed
 //   WARPS, HALF_OUTS, HALF_FEATURES  warps, outputs and features per block
 //   ROWS            rows per iteration
+//   UNROLL          number of these rows by which the inner loop is unrolled
 //   slope           source from linfnet/ops/powers.py: the (p - 1)-th powers of two numbers
 #include "half.cuh"
 #include "power"
 
 static_assert(WARPS == 8 && HALF_FEATURES == 128 && HALF_OUTS == 64 && ROWS == 32, "loads are mapped to 256 threads");
+static constexpr int rows_unrolled = UNROLL;
 #define WARP_OUTS (HALF_OUTS / WARPS)
 #define WARP_ROWS (ROWS / WARPS)
 #define TOP_EXPONENT 11  // the largest |g| of a row or an output is scaled to 2^11: c = 2^-6 g is at most 2^5
@@ -92,22 +94,24 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 
   for (i64 tile = first_out; tile < stop_out; tile += HALF_OUTS) {
     // Rows and outputs beyond the end have coefficient, factor and x = 0.
-    auto copy_rows = [&](int r, int buffer) {
+    const u32* c_from = coefficient + (first_row + load_row) * out + tile + load_at;
+    const u32* x_from = x + (first_row + load_row) * words + word;
+    const u16* h_from = factor + (first_row + factor_row) * out + tile + factor_at;
+    bool c_inside = tile + load_at < stop_out, x_inside = word < words, h_inside = tile + factor_at < stop_out;
+    auto copy_rows = [&](int left, int buffer) {
 #pragma unroll
       for (int e = 0; e < ROWS; e += 16) {
-        bool here = r + e + load_row < rows;
-        i64 b = first_row + min(r + e + load_row, rows - 1);
-        bool all = here && tile + load_at < stop_out;
-        const u32* from = coefficient + b * out + min(tile + load_at, stop_out - 4);
-        copy16(reinterpret_cast<float*>(&cs[buffer][e + load_row][load_at]), reinterpret_cast<const float*>(from), all);
-        all = here && word < words;
-        from = x + b * words + min(word, (i64)words - 4);
-        copy16(reinterpret_cast<float*>(&xs[buffer][e + load_row][load_at]), reinterpret_cast<const float*>(from), all);
+        bool here = load_row + e < left;
+        copy16(reinterpret_cast<float*>(&cs[buffer][e + load_row][load_at]),
+               reinterpret_cast<const float*>(c_from + (i64)e * out), here && c_inside);
+        copy16(reinterpret_cast<float*>(&xs[buffer][e + load_row][load_at]),
+               reinterpret_cast<const float*>(x_from + (i64)e * words), here && x_inside);
       }
-      bool all = r + factor_row < rows && tile + factor_at < stop_out;
-      const u16* from = factor + (first_row + min(r + factor_row, rows - 1)) * out + min(tile + factor_at, stop_out - 8);
-      copy16(reinterpret_cast<float*>(&hs[buffer][factor_row][factor_at / 2]), reinterpret_cast<const float*>(from),
-             all);
+      copy16(reinterpret_cast<float*>(&hs[buffer][factor_row][factor_at / 2]), reinterpret_cast<const float*>(h_from),
+             factor_row < left && h_inside);
+      c_from += (i64)ROWS * out;
+      x_from += (i64)ROWS * words;
+      h_from += (i64)ROWS * out;
     };
     u32 wv[WARP_OUTS][2], part[WARP_OUTS][2];
     float sum_w[WARP_OUTS][4];
@@ -120,14 +124,14 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 #pragma unroll
       for (int h = 0; h < 4; ++h) sum_w[j][h] = 0.0f;
     }
-    copy_rows(0, 0);
+    copy_rows(rows, 0);
     await_copies();
     __syncthreads();
     for (int r = 0, buffer = 0; r < rows; r += ROWS, buffer ^= 1) {
-      if (r + ROWS < rows) copy_rows(r + ROWS, buffer ^ 1);
+      if (r + ROWS < rows) copy_rows(rows - r - ROWS, buffer ^ 1);
 #pragma unroll 1
       for (int run = 0; run < ROWS; run += 16) {
-#pragma unroll 2
+#pragma unroll rows_unrolled
         for (int b = run; b < run + 16; ++b) {
           uint2 a = *reinterpret_cast<const uint2*>(&xs[buffer][b][lane * 2]);
           u32 xv[2] = {a.x, a.y}, share[2] = {0, 0};

@@ -2,6 +2,7 @@
 // in float32. Every output has a factor t, so that its sums of (t (x - w))^p are within the range of float16; pairs out
 // of range are recomputed exactly. Words are pairs of float16; x and w are stored as words [rows, words].
 //   TILE, DEPTH   rows of x and of w per block; words that a block loads at once
+//   UNROLL        pairs of words per iteration of the inner loop; about 700 instructions fit in the first instruction cache
 //   SAMPLES       rows of x from which the factors are estimated
 //   add_power     source from linfnet/ops/powers.py: adds the p-th powers of two numbers to two sums
 #include "half.cuh"
@@ -10,6 +11,7 @@
 #include "power"
 
 static_assert(TILE == 64, "the threads of a block are mapped to 64 x 64 pairs");
+static constexpr int pairs_unrolled = UNROLL;
 #define COLUMNS 4
 #define PAIRS (8 * COLUMNS)
 #define LOADS (TILE / 32)
@@ -77,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-extern "C" __global__ void __launch_bounds__(128, 4)
+extern "C" __global__ void __launch_bounds__(128, 5)
     half_sums(const u32* __restrict__ x, const u32* __restrict__ w, const u32* __restrict__ factors,
               float* __restrict__ sums, int n, int out, int words, int span, const int* __restrict__ use_dense) {
   if (dense_disabled(use_dense)) return;
@@ -94,10 +96,13 @@ extern "C" __global__ void __launch_bounds__(128, 4)
     w_from[h] = w + min(left + load_row + 32 * h, (i64)out - 1) * words + first + load_column;
   }
   int row = (warp >> 1) * 32 + (lane >> 3), column = (warp & 1) * (TILE / 2) + (lane & 7);
+  // The totals are stored in shared memory because there are not enough registers.
+  __shared__ float4 total[PAIRS / 4][128];
   u32 part[PAIRS], factor[COLUMNS];
-  float total[PAIRS];
 #pragma unroll
-  for (int q = 0; q < PAIRS; ++q) part[q] = 0, total[q] = 0.0f;
+  for (int q = 0; q < PAIRS; ++q) part[q] = 0;
+#pragma unroll
+  for (int q = 0; q < PAIRS / 4; ++q) total[q][threadIdx.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
   for (int j = 0; j < COLUMNS; ++j) factor[j] = factors[min(left + column + 8 * j, (i64)out - 1)];
 
@@ -118,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(128, 4)
     int next = k + DEPTH;
     if (next < stop) copy_stage(next, buffer ^ 1);
     const float *x_at = xs[buffer][row], *w_at = ws[buffer][column];
-#pragma unroll 2
+#pragma unroll pairs_unrolled
     for (int c = 0; c < DEPTH; c += 2) {
       uint2 e[COLUMNS];
 #pragma unroll
@@ -136,7 +141,15 @@ extern "C" __global__ void __launch_bounds__(128, 4)
     }
     if ((next - first) % (FOLD * DEPTH) == 0 || next >= stop) {
 #pragma unroll
-      for (int q = 0; q < PAIRS; ++q) total[q] += low_float(part[q]) + high_float(part[q]), part[q] = 0;
+      for (int q = 0; q < PAIRS; q += 4) {
+        float4 sum = total[q / 4][threadIdx.x];
+        sum.x += low_float(part[q]) + high_float(part[q]);
+        sum.y += low_float(part[q + 1]) + high_float(part[q + 1]);
+        sum.z += low_float(part[q + 2]) + high_float(part[q + 2]);
+        sum.w += low_float(part[q + 3]) + high_float(part[q + 3]);
+        total[q / 4][threadIdx.x] = sum;
+        part[q] = part[q + 1] = part[q + 2] = part[q + 3] = 0;
+      }
     }
     if (next < stop) {
       await_copies();
@@ -145,12 +158,15 @@ extern "C" __global__ void __launch_bounds__(128, 4)
     buffer ^= 1;
   }
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
+  for (int i = 0; i < 8; ++i) {
+    float4 sum = total[i][threadIdx.x];
+    float of_column[COLUMNS] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
     for (int j = 0; j < COLUMNS; ++j) {
       i64 b = top + row + 4 * i, o = left + column + 8 * j;
-      if (b < n && o < out) sums[((i64)blockIdx.z * n + b) * out + o] = total[i * COLUMNS + j];
+      if (b < n && o < out) sums[((i64)blockIdx.z * n + b) * out + o] = of_column[j];
     }
+  }
 }
 
 // The distance of a pair from its sum, or a negative number if the sum is not trusted.
