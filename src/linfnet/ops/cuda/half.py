@@ -1,6 +1,6 @@
 """Training at even p in float16: two features per instruction, with sums in float32.
 
-A term has a relative error of about p 2^-11; terms below 2^-25 of a typical sum, and slopes below 2^-30 of the largest
+A term has a relative error of about p 2^-11; terms below 2^-25 of a typical sum, and slopes below 2^-34 of the largest
 of their pair, are lost. This is far below the noise of a batch, but not exact: these kernels are used only while
 training (`forward_saving`), and only if they are enabled. They never compute p = infinity, on which certificates
 depend, and `forward` without a backward pass never uses them.

@@ -1,6 +1,6 @@
 // Gradients for training at even p, in float16: two features per instruction. With a factor h of each pair, so that
-// h y = ALPHA, the slopes (h (x - w))^(p - 1) are at most 2^6. They are multiplied by c = g (h y)^(1 - p), scaled to at
-// most 2^5 by a power of two per row (for grad_x) and per output (for grad_w), and summed in float16 over at most 16
+// (h y)^(p - 1) = 2^10, the slopes (h (x - w))^(p - 1) are at most 2^10. They are multiplied by c = g (h y)^(1 - p), scaled
+// to at most 2 by a power of two per row (for grad_x) and per output (for grad_w), and summed in float16 over at most 16
 // terms; the sums of these are float32.
 // A lane processes four features, a warp keeps WARP_OUTS outputs in registers.
 //   NEED_X, NEED_W  which gradients are computed
@@ -15,7 +15,7 @@ static_assert(WARPS == 8 && HALF_FEATURES == 128 && HALF_OUTS == 64 && ROWS == 3
 static constexpr int rows_unrolled = UNROLL;
 #define WARP_OUTS (HALF_OUTS / WARPS)
 #define WARP_ROWS (ROWS / WARPS)
-#define TOP_EXPONENT 11  // the largest |g| of a row or an output is scaled to 2^11: c = 2^-6 g is at most 2^5
+#define TOP_EXPONENT 11  // the largest |g| of a row or an output is scaled to 2^11: c = 2^-10 g is at most 2
 
 // Whether half_gradients computes a pair; otherwise, `repair` does (with general = 1).
 static __device__ __forceinline__ bool half_in_range(float relative) {
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(256)
   if (!half_in_range(relative)) {
     flags[b] = flags[n + o] = 1;
   } else if (relative != 0.0f) {
-    h = to_half(exp2f(6.0f / exponent) / scaled);
+    h = to_half(exp2f(10.0f / exponent) / scaled);
     c = grad[at] * powf(from_half(h) * scaled, -exponent);
   }
   factor[at] = h;
