@@ -1,10 +1,12 @@
-"""The time of a compressed net, compared with the dense net of the same width.
+"""The time of a compressed net, compared with the dense net of the same width, and the cost of its certificates.
 
 A net is a folder that `linfnet compress` wrote. Without a folder, a random net with the connections of a compressed
 CIFAR-10 net is measured. The dense net has random weights, which do not change its time. Sparse and dense calls
 alternate; the table shows the best wall-clock time, and the best processor time, which depends less on other processes.
+A certificate is `linfnet.certify(net, images).at_each(epsilons)` with 50 epsilons; its time is also shown in forward
+passes.
 
-    python benchmarks/sparse.py [FOLDER ...] [--rounds 3] [--batch 500] [--record records/sparse-speed.json]
+    python benchmarks/sparse.py [FOLDER ...] [--rounds 3] [--batch 500] [--record records/sparse-cpu.json]
 """
 
 import argparse
@@ -14,6 +16,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +26,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from linfnet import load_model
+from linfnet import certify, load_model
 from linfnet.nn import LinfNet, SparseDistance, SparseNet
 from linfnet.ops import cpu
 
 # Inputs, neurons and connections of each layer of a compressed CIFAR-10 net (8/255).
 RANDOM = (3072, ((5087, 105412), (5000, 199905), (4951, 225710), (4065, 167733), (1056, 35677), (10, 1214)))
 WIDTH = 5120  # of the dense net
+EPSILONS = [Fraction(k, 255) for k in range(50)]
 
 
 def random_net() -> SparseNet:
@@ -64,7 +68,12 @@ def calls(net: LinfNet | SparseNet) -> dict[str, Callable[[Tensor], object]]:
         with torch.enable_grad():
             return torch.autograd.grad(net(x).sum(), x)[0]
 
-    return {"forward": net, "bounds": lambda x: net.bounds(x - 0.1, x + 0.1), "gradient": gradient}
+    return {
+        "forward": net,
+        "bounds": lambda x: net.bounds(x - 0.1, x + 0.1),
+        "gradient": gradient,
+        "certificate": lambda x: certify(net, x).at_each(EPSILONS),
+    }
 
 
 def seconds(call: Callable[[Tensor], object], x: Tensor, calls: int, least: float = 0.5) -> list[tuple[float, float]]:
@@ -97,10 +106,12 @@ def main() -> None:
     console.print(f"{cpu_name()}, torch {torch.__version__}; {cpu.status()}; load {os.getloadavg()[0]:.1f}")
     rows: list[dict[str, object]] = []
     cores = os.cpu_count() or 1
-    cases = [("forward", 1, 1), ("bounds", 1, 1), ("forward", options.batch, 1)]
-    cases += [("bounds", options.batch, 1), ("gradient", options.batch, 1), ("forward", options.batch, min(2, cores))]
+    cases = [("forward", 1, 1), ("certificate", 1, 1), ("bounds", 1, 1)]
+    cases += [(what, options.batch, 1) for what in ("forward", "certificate", "bounds", "gradient")]
+    if cores > 1:
+        cases += [(what, images, 2) for images in (1, options.batch) for what in ("forward", "certificate")]
     headers = ("net", "connections", "what", "images", "threads", "sparse ms", "processor", "dense ms", "processor")
-    table = Table(*headers, "times faster", title="best times of a call (ratio of processor times)")
+    table = Table(*headers, "times faster", "passes", title="best times of a call (ratio of processor times)")
     with torch.no_grad():
         for name, net in nets.items():
             hidden = (WIDTH,) * (len(net.layers) - 1)
@@ -110,16 +121,22 @@ def main() -> None:
             for what, images, threads in cases:
                 torch.set_num_threads(threads)
                 x = torch.rand(images, *shape)
-                measured: dict[str, list[tuple[float, float]]] = {"sparse": [], "dense": []}
+                measured: dict[str, list[tuple[float, float]]] = {"sparse": [], "dense": [], "forward": []}
+                compared, counted = bool(dense) and what != "certificate", what == "certificate"
                 for _ in range(options.rounds):
                     measured["sparse"] += seconds(sparse[what], x, 5)
-                    if dense:
+                    if compared:
                         measured["dense"] += seconds(dense[what], x, 1)
+                    if counted:
+                        measured["forward"] += seconds(sparse["forward"], x, 5)
                 ours = milliseconds(measured["sparse"])
-                theirs = milliseconds(measured["dense"]) if dense else None
+                theirs = milliseconds(measured["dense"]) if compared else None
+                forward = milliseconds(measured["forward"]) if counted else ours
+                passes = {k: round(ours[k] / forward[k], 2) for k in ("best", "processor")}
                 ratios = {} if theirs is None else {k: round(theirs[k] / ours[k], 1) for k in ("best", "processor")}
                 row = {"net": name, "connections": connections, "what": what, "images": images}
                 row |= {"threads": threads, "sparse": ours, "dense": theirs, "times_faster": ratios}
+                row |= {"forward_passes": passes} if counted else {}
                 rows.append(row | {"load": round(os.getloadavg()[0], 1)})
                 cells = [name, f"{connections:,}", what, images, threads, ours["best"], ours["processor"]]
                 cells += (
@@ -127,10 +144,11 @@ def main() -> None:
                     if theirs is None
                     else [theirs["best"], theirs["processor"], f"{ratios['best']} ({ratios['processor']})"]
                 )
-                table.add_row(*map(str, cells))
+                table.add_row(*map(str, cells), f"{passes['best']} ({passes['processor']})" if counted else "")
     console.print(table)
     console.print(
-        f"load {os.getloadavg()[0]:.1f}; wanted: one image in 2 ms on one core, a batch 5 times faster than dense"
+        f"load {os.getloadavg()[0]:.1f}; wanted: one image in 2 ms on one core, a batch 5 times faster than dense, "
+        "a certificate in 1.3 forward passes"
     )
     if options.record:
         figures = {

@@ -285,7 +285,7 @@ class TestCommands:
             (["RUN", "--out", "RUN"], "which exists"),
             (["RUN", "--passes", "0", "--out", "new"], "--passes is 0"),
             (["RUN", "--eps", "8", "--out", "new"], "did you mean 8/255"),
-            (["FOLDER", "--out", "new"], "system 'sparse'; expected 'linf'"),
+            (["FOLDER", "--out", "new"], "is already compressed"),
             (["nothing"], "is not a folder"),
         ],
     )

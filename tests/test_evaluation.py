@@ -3,18 +3,21 @@
 import dataclasses
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from linfnet.certificates import Certificate, certificates_of
+from linfnet.certificates import Certificate, Decided, certificates_of
+from linfnet.certificates.exact import Verifier
 from linfnet.data import load
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.evaluation import EXAMPLES, evaluate, evaluator, save_evaluation
-from linfnet.files import read_tensors
-from linfnet.nn import Classifier
-from linfnet.results import AttackSettings, read_results
-from linfnet.results.storage import broken_files, read_columns, sample_files
+from linfnet.evaluation.exact import ExactBatches
+from linfnet.files import read_tensors, write_tensors
+from linfnet.nn import Classifier, LinfNet
+from linfnet.results import AttackSettings, ExactAccuracy, read_results
+from linfnet.results.storage import broken_files, read_columns, sample_files, witness_path
 from linfnet.theory import nearest_neighbour_net
 
 
@@ -116,3 +119,91 @@ def test_a_net_runs_once_on_attacked_images(net_and_images, monkeypatch: pytest.
 def test_an_attack_without_steps_is_refused(net_and_images):
     with pytest.raises(ArgumentError, match="steps is 0; expected a number of at least 1"):
         evaluate(*net_and_images, [0.1], steps=0)
+
+
+def test_exact_accuracy_is_between_certified_and_attacked(net_and_images, tmp_path: Path):
+    net, test = net_and_images
+    result = evaluate(net, test, (Fraction(0), Fraction(1, 10), Fraction(1, 5)), steps=2, exact=True)
+    for at, found in zip(result.at, result.results, strict=True):
+        assert found.best_certified <= found.exact.robust <= found.attacked
+        assert found.exact == ExactAccuracy(at.exact.double().mean().item(), 0.0)
+        correct = result.margins > 0
+        assert at.witnesses.index.tolist() == (correct & ~at.exact).nonzero().flatten().tolist()
+        assert not net.keeps_class(at.witnesses.images, test.labels[at.witnesses.index]).any()
+        change = at.witnesses.images.double() - test.pixels(at.witnesses.index).double()
+        assert not len(change) or change.abs().max() <= float(at.eps)
+    assert result.results[0].exact.robust == result.clean
+    assert "exact" in repr(result)
+    save_evaluation(result, tmp_path)
+    assert read_results(tmp_path).evaluations == result.results
+    (file,) = sample_files(tmp_path, result.results[0])
+    assert read_columns(file)["exact@0.2"] == tuple(str(int(flag)) for flag in result.at[2].exact)
+    assert len(read_tensors(witness_path(file))[0]["index@0.2"]) == len(result.at[2].witnesses.index)
+
+
+def test_an_interrupted_exact_evaluation_continues(net_and_images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    net, test = net_and_images
+    monkeypatch.setattr(evaluator, "BATCH", 20)
+    searched: list[int] = []
+    original = Verifier.decide
+
+    def counted(self, images, *arguments):
+        searched.append(len(images))
+        if len(searched) == 2:
+            raise KeyboardInterrupt
+        return original(self, images, *arguments)
+
+    monkeypatch.setattr(Verifier, "decide", counted)
+    arguments = {"steps": 2, "exact": True, "partial": tmp_path / "partial"}
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(net, test, "0.2", **arguments)
+    continued = evaluate(net, test, "0.2", **arguments)
+    assert searched == [20, 20, 20, 20]  # the first batch was not decided again
+    whole = evaluate(net, test, "0.2", steps=2, exact=True)
+    assert torch.equal(continued.at[0].exact, whole.at[0].exact)
+    assert torch.equal(continued.at[0].witnesses.images, whole.at[0].witnesses.images)
+
+
+class TestStoredVerdicts:
+    """A stored batch is used only for the same net, and only if it is whole."""
+
+    IMAGES, LABELS, EPS = torch.tensor([[[[0.3]]]]), torch.tensor([0]), Fraction(1, 10)
+
+    def net(self, **options: Any) -> LinfNet:
+        net = LinfNet((1, 1, 1), 2, (), identity_init=False, **options).eval()
+        net.layers[0].weight.data.copy_(torch.tensor([[0.0], [1.0]]))
+        net.layers[0].bias.data.zero_()
+        return net
+
+    def decide(self, net: LinfNet, partial: Path | None) -> Decided:
+        return ExactBatches(net, partial=partial).decide(self.IMAGES, self.LABELS, self.EPS, self.IMAGES)
+
+    @pytest.mark.parametrize("options", [{"negate_logits": False}, {"std": 0.1}], ids=str)
+    def test_another_net(self, tmp_path: Path, options: dict[str, Any]):
+        assert self.decide(self.net(), tmp_path).robust.tolist() == [True]
+        other = self.net(**options)
+        assert self.decide(other, tmp_path).robust.tolist() == self.decide(other, None).robust.tolist() == [False]
+
+    @pytest.mark.parametrize("damage", ["shape", "names", "digest"])
+    def test_damaged_files(self, tmp_path: Path, damage: str):
+        expected = self.decide(self.net(), tmp_path)
+        (path,) = tmp_path.iterdir()
+        tensors, metadata = read_tensors(path)
+        if damage == "shape":
+            tensors["robust"] = torch.zeros(5, dtype=torch.bool)
+        elif damage == "names":
+            del tensors["broken"]
+        write_tensors(path, tensors, metadata)
+        if damage == "digest":
+            data = bytearray(path.read_bytes())
+            data[-1] ^= 1
+            path.write_bytes(data)
+        assert self.decide(self.net(), tmp_path).robust.tolist() == expected.robust.tolist()
+
+    def test_weights_that_changed_between_two_calls(self):
+        net = self.net()
+        batches = ExactBatches(net)
+        assert batches.decide(self.IMAGES, self.LABELS, self.EPS, self.IMAGES).robust.tolist() == [True]
+        with torch.no_grad():
+            net.layers[0].bias.add_(torch.tensor([0.5, 0.0]))
+        assert batches.decide(self.IMAGES, self.LABELS, self.EPS, self.IMAGES).robust.tolist() == [False]

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import linfnet
 from linfnet import ArgumentError, LinfNet, attacks, certificates
-from linfnet.attacks import attack_all, best_pgd, closest_break, known_attacks, pgd, square_attack
+from linfnet.attacks import attack_all, best_pgd, closest_break, known_attacks, pgd, square_attack, strongest_within
 from linfnet.certificates import certified_by_interval, certify_by_margin, certify_images, interval_radius
 from linfnet.certificates.real import real_certified, real_margin_radius
 
@@ -42,6 +42,15 @@ def certified(method: str | None) -> Callable[..., object]:
 def by_margin(net: Any, images: Any, labels: Any, eps: Any) -> object:
     found = certify_by_margin(net, images, labels)
     return found.radii, found.at(eps)
+
+
+def decided(net: Any, images: Any, labels: Any, eps: Any) -> object:
+    found = linfnet.certify(net, images, labels, method="exact", eps=eps)
+    return found.robust, found.broken, found.prediction
+
+
+def exact_radii(net: Any, images: Any, labels: Any, eps: Any) -> object:
+    return linfnet.exact_radius(net, images, labels, width="1/64").radius
 
 
 def attacked(method: Any) -> Callable[..., object]:
@@ -78,6 +87,11 @@ def closest(net: Any, images: Any, labels: Any, eps: Any) -> object:
     return found.distance, found.image
 
 
+def strongest(net: Any, images: Any, labels: Any, eps: Any) -> object:
+    found = strongest_within(net, images[0], labels[0], eps, steps=2, restarts=1)
+    return found.image, found.margin, found.broken
+
+
 def suite(net: Any, images: Any, labels: Any, eps: Any) -> object:
     (found,) = attack_all(net, images, labels, [eps], known_attacks(("pgd", "square"), steps=2, queries=2))
     return found.survived, found.images, found.prediction
@@ -88,6 +102,9 @@ EVERYTHING = {"net", "images", "labels", "eps"}
 FUNCTIONS: dict[str, tuple[Callable[..., object], set[str]]] = {
     "certify": (certified(None), EVERYTHING),
     "certify interval": (certified("interval"), EVERYTHING),
+    "certify exact": (decided, EVERYTHING),
+    "decide": (lambda net, x, y, eps: certificates.decide(net, x, y, eps).robust, EVERYTHING),
+    "exact_radius": (exact_radii, EVERYTHING - {"eps"}),
     "attack": (attacked("pgd"), EVERYTHING),
     "attack smoothed": (attacked("smoothed"), EVERYTHING),
     "attack of a user": (attacked(stripes), EVERYTHING),
@@ -102,6 +119,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], set[str]]] = {
     "best_pgd": (lambda net, x, y, eps: best_pgd(net, x, y, eps, seeded(), steps=2), EVERYTHING),
     "square_attack": (lambda net, x, y, eps: square_attack(net, x, y, eps, queries=3, generator=seeded()), EVERYTHING),
     "closest_break": (closest, EVERYTHING - {"eps"}),
+    "strongest_within": (strongest, EVERYTHING),
     "attack_all": (suite, EVERYTHING),
     "certificates_of": (lambda net, x, y, eps: list(certificates.certificates_of(net)), {"net"}),
     "real_margin_radius": (lambda net, x, y, eps: real_margin_radius(net.logits, y, 2.5), {"labels"}),
@@ -207,6 +225,9 @@ OTHERWISE: dict[tuple[str, str], str | Change | None] = {
     ("closest_break", "labels too few"): None,
     ("closest_break", "labels one-hot"): "labels has shape",
     ("closest_break", "labels out of range"): lambda y: y + 1,
+    ("strongest_within", "labels too few"): None,
+    ("strongest_within", "labels one-hot"): "labels has shape",
+    ("strongest_within", "labels out of range"): lambda y: y + 1,
     # The values are not scanned in the forward pass.
     ("forward", "images 0 to 255"): lambda x: x * 255,
     ("forward", "images NaN"): with_nan,
@@ -345,7 +366,7 @@ class TestCertify:
         assert found.radius.shape == found.prediction.shape == (0,)
 
     def test_an_unknown_method(self, net: LinfNet):
-        with pytest.raises(ArgumentError, match="expected one of margin, interval; did you mean 'interval'"):
+        with pytest.raises(ArgumentError, match="expected one of margin, interval, exact; did you mean 'interval'"):
             linfnet.certify(net, samples()[0], method="intervals")
 
 

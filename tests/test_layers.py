@@ -27,7 +27,7 @@ ORDER: list[set[str]] = [
     {"train"},
     {"attacks", "theory"},
     {"evaluation"},
-    {"comparison", "compression", "export", "reproduce", "serve"},
+    {"comparison", "compression", "export", "reproduce", "serve", "verification"},
     {"report"},
     {"cli"},
     {"__init__"},

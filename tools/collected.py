@@ -31,7 +31,7 @@ from linfnet.certificates import certify
 from linfnet.certificates.real import real_certified
 from linfnet.data import load
 from linfnet.epsilon import format_epsilon, parse_epsilon
-from linfnet.files import read_table, write_json
+from linfnet.files import read_table, write_json, write_table
 from linfnet.nn import SparseDistance, SparseNet
 from linfnet.nn.sparse import remove_unread
 from linfnet.train.run_folder import environment
@@ -66,26 +66,29 @@ class Collection:
     """Of the dense net on the test images."""
 
 
+def read_member(path: Path, name: str) -> bytes:
+    """Return the contents of a file in a collection."""
+    with tarfile.open(path) as archive:
+        file = archive.extractfile(name)
+        assert file is not None
+        return file.read()
+
+
 def read_collection(path: Path) -> Collection:
     """Read a collection."""
+
+    def arrays(name: str) -> Arrays:
+        return dict(np.load(io.BytesIO(read_member(path, name))))
+
     with tarfile.open(path) as archive:
-
-        def read(name: str) -> bytes:
-            file = archive.extractfile(name)
-            assert file is not None
-            return file.read()
-
-        def arrays(name: str) -> Arrays:
-            return dict(np.load(io.BytesIO(read(name))))
-
         count = sum(name.startswith("layer") for name in archive.getnames())
-        return Collection(
-            json.loads(read("config.json")),
-            parse_epsilon(json.loads(read("meta.json"))["eps"]),
-            [arrays(f"layer{number}.npz") for number in range(count)],
-            {name: torch.from_numpy(array) for name, array in arrays("rest.npz").items()},
-            torch.from_numpy(arrays("test_logits.npz")["logits"]),
-        )
+    return Collection(
+        json.loads(read_member(path, "config.json")),
+        parse_epsilon(json.loads(read_member(path, "meta.json"))["eps"]),
+        [arrays(f"layer{number}.npz") for number in range(count)],
+        {name: torch.from_numpy(array) for name, array in arrays("rest.npz").items()},
+        torch.from_numpy(arrays("test_logits.npz")["logits"]),
+    )
 
 
 def _widths(config: dict[str, Any]) -> list[int]:
@@ -188,8 +191,7 @@ def main() -> None:
     if given.out is not None:
         net.save(given.out, class_names=collection.config["class_names"])
         about = {"data": given.data, "eps": [format_epsilon(collection.eps)]}
-        config = json.loads((given.out / "config.json").read_text())
-        (given.out / "config.json").write_text(json.dumps({**config, **about}, indent=2, ensure_ascii=False) + "\n")
+        write_table(given.out / "config.json", {**read_table(given.out / "config.json"), **about})
     sys.stdout.write(json.dumps(measure(net, collection, given.data, given.limit)) + "\n")
 
 

@@ -1,4 +1,6 @@
-"""Rewrite the generated blocks of README.md and docs/, and the picture of the README, from the files in records/.
+"""Rewrite the generated blocks of README.md and docs/, the picture of the README and the cards of the packaged models.
+
+They are generated from the files in records/.
 
     python -m tools.generate_docs
 
@@ -12,11 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tools import accuracy_tables, speed_tables
-from tools.compression_tables import compression
+from tools.compression_tables import compression, fine_tuning
 from tools.evaluations import evaluations
+from tools.exact_tables import exact
 from tools.install_tables import extras
 from tools.picture import picture
 from tools.recipe_keys import recipe_keys
+from tools.zoo import model_files, zoo
 
 ROOT = Path(__file__).parent.parent
 BLOCKS: dict[str, Callable[[], str]] = {
@@ -26,11 +30,14 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "extras": extras,
     "recipe-keys": recipe_keys,
     "packaged-net": accuracy_tables.packaged_net,
+    "models": zoo,
     "systems": accuracy_tables.systems,
     "short-runs": accuracy_tables.short_runs,
     "first-phase": accuracy_tables.first_phase,
     "ablation": accuracy_tables.ablation,
     "compression": compression,
+    "fine-tuning": fine_tuning,
+    "exact": exact,
     "cpu-speed": speed_tables.cpu_speed,
     "gpu-steps": speed_tables.gpu_steps,
     "gpu-step-details": speed_tables.gpu_step_details,
@@ -62,9 +69,8 @@ def outdated() -> dict[Path, str]:
     """Return the new text of each page and file whose committed text is out of date."""
     texts = {page: page.read_text(encoding="utf-8") for page in pages()}
     new = {page: regenerate(text, page) for page, text in texts.items()}
-    for name, draw in FILES.items():
-        path = ROOT / name
-        texts[path], new[path] = path.read_text(encoding="utf-8") if path.exists() else "", draw()
+    for path, text in ({ROOT / name: draw() for name, draw in FILES.items()} | model_files()).items():
+        texts[path], new[path] = path.read_text(encoding="utf-8") if path.exists() else "", text
     return {page: text for page, text in new.items() if text != texts[page]}
 
 

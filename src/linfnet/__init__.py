@@ -11,7 +11,7 @@ from linfnet.version import __version__
 
 if TYPE_CHECKING:
     from linfnet.attacks import ATTACKS, Attacked, attack
-    from linfnet.certificates import Certified, certify
+    from linfnet.certificates import Certified, Decided, ExactRadii, certify, exact_radius
     from linfnet.compression import Compressed, compress
     from linfnet.data import ImageSet, load
     from linfnet.epsilon import parse_epsilon
@@ -41,7 +41,9 @@ _MODULES = {
     "Certified": "certificates",
     "Classifier": "nn",
     "Compressed": "compression",
+    "Decided": "certificates",
     "Evaluation": "evaluation",
+    "ExactRadii": "certificates",
     "Fitted": "train",
     "ImageSet": "data",
     "LOSSES": "losses",
@@ -57,6 +59,7 @@ _MODULES = {
     "certify": "certificates",
     "compress": "compression",
     "evaluate": "evaluation",
+    "exact_radius": "certificates",
     "fit": "train",
     "linf_distance_bounds": "ops",
     "list_models": "nn",
@@ -76,7 +79,9 @@ __all__ = [
     "Certified",
     "Classifier",
     "Compressed",
+    "Decided",
     "Evaluation",
+    "ExactRadii",
     "Fitted",
     "ImageSet",
     "LinfNet",
@@ -91,6 +96,7 @@ __all__ = [
     "certify",
     "compress",
     "evaluate",
+    "exact_radius",
     "fit",
     "linf_distance_bounds",
     "list_models",

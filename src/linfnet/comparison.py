@@ -23,6 +23,8 @@ class Compared:
     eps: str
     clean: float
     attacked: float | None
+    exact: float | None
+    """The share of images that the exact method proved robust."""
     certified: float | None
     """The accuracy by the certificate that certifies most samples."""
     certificate: str
@@ -67,6 +69,7 @@ def _rows(folder: Path, run: str, data: str | None) -> Iterator[Compared]:
             eps=format_epsilon(result.eps),
             clean=result.clean,
             attacked=result.attacked,
+            exact=result.exact.robust if result.exact else None,
             certified=result.best_certified,
             certificate=result.best,
             arithmetic=result.arithmetic,
@@ -78,4 +81,4 @@ def _rows(folder: Path, run: str, data: str | None) -> Iterator[Compared]:
     if training and training.test and not results.evaluations and data is None:
         for eps, share in training.test.certified.items() or ((None, None),):
             named = (run, system, "test, after training", "" if eps is None else format_epsilon(eps))
-            yield Compared(*named, training.test.clean, None, share, "", "real", 1.0, seconds, None, parameters)
+            yield Compared(*named, training.test.clean, None, None, share, "", "real", 1.0, seconds, None, parameters)

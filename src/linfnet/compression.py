@@ -4,7 +4,6 @@ At p = inf the output of a neuron is a single |x_i - w_i|. The connections that 
 training image are few, and the net that has only these is again an l_inf-distance net with certificates.
 """
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -24,15 +23,12 @@ from linfnet.evaluation.evaluator import images_for
 from linfnet.inputs import check_count, check_net, net_device
 from linfnet.nn import LinfNet, LpDistance, SparseDistance, SparseNet
 from linfnet.nn.sparse import remove_unread
-from linfnet.ops.api import bounds_saving
-from linfnet.ops.implementations import choose
+from linfnet.ops import count_deciding
 
 # Number of images that are computed together.
 BATCH = 500
 # Steps of the gradient attack whose images are counted.
 ATTACK_STEPS = 3
-# Largest number of differences that the search for runners-up computes at once.
-_BLOCK = 1 << 24
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
@@ -118,7 +114,7 @@ def compress(
         pad, flip: augmentation, as in the keys `data.pad` and `data.flip` of a recipe.
         at_least: how often a connection must decide to be kept; the most frequent one of each neuron is always kept.
         runners_up: also keep connections that were the second largest of a neuron at least this often. This search is
-            in plain torch, and slow on a CPU.
+            slow on a CPU.
         dtype: "float16" rounds the weights to float16 numbers before the net is measured. The file is smaller, and the
             net still computes in float32.
         check: held-out images for the comparison. By default a tenth of `data`, at most 1000 images, is not counted
@@ -200,14 +196,8 @@ class _Counts:
         """Count the connections of normalised images [n, pixels]."""
         self.images += len(x)
         for number, layer in enumerate(self.layers):
-            weight = layer.weight.detach()
-            # Over a box of one point both bounds are the distance, and the last result is the connection that attains
-            # it.
-            name = choose(x.device.type, x.dtype)
-            _, _, _, decisive = bounds_saving(x, x, weight, name)
-            _add_one(self.first[number], decisive)
-            if self.second and weight.shape[1] > 1:
-                _add_one(self.second[number], _runners_up(x, weight, decisive))
+            second = self.second[number] if self.second else None
+            count_deciding(x, layer.weight.detach(), self.first[number], second)
             x = layer(x)
 
     def kept(self, at_least: int, runners_up: int | None) -> list[Tensor]:
@@ -220,25 +210,6 @@ class _Counts:
                 keep |= self.second[number] >= runners_up
             kept.append(keep)
         return kept
-
-
-def _add_one(counts: Tensor, decisive: Tensor) -> None:
-    """Add 1 to counts [out, in] for each input in `decisive` [n, out]."""
-    places = decisive.t().long()
-    counts.scatter_add_(1, places, torch.ones_like(places, dtype=counts.dtype))
-
-
-def _runners_up(x: Tensor, weight: Tensor, decisive: Tensor) -> Tensor:
-    """Return the input [n, out] with the second largest |x_i - w_oi| of each neuron."""
-    found = torch.empty_like(decisive)
-    outs = max(1, min(len(weight), _BLOCK // weight.shape[1]))
-    rows = max(1, _BLOCK // (outs * weight.shape[1]))
-    for top, left in itertools.product(range(0, len(x), rows), range(0, len(weight), outs)):
-        block = slice(top, top + rows), slice(left, left + outs)
-        distances = (x[block[0]].unsqueeze(1) - weight[block[1]]).abs_()
-        distances.scatter_(2, decisive[block].long().unsqueeze(2), -1.0)
-        found[block] = distances.argmax(2).int()
-    return found
 
 
 def sparse_net_of(net: LinfNet, kept: Sequence[Tensor]) -> SparseNet:

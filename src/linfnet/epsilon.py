@@ -48,8 +48,8 @@ def parse_epsilon(value: Epsilon, name: str = "eps") -> Fraction:
     >>> parse_epsilon("8/255"), parse_epsilon("0.1"), parse_epsilon(0.25), parse_epsilon((8, 255))
     (Fraction(8, 255), Fraction(1, 10), Fraction(1, 4), Fraction(8, 255))
     """
-    exact = parse_rational(value, name)
-    if not 0 <= exact <= 1:
+    exact = value if isinstance(value, Fraction) else parse_rational(value, name)
+    if not 0 <= exact.numerator <= exact.denominator:
         shown = "/".join(map(str, value)) if isinstance(value, tuple) else value
         raise ArgumentError(f"{name} is {shown}; expected a number from 0 to 1 (pixel units){in_255ths(exact)}")
     return exact

@@ -1,7 +1,8 @@
-"""Exceptions for errors of the user, which the command line prints as one line, and common checks of arguments."""
+"""Exceptions for errors of the user, which the command line prints as one line; common checks of arguments and text."""
 
 import difflib
 import importlib
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import field, fields
 from types import ModuleType
@@ -40,6 +41,18 @@ def check_numbers(options: Any, section: str) -> None:
     for each in fields(options):
         if "limits" in each.metadata:
             at_least(f"{section}.{each.name}", getattr(options, each.name), **each.metadata["limits"])
+
+
+def printable(text: str) -> str:
+    r"""Return a text with escapes instead of characters that may control a terminal or that UTF-8 cannot encode.
+
+    >>> printable("Katze \x1b[2J")
+    'Katze \\x1b[2J'
+    """
+    if text.isprintable():
+        return text
+    hidden = ("Cc", "Cs", "Zl", "Zp")  # control characters, halves of surrogate pairs, separators of lines
+    return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) in hidden else c for c in text)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -1,11 +1,21 @@
-"""Read and write files. Every file is written under a temporary name and then renamed, so it is never incomplete."""
+"""Read and write files. Every file is written under a temporary name and then renamed, so it is never incomplete.
+
+Tables (JSON objects) and tensors (safetensors) are written with a digest of their content, which is checked on reading.
+Files without a digest, which older versions wrote, can still be read.
+"""
 
 import contextlib
+import functools
+import glob
+import hashlib
 import json
+import logging
 import os
+import re
 import secrets
 import struct
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +25,14 @@ from torch import Tensor
 
 from linfnet.errors import LinfnetError
 
+DIGEST = "digest"
+"""The key of the digest in a table, and in the metadata of a safetensors file."""
+_SHA256 = "sha256:"
+_EMPTY = f"{_SHA256}{64 * '0'}"
+_STORED = re.compile(rf'"{DIGEST}":"({_SHA256}[0-9a-f]{{64}})"'.encode())
+# A temporary file that has not changed for this time was left by a killed process.
+_STALE_SECONDS = 3600
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Generator[Path]:
@@ -23,6 +41,10 @@ def replacing(path: Path) -> Generator[Path]:
     If an OSError has no file name, as for a full disk, it is raised again with the name of `path`.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    for other in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - other.stat().st_mtime > _STALE_SECONDS:
+                other.unlink()
     try:
         yield temporary
         _sync(temporary)
@@ -57,14 +79,18 @@ def make_folder(folder: Path) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file in one step."""
+    """Write a text file in one step; halves of surrogate pairs, which UTF-8 cannot encode, are written as escapes."""
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_json(path: Path, value: object) -> None:
     """Write a value as indented JSON in one step."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, _json_text(value))
+
+
+def _json_text(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def read_json(path: Path) -> Any:
@@ -77,41 +103,126 @@ def read_json(path: Path) -> Any:
         raise LinfnetError(f"{path} is not readable JSON: {str(error).splitlines()[0]}") from None
 
 
+def write_table(path: Path, table: Mapping[str, Any]) -> None:
+    """Write a JSON object with a digest of its values in one step."""
+    write_text(path, table_text(table))
+
+
+def table_text(table: Mapping[str, Any]) -> str:
+    """Return the text of a JSON object with a digest of its values."""
+    return _json_text({**table, DIGEST: table_digest(table)})
+
+
 def read_table(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file as a dictionary, or raise an error that names the file."""
+    """Return the JSON object of a file without its digest; raise an error if it is not readable or does not match."""
+    return read_checked_table(path)[0]
+
+
+def read_checked_table(path: Path) -> tuple[dict[str, Any], bool]:
+    """Return the JSON object of a file, and whether it had a digest."""
     value: Any = read_json(path)
     if not isinstance(value, dict):
         raise LinfnetError(f"{path} does not contain a JSON object")
-    return cast(dict[str, Any], value)
+    table = cast(dict[str, Any], value)
+    return table, check_table(path, table, table.pop(DIGEST, None), f"key {DIGEST!r}")
+
+
+def check_table(path: Path, table: Mapping[str, Any], stored: object, where: str) -> bool:
+    """Return whether the table of a file has a digest; raise an error that says where it is if it does not match."""
+    if stored is None and not _has_digest(table):
+        return False
+    try:
+        matches = stored == table_digest(table)
+    except RecursionError:
+        matches = False
+    if not matches:
+        raise LinfnetError(
+            f"{path} does not match its digest: it is damaged, or was edited; after an edit, delete its {where}"
+        )
+    return True
+
+
+def table_digest(table: Mapping[str, Any]) -> str:
+    """Return a digest of the values of a table; it does not depend on the order of the keys."""
+    return _SHA256 + hashlib.sha256(json.dumps(table, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _has_digest(table: Mapping[str, Any]) -> bool:
+    """Return whether a value is a digest; if its key is not `DIGEST`, the key is damaged."""
+    return any(isinstance(value, str) and value.startswith(_SHA256) for value in table.values())
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write named tensors as safetensors in one step."""
+    """Write named tensors as safetensors in one step; equal tensors and metadata give equal bytes.
+
+    The metadata begins with a digest of all bytes of the file, for which its own hexadecimal digits are zeros.
+    """
     whole = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    # `safetensors.torch.save_file` is not used: for a full disk it raises an exception without errno.
-    content = safetensors.torch.save(whole, metadata)
-    with replacing(path) as temporary:
-        temporary.write_bytes(content)
-
-
-def cut_short(path: Path) -> bool:
-    """Return whether a safetensors file is shorter than its header says; the tensors are not read."""
-    try:
-        with safetensors.safe_open(path, framework="pt"):
-            return False
-    except safetensors.SafetensorError:
-        return True
+    # `safetensors.torch.save_file` is not used: for a full disk it raises an exception without errno. The metadata is
+    # added here because safetensors writes it in a random order.
+    content = memoryview(safetensors.torch.save(whole))
+    start = 8 + int.from_bytes(content[:8], "little")
+    about = {DIGEST: _EMPTY, **dict(sorted(metadata.items()))}
+    header = json.dumps({"__metadata__": about, **json.loads(bytes(content[8:start]))}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    header = len(header).to_bytes(8, "little") + header
+    hashed = hashlib.sha256(header)
+    hashed.update(content[start:])
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(header.replace(_EMPTY.encode(), f"{_SHA256}{hashed.hexdigest()}".encode(), 1))
+        file.write(content[start:])
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the named tensors and the metadata of a safetensors file, or raise an error if it cannot be read."""
+    """Return the named tensors and the metadata of a safetensors file.
+
+    An error is raised if the file cannot be read or does not match its digest; a file without a digest is logged.
+    """
+    with _opened(path) as file:
+        metadata: dict[str, str] = file.metadata() or {}
+        if not _check_bytes(path, metadata):
+            _log_unchecked(path)
+        metadata.pop(DIGEST, None)
+        return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
+
+
+def check_tensors(path: Path) -> tuple[dict[str, str], bool]:
+    """Return the metadata of a safetensors file, and whether it has a digest; raise an error if the file is damaged."""
+    with _opened(path) as file:
+        metadata: dict[str, str] = file.metadata() or {}
+        return metadata, _check_bytes(path, metadata)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Generator[Any]:
+    """Context with an open safetensors file; if it cannot be read, the error names it."""
     if path.exists() and not os.access(path, os.R_OK):
         raise LinfnetError(f"{path} cannot be read: permission denied")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
+            yield file
     except FileNotFoundError:
         raise LinfnetError(f"{path} does not exist") from None
     except (safetensors.SafetensorError, OSError, ValueError, struct.error) as error:
         raise LinfnetError(f"{path} is truncated or not a safetensors file ({str(error).splitlines()[0]})") from None
+
+
+def _check_bytes(path: Path, metadata: Mapping[str, str]) -> bool:
+    """Return whether a safetensors file has a digest; raise an error if it does not match."""
+    if DIGEST not in metadata and not _has_digest(metadata):
+        return False
+    with path.open("rb") as file:
+        size = file.read(8)
+        header = file.read(int.from_bytes(size, "little"))
+        stored = _STORED.search(header)
+        hashed = hashlib.sha256(size + (header.replace(stored[1], _EMPTY.encode(), 1) if stored else header))
+        hashlib.file_digest(file, lambda: hashed)
+    if stored is None or stored[1].decode() != _SHA256 + hashed.hexdigest():
+        raise LinfnetError(f"{path} is damaged: it does not match its digest; copy it again")
+    return True
+
+
+@functools.cache
+def _log_unchecked(path: Path) -> None:
+    """Log once per process that a file was not checked."""
+    logging.getLogger("linfnet").warning("%s has no digest: damage would not be noticed", path)

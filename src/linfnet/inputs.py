@@ -17,6 +17,7 @@ from linfnet.data.arrays import Labels, as_tensor, integer_labels
 from linfnet.epsilon import Epsilon, parse_epsilon
 from linfnet.errors import ArgumentError, at_least
 from linfnet.nn import Classifier
+from linfnet.nn.nonexpansive import modules_of
 
 Images = Tensor | npt.NDArray[Any]
 """Images [N, C, H, W] in [0, 1], of the dtype of the net (float32)."""
@@ -28,7 +29,7 @@ def check_net(net: object) -> Classifier:
     A compiled net is a different program: the compiler may replace a division by a product with the reciprocal.
     """
     # `torch.compile(net)` wraps the net and `net.compile()` replaces its call; submodules can be compiled as well.
-    if isinstance(net, nn.Module) and any(map(_is_compiled, net.modules())):
+    if isinstance(net, nn.Module) and any(map(_is_compiled, modules_of(net))):
         raise ArgumentError("the net is compiled; certificates hold for the plain program: pass the original net")
     if isinstance(net, Classifier):
         return net
@@ -43,7 +44,7 @@ def check_net(net: object) -> Classifier:
 
 def _is_compiled(module: nn.Module) -> bool:
     # The wrapper is recognised by its attribute because importing its class takes a second.
-    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None  # pyright: ignore
+    return "_orig_mod" in vars(module)["_modules"] or module._compiled_call_impl is not None  # pyright: ignore
 
 
 def net_device(net: Classifier) -> torch.device:
@@ -70,7 +71,7 @@ def prepare_images(net: Classifier, images: Images, *, move: bool = True) -> Ten
     for the rounded images instead. Vectors [N, d] and images of one row [N, 1, 1, d] are converted to each other.
     """
     pixels = as_tensor(images)
-    if is_same_row(tuple(pixels.shape[1:]), net.image_shape):
+    if (shape := tuple(pixels.shape[1:])) != net.image_shape and is_same_row(shape, net.image_shape):
         pixels = pixels.reshape(len(pixels), *net.image_shape)
     pixels = net.check_dtype(net.check_shape(pixels))
     check_images(pixels)

@@ -10,7 +10,7 @@ import torch
 
 from linfnet.attacks import attack_all, suite
 from linfnet.attacks.suite import auto_attack
-from linfnet.errors import LinfnetError
+from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import LinfNet, reestimate_means
 from linfnet.nn.label_margin import margin
 
@@ -48,12 +48,13 @@ def test_a_net_in_training_mode_is_attacked_at_infinity_and_left_unchanged(monke
     expected, logits = net(images), list[torch.Tensor]()
 
     class Fake:
-        """Replaces every class of the toolbox; as an attack it only runs the net."""
+        """Replaces every class of the toolbox; as an attack it only runs the net that it was given."""
 
-        def __init__(self, *arguments: object, **options: object) -> None: ...
+        def __init__(self, first: object, *arguments: object, **options: object) -> None:
+            self.net = first.net if isinstance(first, Fake) else first
 
         def generate(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-            logits.append(net(torch.from_numpy(x)))
+            logits.append(self.net(torch.from_numpy(x)))
             return x
 
     names = ("PyTorchClassifier", "AutoProjectedGradientDescent", "DeepFool", "SquareAttack", "AutoAttack")
@@ -74,3 +75,20 @@ def test_without_the_extra_it_says_what_to_install():
     net, images, labels = case()
     with pytest.raises(LinfnetError, match=r"pip install 'linfnet\[autoattack\]'"):
         auto_attack(net, images, labels, TENTH, torch.Generator())
+
+
+@pytest.mark.skipif(not PRESENT, reason="needs the extra `autoattack`")
+@pytest.mark.filterwarnings("ignore")  # of the toolbox
+@pytest.mark.parametrize("shape", [(1, 4, 4), (3, 3, 3), (1, 2, 2), (1, 5, 8)])
+def test_small_and_long_images_are_attacked(shape: tuple[int, ...]):
+    net = LinfNet(shape, 3, (8,)).eval()
+    images = torch.rand(4, *shape)
+    found = auto_attack(net, images, net(images).argmax(1), TENTH, torch.Generator(), steps=2, restarts=1, queries=5)
+    assert ((found - images).abs() < 0.1001).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 8), (6,)])
+def test_images_of_one_row_are_refused(shape: tuple[int, ...]):
+    net = LinfNet(shape, 3, (8,)).eval()
+    with pytest.raises(ArgumentError, match=r"images have 1 x \d pixels; expected at least 2 x 2 for AutoAttack"):
+        auto_attack(net, torch.rand(2, *shape), torch.tensor([0, 1]), TENTH, torch.Generator())

@@ -57,6 +57,27 @@ def test_no_weight_gets_a_gradient():
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
+def test_no_gradient_of_a_weight_is_computed_meanwhile():
+    net, seen = random_net(0), list[bool]()
+    net.layers[1].weight.requires_grad_(False)
+    before = [parameter.requires_grad for parameter in net.parameters()]
+    unchanged = list[bool]()
+
+    def look(attacked: torch.nn.Module, *_: object) -> None:
+        seen.extend(parameter.requires_grad for parameter in attacked.parameters())
+        unchanged.append([parameter.requires_grad for parameter in net.parameters()] == before)
+
+    handle = net.register_forward_hook(look)
+    images = torch.rand(3, *net.image_shape)
+    for attack in (pgd, best_pgd):
+        attack(net, images, torch.zeros(3, dtype=torch.int64), 0.1, steps=2)
+    handle.remove()
+    assert seen
+    assert not any(seen)
+    assert all(unchanged)  # another thread may train the net
+    assert [parameter.requires_grad for parameter in net.parameters()] == before
+
+
 def test_images_outside_the_pixel_range_are_refused():
     with pytest.raises(ArgumentError, match=r"expected \[0, 1\]"):
         pgd(random_net(0), torch.full((1, 1, 3, 3), 1.5), torch.zeros(1, dtype=torch.int64), Fraction(1, 10))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from linfnet.certificates import certify
+from linfnet.certificates.certified import BATCH
 from linfnet.errors import ArgumentError
 from linfnet.nn import LinfNet
 
@@ -24,6 +25,30 @@ def test_radii_are_certified_at_themselves():
         assert found.at(Fraction(own[index].item()))[index]
         assert not found.at(above[index])[index]
     assert torch.equal(found.at(own[:1].squeeze()), found.radius >= own[0])
+
+
+def test_several_epsilons_at_once():
+    torch.manual_seed(0)
+    found = certify(LinfNet((1, 4, 4), 3, (12,), std=0.4), torch.rand(50, 1, 4, 4))
+    own = [Fraction(radius) for radius in found.radius.clamp(0, 1).tolist()]
+    for epsilons in ([0, "0.01", 0.02, (1, 255), Fraction(1, 30)], own):
+        assert torch.equal(found.at_each(epsilons), torch.stack([found.at(eps) for eps in epsilons]))
+    assert found.at_each([]).shape == (0, 50)
+    with pytest.raises(ArgumentError, match="eps is 8; expected a number from 0 to 1"):
+        found.at_each([0.1, 8])
+
+
+def test_what_changes_between_batches_is_checked():
+    def compile_net(images: int) -> None:
+        net.compile(backend="eager")
+
+    def change_image(images: int) -> None:
+        pixels[-1] = 2.0
+
+    for change, message in ((compile_net, "the net is compiled"), (change_image, "have pixels from")):
+        net, pixels = LinfNet((1, 2, 2), 2), torch.rand(BATCH + 1, 1, 2, 2)
+        with pytest.raises(ArgumentError, match=message):
+            certify(net, pixels, advance=change)
 
 
 @pytest.mark.parametrize(

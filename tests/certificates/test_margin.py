@@ -31,7 +31,8 @@ def rounding_net() -> tuple[LinfNet, torch.Tensor, torch.Tensor]:
 def error_bound(run: Pass) -> torch.Tensor:
     """float64 [N]: a bound on the difference between the logits of the program and those of the exact net at x."""
     unit, tiny = unit_and_tiny(run.logits.dtype)
-    return up(up(float_above(unit * (1 + unit) ** 2) * run.magnitude) + float_above(2 * tiny))
+    slope, rest = float_above(unit * (1 + unit) ** 2), float_above(2 * tiny)
+    return torch.tensor([up(up(slope * magnitude) + rest) for magnitude in run.magnitudes], dtype=torch.float64)
 
 
 def change_bound(run: Pass, epsilon: Fraction) -> torch.Tensor:
@@ -39,7 +40,8 @@ def change_bound(run: Pass, epsilon: Fraction) -> torch.Tensor:
     unit, tiny = unit_and_tiny(run.logits.dtype)
     growth, slope = (1 + unit) ** (run.steps + 2), float_above(unit * (2 + unit))
     rest = float_above(Fraction(float_above(epsilon / Fraction(run.std))) + Fraction(float_above(3 * tiny)))
-    return up(float_above(growth) * up(up(slope * run.magnitude) + rest))
+    bounds = [up(float_above(growth) * up(up(slope * magnitude) + rest)) for magnitude in run.magnitudes]
+    return torch.tensor(bounds, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("widest", [1, 8, 40, 120])
@@ -208,10 +210,13 @@ def test_certificates_leave_p_and_hooks_as_they_were():
         assert torch.equal(certify_by_margin(net, images).radii, radii)
 
 
-def test_flushed_subnormals_are_refused():
+@pytest.mark.parametrize("threads", [1, 2])
+def test_flushed_subnormals_are_refused(threads: int):
     net, image, label = rounding_net()
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush subnormal numbers")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     try:
         with pytest.raises(LinfnetError, match="flushed to zero"):
             certify_by_margin(net, image, label)
@@ -219,3 +224,4 @@ def test_flushed_subnormals_are_refused():
             certified_by_interval(net, image, label, Fraction(1, 10))
     finally:
         torch.set_flush_denormal(False)
+        torch.set_num_threads(before)

@@ -138,4 +138,4 @@ def test_wrapped_nets(seed: int):
     moved = best_pgd(net, images[kept], found.labels[kept], found.best_radii[kept].clamp(max=1), steps=20)
     assert label_on_top(net(moved), found.labels[kept]).all()
     run, on_cpu = forward_with_magnitudes(net, images), forward_with_magnitudes(net.cpu(), images.cpu())
-    assert ((run.logits.cpu() - on_cpu.logits).abs().amax(1) <= error_bound(run).cpu() + error_bound(on_cpu)).all()
+    assert ((run.logits.cpu() - on_cpu.logits).abs().amax(1) <= error_bound(run) + error_bound(on_cpu)).all()

@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+from collections.abc import Generator
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from certificates.test_margin import change_bound, error_bound
 from hypothesis import given
 from hypothesis import strategies as st
 
+from linfnet import ops
 from linfnet.boxes import outer_box
 from linfnet.certificates import certified_by_interval, certify_by_margin
 from linfnet.certificates.rounding import forward_with_magnitudes
@@ -47,9 +49,26 @@ def test_the_program_is_the_one_of_the_proof_to_the_bit(seed: int, widest: int):
     assert expected.dtype == np.float32
     assert np.array_equal(net(images).detach().numpy(), expected)
     assert np.array_equal(np.concatenate([net(x[None]).detach().numpy() for x in images]), expected)
-    assert np.array_equal(net.measure(images)[0].detach().numpy(), expected)
+    in_steps, rounding = net.measure(images)
+    assert np.array_equal(in_steps.detach().numpy(), expected)
+    with torch.no_grad():  # by the kernel that measures layers, if there is one
+        by_kernel, measured = net.measure(images)
+        one = [net.measure(image[None])[1].total() for image in images]
+    assert np.array_equal(by_kernel.numpy(), expected)
+    assert measured.steps == rounding.steps
+    # The sum of the sizes is exact up to the order of the additions.
+    torch.testing.assert_close(measured.total(), rounding.total(), rtol=2.0**-52 * rounding.steps, atol=0)
+    assert torch.equal(torch.cat(one), measured.total())
 
 
+@pytest.fixture(params=["default", "reference"])
+def implementation(request: pytest.FixtureRequest) -> Generator[None]:
+    """The kernel that measures layers, and the separate steps."""
+    with ops.default_implementation(None if request.param == "default" else request.param):
+        yield
+
+
+@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("widest", [0, 3, 12])
 def test_rounding_errors_stay_below_their_bound(widest: int):
     tightest = 0.0
@@ -66,6 +85,7 @@ def test_rounding_errors_stay_below_their_bound(widest: int):
     assert tightest > 0.02
 
 
+@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("widest", [0, 1, 3])
 def test_no_image_of_a_small_box_breaks_a_certificate(widest: int):
     reached, certified = 0.0, 0

@@ -1,6 +1,7 @@
 """The commands on a small run: what they print and write."""
 
 import csv
+import io
 import shlex
 import shutil
 from dataclasses import replace
@@ -106,6 +107,30 @@ def test_certify(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert f"{100 * sum(radius >= 0.1 for radius in radii) / 60:.2f}" in printed
     assert (out / "curve.png").is_file()
     assert len((out / "curve.csv").read_text().splitlines()) == 51
+
+
+def test_certify_exactly(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    arguments = ["--eps", "0.1", "--limit", "30", "--exact", "--width", "0.01", "--out", str(tmp_path)]
+    assert main(["certify", str(run), *arguments]) == 0
+    assert "(exact)" in capsys.readouterr().out
+    with (tmp_path / "radii.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        radius, broken_at = float(row["exact_radius"]), float(row["broken_at"])
+        assert float(row["margin_radius"]) <= radius
+        assert radius < 0 or broken_at - radius <= 0.01
+
+
+def test_evaluate_exactly(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    arguments = ["--eps", "0.1", "--limit", "60", "--steps", "3", "--exact", "--out", str(tmp_path / "exact")]
+    assert main(["evaluate", str(run), *arguments]) == 0
+    (found,) = read_results(tmp_path / "exact").evaluations
+    assert found.best_certified <= found.exact.robust <= found.attacked
+    assert not (tmp_path / "exact" / ".exact").exists()
+    assert f"{100 * found.exact.robust:.2f}" in capsys.readouterr().out
+    assert main(["compare", str(tmp_path / "exact"), "--csv"]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert float(row["exact"]) == found.exact.robust
 
 
 def test_certify_own_images(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

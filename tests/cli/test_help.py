@@ -54,7 +54,8 @@ def test_own_modules_are_imported(
 
 
 @pytest.mark.parametrize(
-    "command", [["recipes"], ["recipes", "mnist-0.3-ibp"], ["data", "list"], ["doctor"], ["compare"], ["evaluate"]]
+    "command",
+    [["models"], ["recipes"], ["recipes", "mnist-0.3-ibp"], ["data", "list"], ["doctor"], ["compare"], ["evaluate"]],
 )
 def test_tables_fit(command: list[str], place: Path, capsys: pytest.CaptureFixture[str]):
     """Lines with paths are not broken, so that they can be copied; they are no part of a table."""

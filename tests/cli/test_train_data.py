@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from linfnet.cli.inputs import find_inputs
 from linfnet.cli.main import main
-from linfnet.data import load, load_split
+from linfnet.data import Conversion, load, load_split
+from linfnet.files import read_table, write_json
 from linfnet.nn import LinfNet
 from linfnet.recipes.recipe import Reported
 from linfnet.train import RunFolder, fit
@@ -57,6 +59,39 @@ def test_conversions():
     recipe = RunFolder.open(Path("run")).recipe
     assert (recipe.data.resize, recipe.data.mode) == ((6, 5), "rgb")
     assert LinfNet.load("run").image_shape == (3, 6, 5)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_compressed_net_has_the_conversion_and_the_split_of_its_data(given: bool):
+    changes = [*SMALL[:-2], "data.split_seed=3", *SMALL[-2:]]
+    options = ["--data", "./mnist", "--resize", "6x5", "--rgb"]
+    assert main(["train", "digits", *options, "--out", "run", *changes]) == 0
+    options = options if given else []
+    assert main(["compress", "run", "--passes", "1", "--out", "small", "--device", "cpu", *options]) == 0
+    found = find_inputs(Path("small"), None)
+    assert found.conversion == Conversion((6, 5), "rgb")
+    assert found.seed == (0 if given else 3)  # as for a run: --data is split by the seed 0
+    assert found.data == str(Path("mnist").resolve())
+    assert main(["evaluate", "small", "--steps", "1", "--device", "cpu"]) == 0
+    assert find_inputs(Path("small"), "mnist").conversion == Conversion()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"resize": "6by5"}, "resize is '6by5'; expected HxW"),
+        ({"mode": "blue"}, "mode is 'blue'; expected 'grey'"),
+        ({"split_seed": "x"}, "split_seed is 'x'; expected a whole number"),
+    ],
+)
+def test_a_config_with_wrong_settings_of_its_data(
+    changes: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+):
+    LinfNet((1, 8, 8), 10, (4,)).save("net", class_names=[f"digit-{k}" for k in range(10)])
+    config = {**read_table(Path("net/config.json")), "data": str(Path("mnist").resolve()), "eps": ["0.1"], **changes}
+    write_json(Path("net/config.json"), config)
+    assert main(["evaluate", "net", "--device", "cpu"]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_known_set_by_name(capsys: pytest.CaptureFixture[str]):

@@ -4,7 +4,9 @@ import gzip
 import io
 import os
 import pickle
+import random
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -219,12 +221,12 @@ def test_arrays_of_objects_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "EOFError"),
+        (b"", "pickle exhausted before seeing STOP"),
         (b"not a pickle", "not a Python batch"),
         (old_pickle(ROWS, LABELS)[:-2000], "not a Python batch"),
-        (pickle.dumps([1, 2]), "AttributeError"),
-        (pickle.dumps({"labels": [1]}), "KeyError: 'data'"),
-        (dump(ROWS, [7, 0, 999]), "OverflowError"),
+        (pickle.dumps([1, 2]), "it contains a list; expected a dictionary"),
+        (pickle.dumps({"labels": [1]}), "it has no array 'data'"),
+        (dump(ROWS, [7, 0, 999]), "its 'labels' are not a list of numbers from 0 to 255"),
         (dump(ROWS, [7, 0]), "contains images [3, 3072] and labels [2]; expected [N, 3072] and [N]"),
         (dump(ROWS[:, :784]), "contains images [3, 784]"),
         (dump(ROWS[0], [7]), "contains images [3072]"),
@@ -236,6 +238,65 @@ def test_a_wrong_pickle(tmp_path: Path, content: bytes, complaint: str) -> None:
         read(tmp_path, content)
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def nested(depth: int) -> list:
+    value: list = [1] * 10
+    for _ in range(depth):
+        value = [value] * 10
+    return value
+
+
+def deep(depth: int) -> tuple:
+    value: tuple = (1,) * 10
+    for _ in range(depth):
+        value = (value,) * 10
+    return value
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        # The state of a function: with `functools.partial`, this pickle of 49 bytes ended Python by a recursion in C.
+        (b"\x80\x02cnumpy.core.numeric\n_frombuffer\nq\x00(h\x00)}Ntbh\x00)R.", "it changes a _Name"),
+        (dump(ROWS, nested(30)), "'labels' are not a list of numbers"),
+        (dump(nested(30)), "it has no array 'data'"),
+        (pickle.dumps({"data": np.zeros(1, np.uint8), "labels": Evil(np.dtype, nested(30))}), "array of type list"),
+        (b"\x80\x04}" + pickle.dumps(deep(30), 2)[2:-1] + b"Ns.", "has a tuple as a key"),
+        (b"\x80\x02Nr\xff\xff\xff\x3f.", "it contains a NoneType"),  # an index that takes 16 GB as a position
+        (b"\x80\x05\x96\xff\xff\xff\xff\x0f\x00\x00\x00.", "expected 68719476735 bytes"),
+        (b"\x80\x028\xff\xff\xff\x7f.", "at position 2, opcode b'8' unknown"),
+        (
+            b"\x80\x02X\x64\0\0\0" + 100 * b"a" + b"q\x00c_codecs\nencode\nq\x01" + 50 * b"h\x01h\x00N\x86R" + b".",
+            "encodes more",
+        ),
+        (b"\x80\x02N\x85R.", "pop from empty list"),
+        (b"\x80\x02(1.", "POP_MARK"),
+        (b"\x80\x02]q\x00h\x00a.", "it contains a list"),
+    ],
+    ids=range(12),
+)
+def test_a_small_pickle_takes_little_memory_and_time(tmp_path: Path, content: bytes, complaint: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(LinfnetError) as caught:
+            read(tmp_path, content)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_random_pickles_are_one_line(tmp_path: Path) -> None:
+    draw, whole = random.Random(0), dump(ROWS[:1, :50], [7])
+    for _ in range(300):
+        content = bytearray(whole)
+        for _ in range(draw.randint(1, 3)):
+            content[draw.randrange(len(content))] = draw.randrange(256)
+        with pytest.raises(LinfnetError) as caught:
+            read(tmp_path, bytes(content))
+        assert "\n" not in str(caught.value)
 
 
 def test_a_missing_pickle(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_the_same_bits_for_any_batch(tmp_path: Path, hidden: tuple[int, ...], op
     assert write_onnx(net, tmp_path / "net.onnx") == [tmp_path / "net.onnx"]
     run = onnx_runner(tmp_path / "net.onnx")
     with net.at_infinity(), torch.no_grad():
-        for count in (1, 2, 31):
+        for count in (1, 2, 31, 0):
             images = torch.rand(count, 3, 5, 4)
             assert torch.equal(run(images), net(images))
 

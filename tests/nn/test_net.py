@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.files import read_tensors, write_tensors
+from linfnet.files import read_table, read_tensors, write_tensors
 from linfnet.nn import LinfNet, means_at_infinity, reestimate_means
 from linfnet.nn.model_path import PRETRAINED
 from linfnet.results import Accuracies, Result, Results, TrainingResult
@@ -248,7 +248,7 @@ class TestFolder:
     def test_broken_folders(self, tmp_path: Path):
         small_net().save(tmp_path)
         weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
-        whole, settings = weights.read_bytes(), json.loads(config.read_text())
+        whole, settings = weights.read_bytes(), read_table(config)
 
         weights.write_bytes(whole[: len(whole) // 2])
         with pytest.raises(LinfnetError, match="truncated or not a safetensors file"):

@@ -1,7 +1,10 @@
 """Sparse distance layers and nets: equal to dense layers where they can be, their files, and what is refused."""
 
+import itertools
 import json
 import math
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import pytest
@@ -12,8 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.files import read_table
 from linfnet.nn import Classifier, LpDistance, SparseDistance, SparseNet
 from linfnet.nn.sparse import remove_unread
+from linfnet.nn.sparse_file import packed, unpacked
+from linfnet.ops import default_implementation
 from linfnet.systems import load_model
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -65,8 +71,9 @@ def test_a_finite_p_is_computed_in_parts(monkeypatch: pytest.MonkeyPatch):
     sparse.p = 3.0
     x = torch.rand(20, 25, requires_grad=True)
     expected = torch.autograd.grad(sparse(x).sum(), (x, sparse.weight))
-    monkeypatch.setattr("linfnet.nn.sparse._BLOCK", 3 * sparse.connections)
-    torch.testing.assert_close(torch.autograd.grad(sparse(x).sum(), (x, sparse.weight)), expected)
+    monkeypatch.setattr("linfnet.ops.sparse_reference.BLOCK_ELEMENTS", 3 * sparse.connections)
+    with default_implementation("reference"):
+        torch.testing.assert_close(torch.autograd.grad(sparse(x).sum(), (x, sparse.weight)), expected)
 
 
 @given(SEEDS)
@@ -155,10 +162,71 @@ def test_a_file_contains_what_the_program_computes_with(net: SparseNet, tmp_path
     assert state.keys() == other.keys()
     assert all(torch.equal(tensor, other[name]) and tensor.dtype == other[name].dtype for name, tensor in state.items())
     stored = safetensors.torch.load_file(tmp_path / "net" / "model.safetensors")
-    assert stored["layers.0.weight"].dtype == (torch.float16 if half else torch.float32)
-    # One byte for each of 155 connections, and one more for each 255 in the gaps 255, 255, 996, 256 and 511.
-    assert len(stored["layers.0.gaps"]) == 155 + 1 + 1 + 3 + 1 + 2
+    assert stored["layers.0.low"].shape == (155, 1 if half else 3)
+    # Two bytes for each of 155 indices below 1000.
+    assert len(zlib.decompress(stored["layers.0.steps"].numpy().tobytes())) == 155 * 2
+    assert len(zlib.decompress(stored["layers.0.high"].numpy().tobytes())) == 155
     assert stored["layers.0.counts"].dtype == torch.uint16
+
+
+def gaps(layer: SparseDistance) -> torch.Tensor:
+    """Return the differences of indices as earlier versions wrote them."""
+    found = []
+    for start, end in itertools.pairwise(layer.offsets.tolist()):
+        for before, index in itertools.pairwise([0, *layer.index[start:end].tolist()]):
+            found += [255] * ((index - before) // 255) + [(index - before) % 255]
+    return torch.tensor(found, dtype=torch.uint8)
+
+
+def write_earlier(net: SparseNet, folder: Path, half: bool = False) -> None:
+    """Save a net as earlier versions did."""
+    net.save(folder)
+    stored = safetensors.torch.load_file(folder / "model.safetensors")
+    for number, layer in enumerate(net.layers):
+        for name in ("low", "high", "steps"):
+            del stored[f"layers.{number}.{name}"]
+        weight = layer.weight.detach()
+        stored |= {f"layers.{number}.weight": weight.half() if half else weight, f"layers.{number}.gaps": gaps(layer)}
+    safetensors.torch.save_file(stored, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_files_of_earlier_versions_are_read(net: SparseNet, tmp_path: Path, half: bool):
+    if half:
+        net.round_weights_(torch.float16)
+    write_earlier(net, tmp_path, half)
+    state, other = net.state_dict(), load_model(tmp_path).state_dict()
+    assert all(torch.equal(tensor, other[name]) and tensor.dtype == other[name].dtype for name, tensor in state.items())
+
+
+@pytest.mark.parametrize("inputs", [1, 2, 256, 257, 65536, 65537, 2**24 + 1])
+def test_the_last_of_many_inputs_is_stored(inputs: int):
+    index, weight = torch.tensor([0, inputs - 1][-min(inputs, 2) :]), torch.randn(min(inputs, 2))
+    layer = SparseDistance(weight, index, torch.tensor([0, len(index)]), inputs)
+    stored = {f"a.{name}": tensor for name, tensor in packed(layer).items()}
+    assert torch.equal(unpacked(stored, "a.", inputs, 1, len(index), Path("file")).index, layer.index)
+
+
+def test_equal_nets_give_equal_files(net: SparseNet, tmp_path: Path):
+    for copy in "abcdef":
+        net.save(tmp_path / copy)
+    files = {(tmp_path / copy / "model.safetensors").read_bytes() for copy in "abcdef"}
+    assert len(files) == 1
+
+
+def test_a_file_does_not_expand_without_limit(net: SparseNet, tmp_path: Path):
+    net.save(tmp_path)
+    file = tmp_path / "model.safetensors"
+    stored = safetensors.torch.load_file(file)
+    bomb = compressed([0] * (1 << 26))
+    for name in ("high", "steps"):
+        safetensors.torch.save_file({**stored, f"layers.1.{name}": bomb}, file)
+        tracemalloc.start()
+        with pytest.raises(LinfnetError, match=f"layers.1.{name}' does not contain"):
+            load_model(tmp_path)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 1 << 22
 
 
 def test_weights_that_float16_does_not_represent_are_refused(net: SparseNet):
@@ -174,6 +242,44 @@ def test_a_float64_net_is_not_saved(net: SparseNet, tmp_path: Path):
 
 def tensor(values: list[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor(values).to(dtype)
+
+
+def compressed(values: list[int]) -> torch.Tensor:
+    return torch.frombuffer(bytearray(zlib.compress(bytes(values))), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers.1.steps": compressed([0, 1, 5, 2, 1, 1])}, "index contains 6; expected numbers from 0 to 5"),
+        ({"layers.1.steps": compressed([0, 1, 0, 2, 1, 1])}, "a connection occurs twice"),
+        ({"layers.1.steps": compressed([0, 1, 4, 2, 1])}, "does not contain the indices of 6"),
+        ({"layers.1.steps": compressed([0, 1, 4, 2, 1, 1, 1])}, "does not contain the indices of 6"),
+        ({"layers.1.steps": compressed([0, 1, 4, 2, 1, 1])[:-1].clone()}, "does not contain the indices of 6"),
+        ({"layers.1.steps": tensor([], torch.uint8)}, "does not contain the indices of 6"),
+        ({"layers.1.steps": tensor([1, 2], torch.uint8)}, "does not contain the indices of 6"),
+        ({"layers.1.steps": tensor([0, 1], torch.int32)}, "has dtype torch.int32; expected torch.uint8"),
+        ({"layers.1.high": compressed([63] * 5)}, "does not contain the last bytes of 6 weights"),
+        ({"layers.1.high": compressed([127] * 6), "layers.1.low": tensor([[0, 0, 128]] * 6, torch.uint8)}, "infinity"),
+        ({"layers.1.low": tensor([[0, 0]] * 6, torch.uint8)}, r"has shape \(6, 2\), the net expects \[6, 3\]"),
+        ({"layers.1.low": tensor([[0]] * 5, torch.uint8)}, r"has shape \(5, 1\), the net expects \[6, 3\]"),
+        ({"layers.1.counts": tensor([6, 0], torch.uint16)}, "no neuron without connections"),
+        ({"layers.1.counts": tensor([7, -1], torch.int32)}, "no neuron without connections"),
+        ({"layers.1.counts": tensor([3, 4], torch.uint16)}, "a sum of 7"),
+        ({"layers.1.counts": tensor([6], torch.uint16)}, r"has shape \(1,\), the net expects \[2\]"),
+        ({"layers.1.counts": tensor([2**30, 2**30], torch.int32)}, "a sum of 2147483648"),
+        ({"layers.1.weight": torch.zeros(6)}, "lacks 'layers.1.gaps'"),
+        ({"layers.1.weight": torch.zeros(6), "layers.1.gaps": tensor([0], torch.uint8)}, "'layers.1.high' beside"),
+        ({"layers.1.bias": torch.zeros(3)}, r"has shape \(3,\)"),
+        ({"layers.0.mean": torch.zeros(6).half()}, "has dtype torch.float16"),
+        ({"layers.2.weight": torch.zeros(6)}, "contains 'layers.2.weight', which the net does not have"),
+        ({"layers.1.steps": None}, "lacks 'layers.1.steps'"),
+        ({"scale": None}, "'scale' is not one float32 number"),
+    ],
+)
+def test_damaged_files_are_refused(net: SparseNet, tmp_path: Path, changes: dict, message: str):
+    net.save(tmp_path)
+    check_damage(tmp_path, changes, message)
 
 
 @pytest.mark.parametrize(
@@ -200,13 +306,17 @@ def tensor(values: list[int], dtype: torch.dtype) -> torch.Tensor:
         ({"scale": None}, "'scale' is not one float32 number"),
     ],
 )
-def test_damaged_files_are_refused(net: SparseNet, tmp_path: Path, changes: dict, message: str):
-    net.save(tmp_path)
-    file = tmp_path / "model.safetensors"
+def test_damaged_files_of_earlier_versions_are_refused(net: SparseNet, tmp_path: Path, changes: dict, message: str):
+    write_earlier(net, tmp_path)
+    check_damage(tmp_path, changes, message)
+
+
+def check_damage(folder: Path, changes: dict, message: str) -> None:
+    file = folder / "model.safetensors"
     stored = {**safetensors.torch.load_file(file), **changes}
     safetensors.torch.save_file({name: one for name, one in stored.items() if one is not None}, file)
     with pytest.raises(LinfnetError, match=message) as error:
-        load_model(tmp_path)
+        load_model(folder)
     assert "\n" not in str(error.value)
 
 
@@ -220,8 +330,9 @@ def test_damaged_files_are_refused(net: SparseNet, tmp_path: Path, changes: dict
         ({"hidden": "wide"}, "the config's hidden is wide; expected a list of numbers"),
         ({"hidden": [0]}, "expected a list of numbers above 0"),
         ({"hidden": []}, "connections for 1 layers"),
-        ({"image_shape": [1, 40, 10**12]}, "inputs and 155 connections"),
-        ({"image_shape": [1, 40]}, "index contains"),
+        ({"image_shape": [1, 40, 10**12]}, "the indices of 155 connections to 40000000000000 inputs"),
+        ({"image_shape": [1, 40]}, "the indices of 155 connections to 40 inputs"),
+        ({"image_shape": [1, 20, 25]}, "index contains"),
         ({"image_shape": None}, "the config does not describe a net"),
         ({"negate_logits": 1}, "expected true or false"),
         ({"std": None}, "std"),
@@ -233,13 +344,13 @@ def test_configs_that_do_not_fit_are_refused(net: SparseNet, tmp_path: Path, cha
     """Sizes in the config allocate nothing: they must be those of the tensors."""
     net.save(tmp_path)
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    file.write_text(json.dumps({**read_table(file), **changes}))
     with pytest.raises(LinfnetError, match=message) as error:
         load_model(tmp_path)
     assert "\n" not in str(error.value)
     for key in ("mean", "std", "classes", "connections"):
         net.save(tmp_path)
-        file.write_text(json.dumps({name: one for name, one in json.loads(file.read_text()).items() if name != key}))
+        file.write_text(json.dumps({name: one for name, one in read_table(file).items() if name != key}))
         with pytest.raises(LinfnetError, match=key):
             load_model(tmp_path)
 

@@ -89,6 +89,12 @@ void check_sparse(const Kernels& kernels, long rows, long outs, long features, b
   kernels.sparse_infinity(x.get(), net, z.get(), nullptr, shape);
   kernels.sparse_infinity(x.get(), net, y.get(), near.get(), shape);
   if (std::memcmp(y.get(), z.get(), pairs * sizeof(float))) std::abort();
+  Fenced<float> mean(outs, at_end), bias(outs, at_end), sizes(3 * rows, at_end), largest(rows, at_end);
+  fill(mean, outs, 1.0f), fill(bias, outs, 1.0f);
+  kernels.sparse_measured(x.get(), net, nullptr, nullptr, z.get(), largest.get(), shape);
+  if (std::memcmp(y.get(), z.get(), pairs * sizeof(float))) std::abort();
+  kernels.sparse_measured(x.get(), net, mean.get(), bias.get(), z.get(), sizes.get(), shape);
+  if (std::memcmp(sizes.get(), largest.get(), rows * sizeof(float))) std::abort();
   sparse_gradients(grad.get(), x.get(), net, near.get(), grad_x.get(), grad_w.get(), shape);
   kernels.sparse_bounds(x.get(), upper.get(), net, y.get(), z.get(), near.get(), far.get(), shape);
   kernels.sparse_bounds(x.get(), upper.get(), net, y.get(), z.get(), nullptr, nullptr, shape);

@@ -1,8 +1,9 @@
-"""Inputs and checks for the CUDA kernels of sparse layers, on a GPU or in the emulator: all results bit by bit."""
+"""Inputs and checks for the CUDA kernels of sparse layers, on a GPU or in the emulator: bit by bit at infinity."""
 
 import math
 
 import torch
+from dense_cases import error, slack
 from torch import Tensor
 
 from linfnet.ops import count_deciding
@@ -81,6 +82,42 @@ def check_nan_and_infinity(kernels: SparseCuda, device: str = "cpu") -> None:
     assert same(kernels.bounds_saving(x - 1, x + 1, *csr), wanted)
 
 
+def check_power(kernels: SparseCuda, x: Tensor, csr: Csr, grad: Tensor, p: float) -> None:
+    """Check distances and gradients at a finite p against float64, with the tolerance of the dense kernels."""
+    doubles = tuple(t.double() if t.is_floating_point() else t for t in on_cpu(x, *csr))
+    exact_y = REFERENCE.power(*doubles, p)
+    exact = exact_y, *REFERENCE.power_backward(grad.double().cpu(), *doubles, exact_y, p, True, True)
+    singles = on_cpu(x, *csr)
+    plain_y = REFERENCE.power(*singles, p)
+    plain = plain_y, *REFERENCE.power_backward(grad.cpu(), *singles, plain_y, p, True, True)
+    y = kernels.power(x, *csr, p)
+    made = y, *kernels.power_backward(grad, x, *csr, y, p, True, True)
+    for name, ours, theirs, truth in zip(("y", "grad_x", "grad_w"), on_cpu(*made), plain, exact, strict=True):
+        bound = 2 * error(theirs, truth) + slack(name, p)
+        assert error(ours, truth) <= bound, (name, error(ours, truth), bound)
+    for need_x, need_w in ((True, False), (False, True), (False, False)):
+        parts = kernels.power_backward(grad, x, *csr, y, p, need_x, need_w)
+        assert same(parts, (made[1] if need_x else torch.empty(0), made[2] if need_w else torch.empty(0)))
+    # The results of a row do not depend on the other rows.
+    for rows in (slice(1), slice(1, 3), slice(len(x) // 2, None)):
+        part = kernels.power(x[rows].clone(), *csr, p)
+        assert same((part,), (y[rows],))
+        part = kernels.power_backward(grad[rows].clone(), x[rows].clone(), *csr, part, p, True, False)
+        assert same(part[:1], (made[1][rows],))
+
+
+def check_power_of_nan_and_infinity(kernels: SparseCuda, p: float, device: str = "cpu") -> None:
+    x, csr, grad = draw(11, 20, 30, device=device)
+    x[2, 3], x[5, 7], x[6, 8] = math.nan, math.inf, -math.inf
+    csr[0][4], csr[0][9], grad[3, 4] = math.inf, math.nan, math.nan
+    singles, y = on_cpu(x, *csr), kernels.power(x, *csr, p)
+    wanted = REFERENCE.power(*singles, p)
+    wanted = wanted, *REFERENCE.power_backward(grad.cpu(), *singles, wanted, p, True, True)
+    for ours, theirs in zip((y, *kernels.power_backward(grad, x, *csr, y, p, True, True)), wanted, strict=True):
+        assert torch.equal(ours.cpu().isnan(), theirs.isnan())
+        assert torch.equal(ours.cpu().isinf(), theirs.isinf())
+
+
 def counts(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """Return the counts of `count_deciding` from all differences at once."""
     difference = (x[:, None] - w).abs()
@@ -111,4 +148,5 @@ def every_sparse_path(launcher: Launcher, device: str = "cpu") -> None:
         kernels.bounds(x, x + 1, *csr)
         kernels.bounds_saving(x, x + 1, *csr)
         kernels.backward(grad, x, *csr[:2], decisive, True, True)
+        kernels.power_backward(grad, x, *csr, kernels.power(x, *csr, 16.0), 16.0, True, True)
         deciding.count(launcher, x, y.new_zeros(5, features), *decisive.new_zeros(2, 5, features))

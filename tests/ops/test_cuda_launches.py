@@ -192,6 +192,19 @@ def test_a_huge_p_has_the_kernels_of_every_large_one() -> None:
     assert set(kernels_ahead(129.0, 512, MUCH)) <= set(kernels_ahead(128.0, 512, MUCH))
 
 
+def test_the_reference_computes_a_huge_finite_p() -> None:
+    x, w = torch.rand(3, 5), torch.rand(4, 5)
+    cuda, reference = Cuda(Recorder()), implementations.get("reference")
+    for p in (1e6, 1e30):
+        y, saved = cuda.forward_saving(x, w, p)
+        assert saved.shape == cuda.saved_like(x, w, p).shape
+        assert torch.equal(y, reference.forward(x, w, p))
+        assert torch.equal(y, cuda.forward(x, w, p))
+        gradients = cuda.backward(torch.ones_like(y), x, w, y, saved, p, True, True)
+        expected = reference.backward(torch.ones_like(y), x, w, y, saved, p, True, True)
+        assert all(map(torch.equal, gradients, expected))
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a GPU that torch reports and that has not been tested yet."""
@@ -286,6 +299,7 @@ def test_sources_compile(architecture: str, tmp_path: Path) -> None:
         Kernel("finish.cu", "finish_sum", FINISH_DEFINITIONS),
         *(Kernel(file, "") for file in ("gradients.cu", "scale.cu", "scatter.cu", "sparse_gradients.cu")),
         *(sparse.forward_kernel("", rows, save) for rows in (1, 8) for save in (False, True)),
+        *(sparse.power_kernel("", rows) for rows in (1, 4)),
         deciding.COUNT,
         *(tensor_core.kernel(function, 8) for function in ("powers", "add_unexpanded")),
         pruned.list_kernel("transpose"),

@@ -63,6 +63,30 @@ def test_equal_numbers_have_no_slope(kernels: SparseCuda, device: str) -> None:
     assert not any(gradient.any() for gradient in kernels.backward(grad, x, weight, index, decisive, True, True))
 
 
+@pytest.mark.parametrize("p", [1.0, 1.2, 2.0, 3.0, 16.0, 30.5, 64.0, 200.0, 1e4])
+def test_finite_p(kernels: SparseCuda, device: str, p: float) -> None:
+    for shape in ((1, 1, 1, 1), (3, 70, 33, 9), (11, 130, 64, 64)):
+        x, csr, grad = cases.draw(*shape, device=device)
+        torch.manual_seed(1)
+        x = torch.randn(x.shape).to(device)
+        cases.check_power(kernels, x, csr, grad, p)
+        for scale in (1e-42, 1e36):
+            cases.check_power(kernels, x * scale, (csr[0] * scale, *csr[1:]), grad, p)
+
+
+@pytest.mark.parametrize("p", [2.0, 30.5, 64.0])
+def test_finite_p_with_nan_and_infinity(kernels: SparseCuda, device: str, p: float) -> None:
+    cases.check_power_of_nan_and_infinity(kernels, p, device)
+
+
+def test_equal_numbers_have_no_slope_at_a_finite_p(kernels: SparseCuda, device: str) -> None:
+    x, (weight, index, offsets), grad = cases.draw(9, 40, 12, device=device)
+    x[:], weight[:] = 0.5, 0.5
+    for p in (1.0, 16.0, 30.5):
+        y = kernels.power(x, weight, index, offsets, p)
+        assert not any(t.any() for t in (y, *kernels.power_backward(grad, x, weight, index, offsets, y, p, True, True)))
+
+
 @pytest.mark.emulator
 @needs_compiler
 @pytest.mark.parametrize("features", [6000, 20_000, 45_000])
@@ -73,6 +97,7 @@ def test_wide_layers_in_little_shared_memory(libraries: Path, features: int) -> 
     cases.check_distances(kernels, x, csr)
     cases.check_bounds(kernels, x, csr)
     cases.check_gradients(kernels, x, csr, grad)
+    cases.check_power(kernels, x, csr, grad, 16.0)
 
 
 @pytest.mark.emulator
@@ -84,6 +109,10 @@ def test_the_order_of_threads_does_not_matter(libraries: Path, order: int) -> No
     cases.check_distances(kernels, x, csr)
     cases.check_bounds(kernels, x, csr)
     cases.check_gradients(kernels, x, csr, grad)
+    usual, y = SparseCuda(Emulator(libraries)), kernels.power(x, *csr, 30.5)
+    assert cases.same((y,), (usual.power(x, *csr, 30.5),))
+    one, other = (k.power_backward(grad, x, *csr, y, 30.5, True, True) for k in (kernels, usual))
+    assert cases.same(one, other)
 
 
 @pytest.mark.parametrize(("n", "out"), [(0, 3), (3, 0), (0, 0)])
@@ -96,6 +125,9 @@ def test_nothing_is_launched_for_nothing(n: int, out: int) -> None:
     weight, index, offsets = torch.randn(out), torch.arange(out).int(), torch.arange(out + 1).int()
     y, decisive = kernels.forward_saving(x, weight, index, offsets)
     gradients = kernels.backward(y, x, weight, index, decisive, True, True)
+    power = kernels.power(x, weight, index, offsets, 16.0)
+    assert power.shape == (n, out)
+    gradients = *gradients, *kernels.power_backward(power, x, weight, index, offsets, power, 16.0, True, True)
     assert [tuple(t.shape) for t in (y, *kernels.bounds(x, x, weight, index, offsets))] == [(n, out)] * 3
     assert not any(gradient.any() for gradient in gradients)
 

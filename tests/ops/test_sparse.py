@@ -19,6 +19,7 @@ from linfnet.ops import (
     sparse_cpu,
     sparse_linf_bounds,
     sparse_linf_distance,
+    sparse_linf_measured,
     sparse_reference,
 )
 from linfnet.ops.sparse import bounds_saving, distance_backward, distance_saving
@@ -490,3 +491,74 @@ def test_boxes_of_two_shapes_are_refused():
     case = draw(3, 4, 2, 0.5)
     with pytest.raises(ArgumentError, match="lower has shape"):
         sparse_linf_bounds(case.x, case.upper[:2], *case.csr)
+
+
+def measured_in_steps(case: Case, mean: Tensor | None, bias: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+    """Return the outputs and bounds on the magnitudes of the steps, one operation of torch at a time."""
+    distance = y = sparse_linf_distance(case.x, *case.csr, impl="reference")
+    if mean is not None:
+        y = y - mean
+    if bias is not None:
+        y = y + bias
+    sizes = [(y if mean is None else distance).abs().amax(1)]
+    for term in (mean, bias):
+        if term is not None:
+            sizes.append(sizes[-1] + term.abs().amax())
+    return y, sizes
+
+
+@pytest.mark.skipif(not LEVELS, reason="no CPU kernels")
+@pytest.mark.parametrize("level", cpu.levels())
+@pytest.mark.parametrize(
+    "shape", [*SHAPES, (1, 2000, 400, 0.4), (40, 2000, 400, 0.4)], ids=lambda s: "x".join(map(str, s))
+)
+@pytest.mark.parametrize("terms", ["", "mean", "bias", "mean bias"])
+def test_measured_layers_have_the_bits_of_separate_steps(
+    shape: tuple[int, int, int, float], level: str, terms: str, monkeypatch: pytest.MonkeyPatch
+):
+    case = draw(*shape)
+    mean, bias = (case.grad[0] * size if name in terms else None for name, size in (("mean", 2), ("bias", 7)))
+    expected, sizes = measured_in_steps(case, mean, bias)
+    with cpu.use_level(level):
+        for threads in (1, 4):
+            monkeypatch.setattr(sparse_cpu, "threads_for", lambda n, connections, threads=threads: threads)
+            found = sparse_linf_measured(case.x, [(*case.csr, mean, bias)])
+            assert found is not None
+            assert same_bits(found[0], expected)
+            assert same_bits(found[1], torch.stack(sizes))
+
+
+@pytest.mark.skipif(not LEVELS, reason="no CPU kernels")
+@pytest.mark.parametrize("level", cpu.levels())
+@pytest.mark.parametrize("n", [1, 20])
+@pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf, -math.inf])
+def test_no_magnitude_hides_a_number_that_is_not_finite(value: float, n: int, level: str):
+    for place in ("x", "weight", "mean", "bias"):
+        case = draw(n, 40, 21, 0.3)
+        terms = {"mean": case.grad[0].clone(), "bias": case.grad[-1].clone()}
+        changed = {"x": case.x[:, int(case.index[0])], "weight": case.weight[:1], **terms}[place]
+        changed[:1].fill_(value)
+        expected, sizes = measured_in_steps(case, **terms)
+        with cpu.use_level(level):
+            found = sparse_linf_measured(case.x, [(*case.csr, terms["mean"], terms["bias"])])
+        assert found is not None
+        assert same_bits(found[0], expected)
+        assert same_bits(found[1], torch.stack(sizes))
+        assert not found[1][:, 0].sum().isfinite()
+
+
+def test_what_the_measuring_kernel_refuses():
+    case = draw(3, 20, 10, 0.3)
+    with ops.default_implementation("reference"):
+        assert sparse_linf_measured(case.x, [(*case.csr, None, None)]) is None
+    assert sparse_linf_measured(case.x.double(), [(*case.csr, None, None)]) is None
+    if not LEVELS:
+        return
+    with pytest.raises(ArgumentError, match=r"mean has shape \(9,\)"):
+        sparse_linf_measured(case.x, [(*case.csr, torch.zeros(9), None)])
+    with pytest.raises(ArgumentError, match=r"bias has shape .* dtype torch\.float64"):
+        sparse_linf_measured(case.x, [(*case.csr, None, torch.zeros(10).double())])
+    with pytest.raises(ArgumentError, match="weight"):
+        sparse_linf_measured(case.x, [(case.weight.double(), case.index, case.offsets, None, None)])
+    with pytest.raises(ArgumentError):  # an index that is too large
+        sparse_linf_measured(case.x[:, :5], [(*case.csr, None, None)])

@@ -334,11 +334,15 @@ def test_a_net_with_one_certificate_and_no_radii(tmp_path: Path):
     assert [panel["title"] for panel in training_panels([run])] == ["Accuracy", "Loss", "Exponent p"]
 
 
+def edited(run: Path, more: str) -> str:
+    """Return the recipe of a run with more lines instead of its digest, which is the last line."""
+    return (run / "recipe.toml").read_text().partition("# digest: ")[0] + more
+
+
 def test_beside_another_system_only_what_each_run_has_is_drawn(evaluated: Path, tmp_path: Path):
     other = tmp_path / "other"
     shutil.copytree(evaluated, other)
-    with (other / "recipe.toml").open("a") as file:
-        file.write('[system]\nname = "hybrid"\n')
+    (other / "recipe.toml").write_text(edited(other, '[system]\nname = "hybrid"\n'))
     panels = {panel["title"]: panel for panel in training_panels([read_run(evaluated), read_run(other)])}
     for title, runs in (("Loss", 2), ("Exponent p", 2), ("Mixing λ", 1), ("Training margins above θ", 1)):
         assert len(panels[title]["series"]) == runs
@@ -362,8 +366,7 @@ def test_a_mixing_of_zero_has_no_panel(evaluated: Path, tmp_path: Path):
 def test_a_conventional_net_has_no_p(evaluated: Path, tmp_path: Path):
     folder = tmp_path / "run"
     shutil.copytree(evaluated, folder)
-    with (folder / "recipe.toml").open("a") as file:
-        file.write('[system]\nname = "smoothing"\n')
+    (folder / "recipe.toml").write_text(edited(folder, '[system]\nname = "smoothing"\n'))
     results = read_results(folder).evaluations
     add_evaluations(folder, tuple(replace(result, confidence=0.999, arithmetic="real") for result in results))
     run = read_run(folder)
@@ -405,3 +408,19 @@ def test_templates_escape_what_runs_contain(evaluated: Path):
     page = render([run, replace(run, name=marked)])
     assert marked not in page
     assert page.count("&lt;b&gt;marked&lt;/b&gt;") > 8
+
+
+def test_the_report_shows_exact_accuracies(evaluated: Path, tmp_path: Path):
+    folder = tmp_path / "exact"
+    shutil.copytree(evaluated, folder)
+    run = read_run(folder)
+    document = json.loads((folder / "results.json").read_text())
+    for entry in document["evaluations"]:
+        entry["exact"] = {"robust": entry["attacked"], "undecided": 0.0}
+    del document["digest"]
+    (folder / "results.json").write_text(json.dumps(document))
+    exact = read_run(folder)
+    (line,) = certified_curve([exact])["runs"]
+    assert [point["exact"] for point in line["measured"]] == [result.attacked for result in exact.main]
+    assert "Exact: every image was decided" in render([exact])
+    assert "Exact: every image was decided" not in render([run])

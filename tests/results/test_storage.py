@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from linfnet.errors import LinfnetError
-from linfnet.files import read_json, write_json
+from linfnet.files import read_table, write_json
 from linfnet.results import (
     Accuracies,
     AttackSettings,
@@ -212,7 +212,7 @@ def test_entries_that_cannot_be_interpreted_are_written_back(tmp_path: Path):
     (first, *_) = results_from_json(old).evaluations
     add_evaluations(tmp_path, (first,))
     assert read_results(str(tmp_path)).unread == {"digits-test eps=0.1": incomplete, "my notes": {"a": 1}}
-    write_json(tmp_path / "results.json", {**read_json(tmp_path / "results.json"), "later": 3})
+    write_json(tmp_path / "results.json", {**read_table(tmp_path / "results.json"), "later": 3})
     add_evaluations(tmp_path, (first,))
     assert read_results(tmp_path).unread["later"] == 3
 

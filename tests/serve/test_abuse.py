@@ -1,7 +1,9 @@
 """Abuse of a real server on a real socket: errors are clear, memory is bounded, and no files are opened."""
 
 import asyncio
+import contextlib
 import http.client
+import io
 import json
 import os
 import re
@@ -9,19 +11,23 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
 from linfnet.cli.main import main
-from linfnet.serve import bind
-from linfnet.serve.limits import Gate, read_body
+from linfnet.serve import bind, protocol
+from linfnet.serve.limits import read_body
+from linfnet.serve.turns import BodyTurns, Gate, Turns
 
 JSON = {"Content-Type": "application/json"}
 DIGIT = json.dumps({"pixels": [[0.0] * 12 + [1.0] * 3 + [0.0] * 13] * 28}).encode()
@@ -173,6 +179,89 @@ def test_no_file_is_opened_by_a_request(server: Served):
     assert files() == before
 
 
+def bomb(side: int, scans: int) -> bytes:
+    """Return a progressive JPEG file of a grey square whose last scan is repeated."""
+    file = io.BytesIO()
+    Image.new("L", (side, side), 128).save(file, "JPEG", progressive=True)
+    body = file.getvalue()
+    return body[:-2] + body[body.rindex(b"\xff\xda") : -2] * scans + body[-2:]
+
+
+def test_jpeg_files_with_many_scans_delay_nobody(server: Served):
+    with ThreadPoolExecutor(10) as pool:
+        # The first five are refused by the number of scans, the others are decoded.
+        bodies = [bomb(4000, 100_000)] * 5 + [bomb(4000, 80)] * 5
+        headers = {"Content-Type": "image/jpeg"}
+        jobs = [pool.submit(server.request, "POST", "/api/predict?fit=crop", body, headers) for body in bodies]
+        started = time.monotonic()
+        check_still_works(server)
+        assert time.monotonic() - started < 5
+        answers = [job.result() for job in jobs]
+    assert [status for status, _ in answers[:5]] == [400] * 5
+    assert {status for status, _ in answers[5:]} <= {200, 400, 503}
+    assert b"scans; expected at most 100" in answers[0][1]
+
+
+@pytest.mark.parametrize("start", [b"", b"POST /api/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 90\r\n"])
+def test_more_slow_connections_than_the_limit(server: Served, start: bytes):
+    """The server closes the connections that have waited longest, and opens no more than its limit."""
+    with contextlib.ExitStack() as links:
+        for _ in range(700):
+            link = links.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=5))
+            link.sendall(start)
+        started = time.monotonic()
+        check_still_works(server)
+        assert time.monotonic() - started < 5
+        assert len(list(Path(f"/proc/{server.process.pid}/fd").iterdir())) < 650
+
+
+def test_a_header_that_does_not_end_closes_the_connection():
+    """One byte per 0.1 s does not extend the time limit; a connection that is kept alive has the same limit."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    async def trickle(port: int, first: bytes) -> float:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        started = time.monotonic()
+        writer.write(first)
+        if first:
+            await reader.readuntil(b"\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof() and time.monotonic() - started < 20:
+                writer.write(b"G")
+                await writer.drain()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(1), 0.1)
+        writer.close()
+        return time.monotonic() - started
+
+    async def run() -> list[float]:
+        with bind("127.0.0.1", 0) as bound:
+            server = protocol.GuardedServer(app)
+            task = asyncio.create_task(server.serve([bound]))
+            while not server.started:
+                await asyncio.sleep(0.01)
+            port = bound.getsockname()[1]
+            times = await asyncio.gather(trickle(port, b""), trickle(port, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"))
+            server.should_exit = True
+            await task
+            return times
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(protocol, "HEADER_SECONDS", 0.5)
+        assert all(0.4 < seconds < 10 for seconds in asyncio.run(run()))
+
+
+@pytest.mark.parametrize(("files", "expected"), [(-1, 512), (1024, 512), (256, 96), (64, 8)])
+def test_the_limit_of_connections_follows_the_limit_of_files(
+    files: int, expected: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (files, files))
+    assert protocol.max_connections() == expected
+
+
 @pytest.mark.parametrize(
     "text", [b"hello\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\n\r\n"]
 )
@@ -196,21 +285,76 @@ def test_a_body_that_does_not_arrive_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 def test_requests_beyond_the_capacity_get_an_error():
     async def two() -> list[int]:
-        gate, statuses = Gate("predict", active=1, waiting=1, patience=0.05), []
-        async with gate.enter():
-            tries = [asyncio.create_task(_status(gate)) for _ in range(2)]
+        turns = Turns("predict", active=1, waiting=1, patience=0.05)
+        async with turns.enter():
+            tries = [asyncio.create_task(_status(turns)) for _ in range(2)]
             statuses = [await job for job in tries]
-        return [*statuses, await _status(gate)]
+        return [*statuses, await _status(turns)]
 
     assert asyncio.run(two()) == [503, 429, 200]
 
 
-async def _status(gate: Gate) -> int:
+async def _status(turns: Turns) -> int:
     try:
-        async with gate.enter():
+        async with turns.enter():
             return 200
     except HTTPException as error:
         return error.status_code
+
+
+def test_requests_have_their_turns_in_order():
+    async def three() -> list[int]:
+        turns, order = Turns("predict", active=1, waiting=3), []
+
+        async def wait(number: int) -> None:
+            async with turns.enter():
+                order.append(number)
+
+        async with turns.enter():
+            jobs = [asyncio.create_task(wait(number)) for number in range(3)]
+            await asyncio.sleep(0)
+            jobs[1].cancel()  # a request that is cancelled gives its turn to others
+        await asyncio.wait(jobs)
+        assert await _status(turns) == 200
+        return order
+
+    assert asyncio.run(three()) == [0, 2]
+
+
+def test_a_busy_thread_is_reported_to_all_who_wait_for_it():
+    async def busy() -> list[object]:
+        gate, done, started = Gate("predict", 3, 0.2), threading.Event(), time.monotonic()
+        first = asyncio.create_task(gate.run(lambda: done.wait(20)))
+        await asyncio.sleep(0.01)
+        waiting = await asyncio.gather(gate.run(lambda: 1), gate.run(lambda: 2), return_exceptions=True)
+        late = await asyncio.gather(gate.run(lambda: 3), return_exceptions=True)
+        assert time.monotonic() - started < 10
+        done.set()
+        return [*waiting, *late, await first, await gate.run(lambda: 4)]
+
+    *refused, first, last = asyncio.run(busy())
+    assert [error.status_code for error in refused if isinstance(error, HTTPException)] == [503] * 3
+    assert (first, last) == (True, 4)
+
+
+def test_a_slow_body_gives_way_to_a_waiting_request(monkeypatch: pytest.MonkeyPatch):
+    async def two() -> list[object]:
+        turns = BodyTurns("predict", 1, 1)
+
+        async def read(seconds: float) -> str:
+            async with turns.body() as take_turn, asyncio.timeout(60) as limit:
+                await take_turn(limit)
+                await asyncio.sleep(seconds)
+                return "read"
+
+        slow = asyncio.create_task(read(60))
+        await asyncio.sleep(0.01)
+        return await asyncio.gather(slow, read(0), return_exceptions=True)
+
+    monkeypatch.setattr("linfnet.serve.turns.HURRY_SECONDS", 0.05)
+    slow, fast = asyncio.run(two())
+    assert isinstance(slow, TimeoutError)
+    assert fast == "read"
 
 
 def test_a_port_in_use_is_reported(capsys: pytest.CaptureFixture[str]):

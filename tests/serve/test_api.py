@@ -13,15 +13,35 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 from PIL import Image
+from starlette.exceptions import HTTPException
 
-from linfnet import LinfNet
+from linfnet import LinfNet, compress
 from linfnet.certificates import certified_by_interval
 from linfnet.certificates.real import real_margin_radius
+from linfnet.data import ImageSet
+from linfnet.data.catalog import set_info
+from linfnet.files import read_table
 from linfnet.serve import Service, create_app
+from linfnet.serve.decode import PictureError, read_picture
+from linfnet.serve.decoder import Decoder, to_tensor
+from linfnet.serve.limits import SECURITY_HEADERS
 from linfnet.systems.ibp import IbpNet
 from linfnet.systems.smoothing import SmoothedNet
 
 BASE = "http://127.0.0.1:8000"
+
+
+@pytest.fixture(autouse=True)
+def _decode_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode pictures without a second process, which test_decode.py and test_abuse.py use."""
+
+    def read(self: Decoder, body: bytes, shape: tuple[int, int, int], fit: str) -> torch.Tensor:
+        try:
+            return to_tensor(read_picture(body, shape, fit))
+        except PictureError as error:
+            raise HTTPException(error.status, str(error)) from None
+
+    monkeypatch.setattr(Decoder, "read", read)
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +110,14 @@ def test_requests_are_documented_with_the_shape_of_the_net(client: TestClient):
     paths = client.get("/api/openapi.json").json()["paths"]
     assert set(paths) == {"/api/model", "/api/predict", "/api/attack"}
     content = paths["/api/predict"]["post"]["requestBody"]["content"]
-    assert set(content) == {"application/json", "image/png", "image/jpeg"}
+    assert set(content) == {"application/json", "image/png", "image/jpeg", "image/webp"}
     pixels = content["application/json"]["schema"]["properties"]["pixels"]
     for size in (1, 28, 28):
         assert (pixels["minItems"], pixels["maxItems"]) == (size, size)
         pixels = pixels["items"]
     assert (pixels["minimum"], pixels["maximum"]) == (0, 1)
     (fit,) = paths["/api/predict"]["post"]["parameters"]
-    assert fit["schema"]["enum"] == ["none", "digit", "whole"]
+    assert fit["schema"]["enum"] == ["none", "crop", "resize", "digit"]
     for operation in (*paths["/api/model"].values(), *paths["/api/predict"].values(), *paths["/api/attack"].values()):
         assert set(operation["responses"]) == {"200", "4XX", "5XX"}
 
@@ -118,11 +138,10 @@ def test_a_prediction_agrees_with_the_library(client: TestClient, service: Servi
     assert answer["radius"] == max(answer["margin_radius"], answer["interval_radius"]) > 0.1
     labels = torch.tensor([1])
     assert certified_by_interval(net, image, labels, torch.tensor([answer["interval_radius"]], dtype=torch.float64))
-    other = next(score for score in answer["scores"] if score["index"] == answer["runner_up"]["index"])
-    assert other["earliest_eps"] == pytest.approx(
-        real_margin_radius(net(image), labels, net.lipschitz).item(), rel=1e-12
+    assert answer["margin_radius"] == pytest.approx(
+        real_margin_radius(net(image), labels, net.lipschitz).item(), rel=1e-3
     )
-    assert other["earliest_eps"] == min(score["earliest_eps"] for score in answer["scores"] if score["index"] != 1)
+    assert answer["runner_up"]["index"] == int(net(image)[0].argsort(descending=True)[1])
 
 
 def test_json_and_picture_agree(client: TestClient):
@@ -144,6 +163,69 @@ def test_an_attack_breaks_outside_the_radius(client: TestClient):
     assert not any(trial["broken"] for trial in answer["trials"] if trial["eps"] < answer["radius"])
     assert all(trial["broken"] == (trial["margin"] <= 0) for trial in answer["trials"])
     assert min(trial["eps"] for trial in answer["trials"] if trial["broken"]) >= moved
+
+
+def test_an_attack_within_one_epsilon(client: TestClient):
+    shown = post_png(client, png(drawn_one())).json()
+    for eps, breaks in ((0.9 * shown["radius"], False), (0.9, True)):
+        answer = client.post("/api/attack", json={"pixels": shown["pixels"], "steps": 5, "eps": eps}).json()
+        check_response(client, answer, "Attack")
+        found, (trial,) = answer["strongest"], answer["trials"]
+        moved = (torch.tensor(found["pixels"]).double() - torch.tensor(shown["pixels"]).double()).abs().max().item()
+        assert 0 < moved == found["distance"] <= eps == trial["eps"]
+        assert (answer["broken"] == found) == trial["broken"] == (found["class"]["index"] != 1) == breaks
+        logits = LinfNet.load("mnist-small")(torch.tensor(found["pixels"])[None])[0]
+        assert trial["margin"] == logits[1].item() - logits[torch.arange(10) != 1].max().item()
+
+
+@pytest.mark.parametrize("eps", [0, -0.1, 1.1, "8/255", True])
+def test_epsilon_is_checked(client: TestClient, eps: Any):
+    answer = client.post("/api/attack", json={"pixels": ZEROS, "eps": eps})
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith(f"eps is {eps!r}; input should be")
+
+
+def colour_net(folder: Path) -> Path:
+    torch.manual_seed(0)
+    net = LinfNet((3, 32, 32), 10, (16,), mean=0.5, std=0.25)
+    net.save(folder, class_names=set_info("cifar10").classes)
+    return folder
+
+
+def test_samples_are_test_images_of_the_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    images = torch.randint(0, 256, (20, 3, 32, 32), dtype=torch.uint8)
+    stored = ImageSet(images, torch.arange(20) % 10, set_info("cifar10"), "test")
+    monkeypatch.setattr("linfnet.serve.samples.present", lambda name: name == "cifar10")
+    monkeypatch.setattr("linfnet.serve.samples.load", lambda name, split: stored)
+    client = TestClient(create_app(Service(colour_net(tmp_path))), base_url=BASE)
+    samples = client.get("/api/model").json()["samples"]
+    assert [sample["label"]["name"] for sample in samples] == list(set_info("cifar10").classes)
+    for k, sample in enumerate(samples):
+        file = client.get(sample["url"])
+        assert file.headers["content-type"] == "image/png"
+        pixels = post_png(client, file.content).json()["pixels"]
+        assert torch.tensor(pixels).mul(255).round().byte().equal(images[k])
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_there_are_no_samples_without_the_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: bool):
+    monkeypatch.setenv("LINFNET_DATA", str(tmp_path / "data"))
+    if damaged:
+        monkeypatch.setattr("linfnet.serve.samples.present", lambda name: True)
+    assert Service(colour_net(tmp_path)).samples == []
+
+
+def test_compressed_nets_are_served(tmp_path: Path):
+    image = torch.rand(3, 32, 32)
+    net = LinfNet.load(colour_net(tmp_path / "dense"))
+    compress(net, (torch.rand(50, 3, 32, 32), torch.arange(50) % 10)).net.save(tmp_path / "sparse")
+    client = TestClient(create_app(Service(tmp_path / "sparse")), base_url=BASE)
+    assert client.get("/api/model").json()["system"] == "sparse"
+    shown = client.post("/api/predict", json={"pixels": image.tolist()}).json()
+    check_response(client, shown, "Prediction")
+    for options in ({}, {"eps": 0.02}):
+        answer = client.post("/api/attack", json={"pixels": shown["pixels"], "steps": 2, **options}).json()
+        check_response(client, answer, "Attack")
 
 
 @pytest.mark.parametrize("system", ["ibp", "smoothing"])
@@ -250,7 +332,7 @@ def test_decompression_bombs_are_not_opened(client: TestClient, side: int):
 def test_other_formats_are_not_tried(client: TestClient, body: bytes):
     answer = post_png(client, body)
     assert answer.status_code == 400
-    assert answer.json() == {"error": "the picture cannot be read: it is not a PNG or JPEG file"}
+    assert answer.json() == {"error": "the picture cannot be read: it is not a PNG, JPEG or WebP file"}
 
 
 @pytest.mark.parametrize(
@@ -301,7 +383,7 @@ def test_the_check_of_responses_can_fail():
 def test_a_wrong_fit_is_refused(client: TestClient):
     answer = post_png(client, png(drawn_one()), "stretch")
     assert answer.status_code == 400
-    assert answer.json() == {"error": "fit is 'stretch'; input should be 'none', 'digit' or 'whole'"}
+    assert answer.json() == {"error": "fit is 'stretch'; input should be 'none', 'crop', 'resize' or 'digit'"}
 
 
 def test_a_failure_is_one_line(service: Service, monkeypatch: pytest.MonkeyPatch):
@@ -312,3 +394,15 @@ def test_a_failure_is_one_line(service: Service, monkeypatch: pytest.MonkeyPatch
     client = TestClient(create_app(service), base_url=BASE, raise_server_exceptions=False)
     answer = post_png(client, png(drawn_one()))
     assert (answer.status_code, answer.json()) == (500, {"error": "the server failed: out of memory"})
+    assert answer.headers.items() >= {name.lower(): value for name, value in SECURITY_HEADERS.items()}.items()
+
+
+def test_half_characters_in_class_names_are_escaped(tmp_path: Path):
+    LinfNet((1, 2, 2), 2, (4,)).save(tmp_path, class_names=("cat", "dog"))
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**read_table(config), "class_names": ["\ud800 cat", "dog"]}))
+    client = TestClient(create_app(Service(tmp_path)), base_url=BASE)
+    assert client.get("/api/model").json()["class_names"] == ["\\ud800 cat", "dog"]
+    answer = client.post("/api/predict", json={"pixels": [[0.5, 0.5], [0.5, 0.5]]})
+    assert answer.status_code == 200
+    assert {score["name"] for score in answer.json()["scores"]} == {"\\ud800 cat", "dog"}

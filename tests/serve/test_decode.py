@@ -9,9 +9,15 @@ from PIL import Image
 from starlette.exceptions import HTTPException
 
 from linfnet import load
-from linfnet.serve.decode import read_picture
+from linfnet.serve import decode, decoder
+from linfnet.serve.decode import PictureError
+from linfnet.serve.decoder import Decoder, check_scans, to_tensor
 
 MNIST = (1, 28, 28)
+
+
+def read_picture(body: bytes, shape: tuple[int, int, int], fit: str) -> torch.Tensor:
+    return to_tensor(decode.read_picture(body, shape, fit))
 
 
 def encode(array: np.ndarray, kind: str = "PNG") -> bytes:
@@ -59,7 +65,7 @@ def test_transparent_is_black():
 
 def test_an_empty_picture_is_an_error():
     for paper in (np.zeros((280, 280), np.uint8), np.full((280, 280), 255, np.uint8)):
-        with pytest.raises(HTTPException, match="no ink"):
+        with pytest.raises(PictureError, match="no ink"):
             read_picture(encode(paper), MNIST, "digit")
 
 
@@ -74,17 +80,36 @@ def test_pictures_of_the_exact_size_are_not_changed():
 def test_colour_pictures_are_cropped_and_scaled(size: tuple[int, int]):
     colours = np.zeros((*size, 3), dtype=np.uint8)
     colours[...] = (250, 100, 20)
-    pixels = read_picture(encode(colours), (3, 32, 32), "whole")
+    pixels = read_picture(encode(colours), (3, 32, 32), "crop")
     assert pixels.shape == (3, 32, 32)
     assert (
         pixels.amax((1, 2)).tolist() == pixels.amin((1, 2)).tolist() == pytest.approx([250 / 255, 100 / 255, 20 / 255])
     )
 
 
-def test_jpeg_is_read():
-    assert read_picture(
-        encode(np.full((40, 40, 3), 128, np.uint8), "JPEG"), (3, 32, 32), "whole"
-    ).mean() == pytest.approx(128 / 255, abs=0.01)
+def three_stripes() -> np.ndarray:
+    """Return a picture of three squares side by side: red, green, blue."""
+    field = np.zeros((300, 900, 3), dtype=np.uint8)
+    for channel in range(3):
+        field[:, 300 * channel : 300 * (channel + 1), channel] = 255
+    return field
+
+
+def test_crop_takes_the_centre_square():
+    pixels = read_picture(encode(three_stripes()), (3, 32, 32), "crop")
+    assert pixels.mean((1, 2)).tolist() == pytest.approx([0, 1, 0], abs=0.01)
+
+
+def test_resize_takes_the_whole_picture():
+    pixels = read_picture(encode(three_stripes()), (3, 32, 32), "resize")
+    assert pixels.mean((1, 2)).tolist() == pytest.approx([1 / 3] * 3, abs=0.01)
+    assert [pixels[k, 16, 5 + 11 * k].item() for k in range(3)] == pytest.approx([1, 1, 1], abs=0.01)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "PNG"])
+def test_formats(kind: str):
+    grey = encode(np.full((40, 40, 3), 128, np.uint8), kind)
+    assert read_picture(grey, (3, 32, 32), "crop").mean() == pytest.approx(128 / 255, abs=0.01)
 
 
 def test_a_photograph_is_rotated_upright():
@@ -96,5 +121,60 @@ def test_a_photograph_is_rotated_upright():
 
 
 def test_other_numbers_of_channels():
-    with pytest.raises(HTTPException, match="2 channels"):
-        read_picture(encode(np.zeros((28, 28), np.uint8)), (2, 28, 28), "whole")
+    with pytest.raises(PictureError, match="2 channels"):
+        decode.read_picture(encode(np.zeros((28, 28), np.uint8)), (2, 28, 28), "crop")
+
+
+def many_scans(side: int, scans: int) -> bytes:
+    """Return a progressive JPEG file of a grey square, whose last scan is repeated."""
+    file = io.BytesIO()
+    Image.fromarray(np.full((side, side), 128, np.uint8)).save(file, "JPEG", progressive=True)
+    body = file.getvalue()
+    last = body[body.rindex(b"\xff\xda") : -2]
+    return body[:-2] + last * scans + body[-2:]
+
+
+def test_a_jpeg_with_many_scans_is_refused_before_it_is_decoded():
+    check_scans(many_scans(64, 50))
+    with pytest.raises(HTTPException, match=r"has 100,0\d\d scans; expected at most 100") as raised:
+        check_scans(many_scans(64, 100_000))
+    assert raised.value.status_code == 400
+
+
+def test_very_long_pictures_are_refused():
+    with pytest.raises(PictureError, match="20,000 per side") as raised:
+        read_picture(encode(np.zeros((20_001, 1), np.uint8)), MNIST, "digit")
+    assert raised.value.status == 413
+
+
+@pytest.mark.process
+def test_the_process_decodes_as_the_function_does():
+    worker, colours = Decoder(), encode(three_stripes())
+    for fit in ("crop", "resize"):
+        assert worker.read(colours, (3, 32, 32), fit).equal(read_picture(colours, (3, 32, 32), fit))
+    with pytest.raises(HTTPException, match="not a PNG"):
+        worker.read(b"words", MNIST, "digit")
+    ink = encode(blob(100, 60, 5, 5))
+    assert worker.read(ink, MNIST, "digit").equal(read_picture(ink, MNIST, "digit"))
+
+
+@pytest.mark.process
+def test_a_picture_that_takes_too_long_ends_the_process(monkeypatch: pytest.MonkeyPatch):
+    worker, ink = Decoder(), encode(blob(100, 60, 5, 5))
+    worker.read(ink, MNIST, "digit")
+    monkeypatch.setattr(decoder, "DECODE_SECONDS", 0.3)
+    with pytest.raises(HTTPException, match=r"within 0\.3 s") as raised:
+        worker.read(many_scans(4000, 2000), MNIST, "digit")
+    assert raised.value.status_code == 400
+    monkeypatch.setattr(decoder, "DECODE_SECONDS", 20.0)
+    assert worker.read(ink, MNIST, "digit").equal(read_picture(ink, MNIST, "digit"))
+
+
+@pytest.mark.process
+def test_a_process_that_died_is_replaced():
+    worker, ink = Decoder(), encode(blob(100, 60, 5, 5))
+    expected = worker.read(ink, MNIST, "digit")
+    process = worker.start()
+    process.kill()
+    process.wait(20)
+    assert worker.read(ink, MNIST, "digit").equal(expected)

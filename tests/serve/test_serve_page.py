@@ -189,4 +189,49 @@ def test_colour_nets_take_pictures_and_no_strokes(open_page: Open, colour_url: s
     read(page, "class", "airplane|automobile|<b>bird")
     read(page, "distance", r"^(0\.\d{4}|never)$")
     assert "<b>bird" in page.locator("#scores").text_content()
+    input_pixels = "[document.getElementById('input-image').width, document.getElementById('input-image').height]"
+    assert page.evaluate(input_pixels) == [32, 32]
     assert (visit.errors, visit.requests_leaving, visit.violations(), visit.overflow()) == ([], [], [], 0)
+
+
+def stripes() -> bytes:
+    """Return a WebP file of 1800 x 600 pixels: a red, a green and a blue square."""
+    field, file = np.zeros((600, 1800, 3), dtype=np.uint8), io.BytesIO()
+    for channel in range(3):
+        field[:, 600 * channel : 600 * (channel + 1), channel] = 255
+    Image.fromarray(field).save(file, "WEBP", lossless=True)
+    return file.getvalue()
+
+
+def means(response: Any) -> list[float]:
+    return torch.tensor(json.loads(response.body())["pixels"]).mean((1, 2)).tolist()
+
+
+@pytest.mark.parametrize(("width", "dark"), [(375, False), (1440, True)])
+def test_a_photograph_is_cropped_or_resized(open_page: Open, colour_url: str, width: int, dark: bool):
+    visit = open_page(colour_url, width=width, dark=dark)
+    page = ready(visit)
+    with page.expect_response("**/api/predict?fit=crop") as cropped:
+        page.set_input_files("#file", {"name": "photo.webp", "mimeType": "image/webp", "buffer": stripes()})
+    assert means(cropped.value) == pytest.approx([0, 1, 0], abs=0.02)
+    with page.expect_response("**/api/predict?fit=resize") as resized:
+        page.check("input[value=resize]")
+    assert means(resized.value) == pytest.approx([1 / 3] * 3, abs=0.02)
+    assert re.search(r"^\d+\.\d/255", read(page, "levels", "255"))
+    assert (visit.errors, visit.violations(), visit.overflow()) == ([], [], 0)
+
+
+def test_the_strongest_attack_within_a_chosen_epsilon_is_shown(open_page: Open, colour_url: str):
+    page = ready(open_page(colour_url))
+    page.set_input_files("#file", {"name": "photo.webp", "mimeType": "image/webp", "buffer": stripes()})
+    radius = float(read(page, "radius", r"^0\.\d{4}$"))
+    read(page, "distance", r"^(0\.\d{4}|never)$")
+    for eps, text in ((radius, "^Certified: still"), (1.0, "^Adversarial image|^Not broken: still")):
+        with page.expect_response("**/api/attack") as attacked:
+            page.fill("#eps", str(255 * eps))
+            page.locator("#eps").press("Enter")
+        attack = json.loads(attacked.value.body())
+        assert attack["trials"][0]["eps"] == pytest.approx(eps)
+        assert attack["strongest"]["class"]["name"] in read(page, "adversarial-text", text)
+    page.check("input[value=closest]")
+    read(page, "adversarial-text", "^Adversarial image|^No attack")

@@ -8,16 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from linfnet import LinfNet, load, load_model
 from linfnet.certificates import certify_images
 from linfnet.cli.main import main
-from linfnet.errors import LinfnetError
-from linfnet.files import read_json, write_json
-from linfnet.nn import Classifier, classifier
+from linfnet.distributed.group import Group
+from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.files import read_json, read_table, write_json
+from linfnet.nn import Classifier, LpDistance, classifier
 from linfnet.recipes import load_recipe, recipe_from_toml, recipe_to_toml
 from linfnet.results import AttackSettings, read_results
 from linfnet.systems import SYSTEMS, system, system_of
+from linfnet.train import Trainer
 
 # Settings that all recipes share.
 EVERY = """
@@ -155,6 +158,20 @@ class TestCommands:
             assert torch.equal(tensor, expected[key]), key
 
 
+@pytest.mark.parametrize("name", ["ibp", "smoothing"])
+def test_losses_of_whole_batches_are_not_shared_by_processes(name: str):
+    recipe, images = recipe_from_toml(SMALL[name], "a test", name), load("digits").first(100)
+    with pytest.raises(ArgumentError, match=f"the run has 2 processes, but system '{name}' needs all images"):
+        Trainer(recipe, images, None, torch.device("cpu"), group=Group(0, 2))
+
+
+def test_batch_norm_of_a_wrapped_net_is_not_shared_by_processes():
+    net = Classifier.wrap(nn.Sequential(nn.Flatten(), LpDistance(64, 10)), (1, 8, 8), 10)
+    net.body.append(nn.BatchNorm1d(10))
+    with pytest.raises(ArgumentError, match="the run has 2 processes, but batch norm needs all images"):
+        Trainer(load_recipe("digits"), load("digits"), None, torch.device("cpu"), net=net, group=Group(0, 2))
+
+
 class TestFinding:
     def test_the_paper_s_net_is_the_default(self):
         assert load_recipe("digits").system_name == "linf"
@@ -176,7 +193,7 @@ class TestFinding:
 
     def test_only_registered_systems_are_loaded(self, tmp_path: Path):
         LinfNet((1, 2, 2), 2).save(tmp_path)
-        write_json(tmp_path / "config.json", {**read_json(tmp_path / "config.json"), "system": "os"})
+        write_json(tmp_path / "config.json", {**read_table(tmp_path / "config.json"), "system": "os"})
         with pytest.raises(LinfnetError, match=r"system\.name is 'os'; expected one of hybrid, ibp, linf, smoothing"):
             load_model(tmp_path)
 

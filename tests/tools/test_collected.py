@@ -10,7 +10,9 @@ import pytest
 import torch
 from certificates.exact import awkward_net, thinned
 
+from linfnet.errors import LinfnetError
 from linfnet.nn import SparseNet
+from tools import package_model
 from tools.collected import read_collection, sparse_net
 
 
@@ -54,3 +56,16 @@ def test_a_net_of_collected_connections(collected: tuple[Path, SparseNet]):
         few = sparse_net(collection, which)
         assert all(layer.connections == layer.out_features for layer in few.sparse_layers())
     assert sparse_net(collection, "first", at_least=100).config() == few.config()
+
+
+def test_a_net_that_fits(collected: tuple[Path, SparseNet], monkeypatch: pytest.MonkeyPatch):
+    collection = read_collection(collected[0])
+    net, least = package_model.fitting_net(collection, "second", None, torch.float32)
+    size = sum(tensor.nbytes for tensor in net.saved_tensors().values())
+    assert least == 1
+    monkeypatch.setattr(package_model, "LARGEST", size + package_model.HEADER - 1)
+    smaller, least = package_model.fitting_net(collection, "second", None, torch.float32)
+    assert least == 2  # every second largest connection was counted once
+    assert sum(tensor.nbytes for tensor in smaller.saved_tensors().values()) < size
+    with pytest.raises(LinfnetError, match="choose a larger --at-least"):
+        package_model.fitting_net(collection, "second", 1, torch.float32)

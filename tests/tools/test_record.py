@@ -10,6 +10,7 @@ import pytest
 
 from linfnet.cli.main import main
 from linfnet.epsilon import parse_epsilon
+from linfnet.files import read_table
 from linfnet.recipes import load_recipe, recipe_from_toml
 from linfnet.results import read_results, results_from_json
 from tools.record import compare_with_authors, seconds_per_epoch
@@ -37,8 +38,8 @@ def test_a_record_holds_the_run_and_its_circumstances(run: Path, tmp_path: Path)
     record = json.loads(out.read_text())
     assert record["what"] == "a tiny run"
     assert (record["seed"], record["epochs"]) == (0, [1, 2, 1])
-    assert record["environment"] == json.loads((run / "env.json").read_text())
-    assert record["results"] == json.loads((run / "results.json").read_text())
+    assert record["environment"] == read_table(run / "env.json")
+    assert record["results"] == read_table(run / "results.json")
     training = read_results(run).training
     assert training is not None
     assert record["seconds"] == training.seconds
@@ -54,7 +55,7 @@ def test_a_record_says_where_a_run_was_resumed_and_what_had_changed(
 ):
     moved, out = tmp_path / "run", tmp_path / "tiny.json"
     shutil.copytree(run, moved)
-    began = json.loads((moved / "env.json").read_text())
+    began = read_table(moved / "env.json")
 
     def resume(**changes: str) -> dict:
         (moved / "results.json").unlink()  # as if it had been killed just before its end
@@ -84,7 +85,7 @@ def test_a_record_is_not_overwritten_by_accident_and_a_commit_is_not_contradicte
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     out = str(tmp_path / "tiny.json")
-    environment = json.loads((run / "env.json").read_text())
+    environment = read_table(run / "env.json")
     assert record_run([str(run), "--out", out]) == 0
     assert record_run([str(run), "--out", out]) == 2
     assert "exists; use --replace" in capsys.readouterr().err

@@ -1,16 +1,20 @@
 import os
+import random
 import shutil
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from steps import OnStep
 
 from linfnet.errors import LinfnetError
 from linfnet.files import read_tensors, write_tensors
-from linfnet.train import Callbacks, StoppedError, Trainer
+from linfnet.train import Callbacks, RunFolder, StoppedError, Trainer
 from linfnet.train.checkpoint import find_checkpoints, load_checkpoint
+from linfnet.train.run_folder import find_leftovers
 
 
 @pytest.fixture
@@ -110,3 +114,83 @@ def test_a_checkpoint_of_the_same_shape_but_another_recipe_is_refused(
     again = fresh(trained)
     with pytest.raises(LinfnetError, match=r"is incomplete: it has no optimizer state for layers\.1\.weight"):
         load_checkpoint(newest, again.net, again.optimizer, again.record, again.recipe_digest)
+
+
+def flip(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def test_a_flipped_bit_of_the_newest_checkpoint_is_noticed(trained: Trainer):
+    newest = find_checkpoints(trained.folder.checkpoints)[0]
+    whole, draw = newest.read_bytes(), random.Random(1)
+    for _ in range(20):
+        newest.write_bytes(whole)
+        flip(newest, draw.randrange(8 * len(whole)))
+        again = fresh(trained)
+        (complaint,) = again.resume()
+        assert newest.name in complaint
+        assert again.progress.step == 12
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "complaint"),
+    [
+        (b"exp_avg_sq", b"exp_avg_sp", "has no optimizer state"),
+        (rb"\"step\": 15", rb"\"step\": 13", "is damaged: it contains step 13"),
+        (b'"random":{"dtype":"U8"', b'"random":{"dtype":"I8"', "'random' has dtype torch.int8"),
+        (b'scale.step":{"dtype":"F32"', b'scale.step":{"dtype":"I32"', "has dtype torch.int32"),
+    ],
+)
+def test_a_damaged_header_of_an_old_checkpoint_is_noticed(
+    trained: Trainer, before: bytes, after: bytes, complaint: str, caplog: pytest.LogCaptureFixture
+):
+    newest = find_checkpoints(trained.folder.checkpoints)[0]
+    tensors, metadata = read_tensors(newest)
+    safetensors.torch.save_file(tensors, newest, metadata)
+    content = newest.read_bytes()
+    assert content.count(before)
+    newest.write_bytes(content.replace(before, after, 1))
+    again = fresh(trained)
+    (found,) = again.resume()
+    assert complaint in found
+    assert again.progress.step == 12
+    assert "has no digest" in caplog.text
+
+
+def test_more_checkpoints_than_wanted_are_deleted_by_a_resumed_run(trained: Trainer):
+    """A run may be killed after it has written a checkpoint and before it deletes the oldest one."""
+    kept = find_checkpoints(trained.folder.checkpoints)
+    shutil.copy(kept[-1], trained.folder.checkpoints / "step-000000009.safetensors")
+    fresh(trained).resume()
+    assert find_checkpoints(trained.folder.checkpoints) == kept
+
+
+def test_temporary_files_of_this_and_of_older_versions_are_removed(trained: Trainer):
+    folder = trained.folder
+    for path in (folder.path / ".tmpAUWZVT", folder.checkpoints / ".tmpsdKJkY", folder.path / ".config.json.x.tmp"):
+        path.touch()
+    assert len(find_leftovers(folder.path)) == 3
+    fresh(trained).resume()
+    assert find_leftovers(folder.path) == []
+
+
+def test_numbers_that_json_does_not_have_do_not_stop_a_resumed_run(trained: Trainer):
+    log = trained.folder.path / "events.jsonl"
+    whole = [event for event in trained.folder.events() if event["event"] != "finish"]
+    with log.open("a") as file:
+        file.write('{"event": "note", "v": NaN}\n{"event": "note", "step": 1e400}\n{"event": "note", "v": 1e400}\n')
+    fresh(trained).resume()
+    kept = [event for event in trained.folder.events() if event["event"] not in ("resume", "note")]
+    assert kept == whole
+
+
+def test_the_lock_can_be_written_only_by_its_owner(trained: Trainer):
+    lock = trained.folder.path / ".lock"
+    assert lock.stat().st_mode & 0o777 == 0o644
+    lock.chmod(0o444)
+    other = RunFolder.open(trained.folder.path)
+    assert other.locked
+    trained.folder.release()
+    assert not other.locked

@@ -1,5 +1,6 @@
 """`linfnet.train.fit`: data of all kinds, callbacks, resuming and run folders."""
 
+import copy
 import math
 import os
 import signal
@@ -12,6 +13,7 @@ import torch
 from steps import OnStep, at_step
 from torch.utils.data import DataLoader, TensorDataset
 
+from linfnet.compression import compress
 from linfnet.data import load, load_split
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import LinfNet
@@ -180,6 +182,27 @@ class TestOwnNet:
             assert torch.equal(weights(run(out=tmp_path / "run", resume=True)), weights(whole))
         assert (tmp_path / "run" / "model.safetensors").is_file()
         assert not (tmp_path / "run" / "config.json").exists()
+
+    def test_a_compressed_net_is_trained_at_infinity_and_resumes(self, tmp_path: Path):
+        digits = load("digits").first(150)
+        dense = fit("digits", digits, settings={"epochs": [1, 1, 1], "width": 16}, device="cpu").net
+        assert isinstance(dense, LinfNet)
+        before = compress(dense, digits).net
+
+        def run(**options: Any) -> Fitted:
+            settings = {"epochs": [0, 0, 3], "weight_decay": 1e-3}
+            return fit("digits", digits, net=copy.deepcopy(before), settings=settings, device="cpu", **options)
+
+        whole = run()
+        assert {event.p for event in whole.history.epochs} == {math.inf}
+        for layer, old in zip(whole.net.layers, before.layers, strict=True):
+            assert torch.equal(layer.index, old.index)
+            assert not torch.equal(layer.weight, old.weight)
+        assert not run(out=tmp_path / "run", callbacks=[Stop(2)]).finished
+        for _ in range(2):
+            assert torch.equal(weights(run(out=tmp_path / "run", resume=True)), weights(whole))
+        stored = load_model(tmp_path / "run")
+        assert torch.equal(stored(digits.pixels()), whole.net(digits.pixels()))
 
     def test_what_does_not_fit_is_refused(self):
         with pytest.raises(ArgumentError, match="net has 9 classes; the training data has 10"):

@@ -14,6 +14,7 @@ from linfnet import evaluate
 from linfnet.certificates import certify
 from linfnet.data import load
 from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.files import read_table
 from linfnet.nn import Classifier, LinfNet, LpDistance
 from linfnet.systems import load_model
 from linfnet.train import Callback, Fitted, TrainingRun, fit
@@ -82,7 +83,7 @@ def test_a_run_is_resumed_only_with_a_net_like_the_first(
 def test_a_run_of_an_older_version_is_resumed(tmp_path: Path):
     run(wrapped(), out=tmp_path / "run")
     file = tmp_path / "run" / "env.json"
-    file.write_text(json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key != "net"}))
+    file.write_text(json.dumps({key: value for key, value in read_table(file).items() if key != "net"}))
     assert run(wrapped(), out=tmp_path / "run", resume=True).finished
 
 
@@ -193,6 +194,6 @@ def test_a_used_folder_is_reported_in_words_of_python_and_of_the_command(tmp_pat
 def test_a_config_with_a_wrong_value_is_refused(key: str, value: object, message: str, tmp_path: Path):
     LinfNet((1, 4, 4), 3, (5,)).save(tmp_path)
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    file.write_text(json.dumps({**read_table(file), key: value}))
     with pytest.raises(LinfnetError, match=message):
         load_model(tmp_path)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from linfnet.nn import LinfNet
+from linfnet.nn import LinfNet, SparseDistance, SparseNet
 from linfnet.train import Trainer
 from linfnet.train.optimizer import decay_rows, decay_weights
 
@@ -59,6 +59,21 @@ def test_each_layer_decays_at_its_p_and_the_scale_does_not():
     decay_weights(net, 0.2)
     assert all(torch.equal(layer.weight, weight) for layer, weight in zip(net.layers, expected, strict=True))
     assert net.scale.item() == 1.0
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 8.0, 999.0, math.inf])
+def test_the_neurons_of_a_sparse_layer_decay_like_rows(p: float):
+    weight = torch.tensor([1.0, -3.0, 3.0, 0.5, -2.0, 0.0, 0.0])  # the third neuron has only zeros
+    index, offsets, bias = torch.tensor([0, 2, 3, 1, 2, 0, 3]), torch.tensor([0, 3, 5, 7]), torch.randn(3)
+    net = SparseNet((1, 2, 2), 3, [SparseDistance(weight, index, offsets, 4, bias=bias)])
+    net.p = p
+    rows = [row.clone()[None] for row in weight.split([3, 2, 2])]
+    for row in rows:
+        decay_rows(row, p, 0.2)
+    decay_weights(net, 0.2)
+    layer = net.sparse_layers()[0]
+    torch.testing.assert_close(layer.weight.detach(), torch.cat(rows, 1)[0])
+    torch.testing.assert_close(layer.bias, 0.8 * bias, check_dtype=False)
 
 
 def test_training_decays_before_the_step_at_the_present_rate(new_trainer: Callable[..., Trainer]):

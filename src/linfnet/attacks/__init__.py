@@ -1,8 +1,10 @@
 """Attacks search for misclassified images within epsilon; the accuracy under attack is an upper bound on robustness."""
 
 from linfnet.attacks.minimal import Closest as Closest
+from linfnet.attacks.minimal import Strongest as Strongest
 from linfnet.attacks.minimal import Trial as Trial
 from linfnet.attacks.minimal import closest_break as closest_break
+from linfnet.attacks.minimal import strongest_within as strongest_within
 from linfnet.attacks.outcome import Attack as Attack
 from linfnet.attacks.outcome import Attacked as Attacked
 from linfnet.attacks.outcome import other_class as other_class

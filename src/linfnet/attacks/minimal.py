@@ -1,8 +1,8 @@
-"""Search over epsilon for the misclassified image that is closest to a given image."""
+"""Attacks on one image: the closest misclassified image over all epsilons, and the smallest margin within one."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -10,11 +10,15 @@ from torch import Tensor
 
 from linfnet.attacks.pgd import best_pgd
 from linfnet.data.arrays import as_tensor
+from linfnet.epsilon import Epsilon
 from linfnet.errors import ArgumentError
-from linfnet.inputs import Images, check_count, check_net, is_same_row, prepare_images, prepare_labels
+from linfnet.inputs import Images, check_count, check_net, is_same_row, prepare_epsilon, prepare_images, prepare_labels
 from linfnet.nn import Classifier
 from linfnet.nn.label_margin import margin
 
+# Exponents of the gradients and runner-up classes of `strongest_within`, in the order in which they are tried.
+_TRIES = [(16.0, 0), (64.0, 0), (math.inf, 0), (4.0, 0), *((p, rival) for rival in (1, 2, 3) for p in (16.0, 64.0))]
+_UNTARGETED = 4
 # Number of epsilons attacked in one call: few, so that `stop` is called often even for nets as large as the paper's.
 BATCH = 8
 
@@ -42,6 +46,19 @@ class Closest:
     """The largest change of a pixel in `image`, exact in float64; infinity if no attack succeeded."""
     complete: bool
     """Whether the search finished; false if `stop` ended it."""
+
+
+@dataclass(frozen=True)
+class Strongest:
+    """The result of all attacks on one image within one epsilon."""
+
+    image: Tensor
+    """[C, H, W]: the misclassified image that was found, otherwise the image with the smallest margin."""
+    margin: float
+    broken: bool
+    """Whether `image` is misclassified, according to `Classifier.keeps_class`."""
+    complete: bool
+    """Whether all attacks ran or one succeeded; false if `stop` ended them."""
 
 
 def closest_break(
@@ -76,13 +93,7 @@ def closest_break(
     >>> 0.25 <= found.distance < 0.251 and found.complete
     True
     """
-    check_net(net)
-    pixels = as_tensor(image)
-    shape = tuple(pixels.shape)
-    if shape != net.image_shape and not is_same_row(shape, net.image_shape):
-        raise ArgumentError(f"image has shape {shape}; expected one image of shape {net.image_shape}")
-    original = prepare_images(net, pixels.unsqueeze(0))
-    truth = prepare_labels([label], original, net.classes)
+    original, truth, shape = _one_image(net, image, label)
     check_count("points", points)
     check_count("rounds", rounds)
     trials: dict[float, Trial] = {}
@@ -99,8 +110,8 @@ def closest_break(
                 if stop():
                     return result(complete=False)
                 found = best_pgd(net, images, labels, part, steps=steps, p=p)
-                with torch.no_grad(), net.at_infinity():
-                    logits, kept = net.logits_and_kept(found, labels)
+                with torch.no_grad():
+                    logits, kept = net.frozen().logits_and_kept(found, labels)
                 moved = (found.double() - images.double()).abs().flatten(1).amax(1)
                 columns = (column.tolist() for column in (part, margin(logits, labels), ~kept, moved))
                 for candidate, epsilon, gap, lost, size in zip(found, *columns, strict=True):
@@ -111,6 +122,67 @@ def closest_break(
         if best is None:
             break
     return result(complete=True)
+
+
+def strongest_within(
+    net: Classifier,
+    image: Images,
+    label: int,
+    epsilon: Epsilon,
+    *,
+    certified: bool = False,
+    steps: int = 40,
+    restarts: int = 2,
+    stop: Callable[[], bool] = lambda: False,
+) -> Strongest:
+    """Attack one image within one epsilon by `best_pgd` with several gradients and targets, until one succeeds.
+
+    Args:
+        net, image, label, stop: as in `closest_break`.
+        epsilon: in pixel units.
+        certified: whether a certificate holds at epsilon. No attack can succeed then, and only a few attacks from one
+            start are run, for the smallest margin.
+        steps: PGD steps from each start.
+        restarts: number of starts of each attack; the random starts are the same in every call.
+
+    >>> from linfnet.nn import LinfNet
+    >>> net = LinfNet((1, 1, 1), 2, (), identity_init=False)
+    >>> _ = net.layers[0].weight.data.copy_(torch.tensor([[0.0], [1.0]]))
+    >>> [strongest_within(net, torch.tensor([[[0.25]]]), 0, epsilon).broken for epsilon in (0.24, 0.26)]
+    [False, True]
+    """
+    original, truth, shape = _one_image(net, image, label)
+    exact = prepare_epsilon(epsilon, original)
+    generator = torch.Generator(original.device).manual_seed(0)
+
+    def measure(pixels: Tensor) -> Strongest:
+        with torch.no_grad():
+            logits, kept = net.frozen().logits_and_kept(pixels, truth)
+        return Strongest(pixels[0].view(shape), margin(logits, truth).item(), not bool(kept), complete=False)
+
+    best = measure(original)
+    restarts = 1 if certified else restarts
+    for p, rival in _TRIES[:_UNTARGETED] if certified else _TRIES:
+        if best.broken or stop():
+            break
+        if rival < net.classes:
+            moved = best_pgd(net, original, truth, exact, generator, steps=steps, restarts=restarts, p=p, rival=rival)
+            found = measure(moved)
+            best = min(best, found, key=lambda result: (not result.broken, result.margin))
+    else:
+        return replace(best, complete=True)
+    return replace(best, complete=best.broken)
+
+
+def _one_image(net: Classifier, image: Images, label: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """Check the net and one image; return it as a batch, its label as a tensor, and its shape."""
+    check_net(net)
+    pixels = as_tensor(image)
+    shape = tuple(pixels.shape)
+    if shape != net.image_shape and not is_same_row(shape, net.image_shape):
+        raise ArgumentError(f"image has shape {shape}; expected one image of shape {net.image_shape}")
+    original = prepare_images(net, pixels.unsqueeze(0))
+    return original, prepare_labels([label], original, net.classes), shape
 
 
 def _rounds(trials: dict[float, Trial], radius: float, points: int, rounds: int) -> Iterator[list[float]]:

@@ -8,7 +8,7 @@ Therefore `smoothed_logits` computes the outputs of each layer at p = inf and us
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -23,11 +23,25 @@ from linfnet.inputs import Images, check_count, check_net, prepare_epsilon, prep
 from linfnet.losses import scaled_cross_entropy
 from linfnet.nn import Classifier
 from linfnet.nn.distance import DistanceModule
+from linfnet.nn.frozen import without_gradients
 from linfnet.nn.label_margin import margin
 from linfnet.ops import check_p
 
 AttackObjective = Callable[[Tensor, Tensor, float], Tensor]
 """(logits [N, K], labels [N], scale) -> [N]: the value that the attack maximises for each image."""
+
+
+@contextlib.contextmanager
+def _only_image_gradients(net: Classifier) -> Generator[None]:
+    """Context in which no gradients of the parameters of a net that is attacked as it is are computed."""
+    parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
 
 
 def pgd(
@@ -62,10 +76,11 @@ def pgd(
     size = float(exact)
     noise = torch.randn(pixels.shape, generator=generator, device=pixels.device, dtype=pixels.dtype) * (size / 4)
     moved = torch.clamp(pixels + noise.clamp(-size / 2, size / 2), lower, upper)
-    with contextlib.nullcontext() if as_is else net.at_infinity():
+    attacked = net if as_is else without_gradients(net.frozen())
+    with _only_image_gradients(attacked):
         for _ in range(steps):
             moved.requires_grad_(True)
-            loss = scaled_cross_entropy(net(moved), truth, net.scale.detach())
+            loss = scaled_cross_entropy(attacked(moved), truth, net.scale.detach())
             (slope,) = torch.autograd.grad(loss, moved)
             moved = torch.clamp(moved.detach() + size / 4 * slope.sign(), lower, upper)
     return moved.detach().view(images.shape)
@@ -184,35 +199,35 @@ def best_pgd(
     sizes = sizes.to(pixels).view(-1, *[1] * (pixels.dim() - 1))
     best, least = pixels.clone(), torch.full(truth.shape, math.inf, device=pixels.device, dtype=pixels.dtype)
     goal, scale, targets = OBJECTIVES[objective], net.scale.item(), None
-    with net.at_infinity():
-        if rival:
-            with torch.no_grad():
-                others = net(pixels).scatter(1, truth.unsqueeze(1), -math.inf).argsort(1, descending=True)
-            targets = torch.stack([truth, others[:, rival - 1]], 1)
-        for start in range(restarts):
-            active = (least > 0).nonzero().flatten()
-            if not len(active):
+    net = without_gradients(net.frozen())
+    if rival:
+        with torch.no_grad():
+            others = net(pixels).scatter(1, truth.unsqueeze(1), -math.inf).argsort(1, descending=True)
+        targets = torch.stack([truth, others[:, rival - 1]], 1)
+    for start in range(restarts):
+        active = (least > 0).nonzero().flatten()
+        if not len(active):
+            break
+        low, high = lower[active], upper[active]
+        noise = torch.rand(low.shape, generator=generator, device=low.device, dtype=low.dtype)
+        moved = pixels[active] if start == 0 else torch.clamp(low + noise * (high - low), low, high)
+        for step in range(steps + 1):
+            moved.requires_grad_(True)
+            logits = smoothed_logits(net, moved, p)
+            gap = margin(logits.detach(), truth[active])
+            better = gap < least[active]
+            best[active[better]], least[active[better]] = moved.detach()[better], gap[better]
+            # These are the logits of the net: a sample with margin <= 0 is misclassified and needs no further step.
+            going = gap > 0
+            if step == steps or not bool(going.any()):
                 break
-            low, high = lower[active], upper[active]
-            noise = torch.rand(low.shape, generator=generator, device=low.device, dtype=low.dtype)
-            moved = pixels[active] if start == 0 else torch.clamp(low + noise * (high - low), low, high)
-            for step in range(steps + 1):
-                moved.requires_grad_(True)
-                logits = smoothed_logits(net, moved, p)
-                gap = margin(logits.detach(), truth[active])
-                better = gap < least[active]
-                best[active[better]], least[active[better]] = moved.detach()[better], gap[better]
-                # These are the logits of the net: a sample with margin <= 0 is misclassified and needs no further step.
-                going = gap > 0
-                if step == steps or not bool(going.any()):
-                    break
-                if targets is None:
-                    value = goal(logits, truth[active], scale)
-                else:  # use only the logits of the label and of the targeted class
-                    value = goal(logits.gather(1, targets[active]), torch.zeros_like(active), scale)
-                (slope,) = torch.autograd.grad(value.sum(), moved)
-                active = active[going]
-                pace = sizes[active] / 4 * (1 + math.cos(math.pi * step / steps))
-                ahead = moved.detach()[going] + pace * slope[going].sign()
-                moved = torch.clamp(ahead, lower[active], upper[active])
+            if targets is None:
+                value = goal(logits, truth[active], scale)
+            else:  # use only the logits of the label and of the targeted class
+                value = goal(logits.gather(1, targets[active]), torch.zeros_like(active), scale)
+            (slope,) = torch.autograd.grad(value.sum(), moved)
+            active = active[going]
+            pace = sizes[active] / 4 * (1 + math.cos(math.pi * step / steps))
+            ahead = moved.detach()[going] + pace * slope[going].sign()
+            moved = torch.clamp(ahead, lower[active], upper[active])
     return best.view(images.shape)

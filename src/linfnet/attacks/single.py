@@ -1,9 +1,8 @@
 """`linfnet.attack`: one attack on labelled images, by name or by a function of the user."""
 
-import contextlib
 import math
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -20,6 +19,7 @@ from linfnet.epsilon import Epsilon, parse_epsilon
 from linfnet.errors import ArgumentError
 from linfnet.inputs import Images, check_count, check_net, net_device, prepare_images, prepare_labels
 from linfnet.nn import Classifier
+from linfnet.nn.frozen import without_gradients
 from linfnet.nn.label_margin import label_on_top
 from linfnet.ops import check_p
 
@@ -147,24 +147,14 @@ def _attack_batch(
     """Return the clean and survived flags, the attacked images and their classes, on the device of the images."""
     device = net_device(net)
     pixels, truth, generator = images.to(device), labels.to(device), torch.Generator(device).manual_seed(seed)
-    with _at_exponent(net, p):
-        clean = label_on_top(net(pixels), truth)
-        moved = pixels.clone()
-        moved[clean] = chosen.perturb(net, pixels[clean], truth[clean], epsilon, generator)
-        logits, kept = net.logits_and_kept(moved, truth)
+    net = without_gradients(net.frozen())
+    if p is not None:
+        net.p = p
+    clean = label_on_top(net(pixels), truth)
+    moved = pixels.clone()
+    moved[clean] = chosen.perturb(net, pixels[clean], truth[clean], epsilon, generator)
+    logits, kept = net.logits_and_kept(moved, truth)
     # At epsilon 0 no image changes, so correct samples stay correct, even if the net draws new noise.
     survived = clean & kept if epsilon else clean
     prediction = torch.where(survived, logits.argmax(1), other_class(logits, truth))
     return tuple(column.to(images.device) for column in (clean, survived, moved, prediction))
-
-
-@contextlib.contextmanager
-def _at_exponent(net: Classifier, p: float | None) -> Generator[None]:
-    """Context in which the net is in eval mode at p, or at infinity if p is None."""
-    with net.at_infinity():
-        if p is not None:
-            net.p = p
-        try:
-            yield
-        finally:
-            net.p = math.inf

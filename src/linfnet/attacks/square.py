@@ -52,28 +52,29 @@ def square_attack(
     box = inner_box(pixels, prepare_epsilon(epsilon, pixels))
     lower, upper, start = (each.reshape(-1, channels, rows, columns) for each in (*box, pixels))
 
-    def margins(moved: Tensor, labels: Tensor) -> Tensor:
-        return margin(net(moved.view(-1, *net.image_shape)), labels)
+    attacked = net.frozen()
 
-    with net.at_infinity():
-        # Start from vertical stripes: in each column, every channel is at the lower or upper end of its box.
-        signs = torch.rand((len(start), channels, 1, columns), generator=generator).to(device) < 0.5
-        moved = torch.where(signs, lower, upper)
-        gap, before = margins(moved, truth), margins(start, truth)
-        moved = torch.where((before < gap).view(-1, 1, 1, 1), start, moved)
-        gap = torch.minimum(gap, before)
-        for query in range(queries):
-            active = (gap > 0).nonzero().flatten()
-            if not len(active):
-                break
-            covered = square_share(query / queries) * rows * columns
-            side = min(max(1, round(math.sqrt(covered))), rows, columns)
-            inside = _squares(len(active), side, rows, columns, generator).to(device)
-            signs = torch.rand((len(active), channels, 1, 1), generator=generator).to(device) < 0.5
-            trial = torch.where(inside, torch.where(signs, lower[active], upper[active]), moved[active])
-            least = margins(trial, truth[active])
-            better = least < gap[active]
-            moved[active[better]], gap[active[better]] = trial[better], least[better]
+    def margins(moved: Tensor, labels: Tensor) -> Tensor:
+        return margin(attacked(moved.view(-1, *net.image_shape)), labels)
+
+    # Start from vertical stripes: in each column, every channel is at the lower or upper end of its box.
+    signs = torch.rand((len(start), channels, 1, columns), generator=generator).to(device) < 0.5
+    moved = torch.where(signs, lower, upper)
+    gap, before = margins(moved, truth), margins(start, truth)
+    moved = torch.where((before < gap).view(-1, 1, 1, 1), start, moved)
+    gap = torch.minimum(gap, before)
+    for query in range(queries):
+        active = (gap > 0).nonzero().flatten()
+        if not len(active):
+            break
+        covered = square_share(query / queries) * rows * columns
+        side = min(max(1, round(math.sqrt(covered))), rows, columns)
+        inside = _squares(len(active), side, rows, columns, generator).to(device)
+        signs = torch.rand((len(active), channels, 1, 1), generator=generator).to(device) < 0.5
+        trial = torch.where(inside, torch.where(signs, lower[active], upper[active]), moved[active])
+        least = margins(trial, truth[active])
+        better = least < gap[active]
+        moved[active[better]], gap[active[better]] = trial[better], least[better]
     return moved.view(images.shape)
 
 

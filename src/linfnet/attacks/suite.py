@@ -1,6 +1,7 @@
 """The registry of attacks, and a sequence of attacks: each attacks the samples that survived the previous attacks."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from fractions import Fraction
 from functools import partial
@@ -58,8 +59,8 @@ def _smoothed(
     for objective, p, rival in tries + [("margin", p, k) for p in exponents for k in rivals]:
         found = search(images[left], labels[left], objective=objective, p=p, rival=rival)
         moved[left] = found
-        with torch.no_grad(), net.at_infinity():
-            left[left.clone()] = label_on_top(net(found), labels[left])
+        with torch.no_grad():
+            left[left.clone()] = label_on_top(net.frozen()(found), labels[left])
     return moved
 
 
@@ -101,12 +102,18 @@ def auto_attack(
         restarts: number of starts of APGD and Square.
         queries: number of forward passes from each start of Square.
     """
+    share = _first_share(*(1, *net.image_shape)[-2:])
     evasion: Any = require("art.attacks.evasion", "autoattack")
     classification: Any = require("art.estimators.classification", "autoattack")
     np.random.seed(generator.initial_seed() % 2**32)
     kind = "gpu" if images.device.type == "cuda" else "cpu"
     classifier = classification.PyTorchClassifier(
-        net, torch.nn.CrossEntropyLoss(), net.image_shape, net.classes, clip_values=(0.0, 1.0), device_type=kind
+        net.frozen(),
+        torch.nn.CrossEntropyLoss(),
+        net.image_shape,
+        net.classes,
+        clip_values=(0.0, 1.0),
+        device_type=kind,
     )
     ball: dict[str, Any] = {"norm": "inf", "eps": float(epsilon)}
     quiet: dict[str, Any] = {"batch_size": TOOLBOX_BATCH, "verbose": False}
@@ -115,13 +122,27 @@ def auto_attack(
     four = [
         *(evasion.AutoProjectedGradientDescent(classifier, **ball, **apgd, loss_type=loss) for loss in losses),
         evasion.DeepFool(classifier, steps, epsilon=1e-3, nb_grads=net.classes, **quiet),
-        evasion.SquareAttack(classifier, **ball, max_iter=queries, p_init=0.8, nb_restarts=restarts, verbose=False),
+        evasion.SquareAttack(classifier, **ball, max_iter=queries, p_init=share, nb_restarts=restarts, verbose=False),
     ]
     attack = evasion.AutoAttack(classifier, **ball, eps_step=float(epsilon) / 4, attacks=four, batch_size=TOOLBOX_BATCH)
-    with net.at_infinity():
-        found = attack.generate(images.cpu().numpy(), labels.cpu().numpy())
+    found = attack.generate(images.cpu().numpy(), labels.cpu().numpy())
     lower, upper = inner_box(images, epsilon)
     return torch.clamp(torch.from_numpy(found).to(images), lower, upper)
+
+
+def _first_share(rows: int, columns: int) -> float:
+    """Return the share of the pixels that the first square of the toolbox's Square attack covers.
+
+    The square must be smaller than the image: the toolbox draws its position from 0 to the remaining pixels, exclusive.
+
+    >>> _first_share(28, 28), _first_share(4, 4)
+    (0.8, 0.5625)
+    """
+    side = min(rows, columns) - 1
+    if side < 1:
+        raise ArgumentError(f"images have {rows} x {columns} pixels; expected at least 2 x 2 for AutoAttack")
+    usual = 0.8
+    return usual if round(math.sqrt(usual * rows * columns)) <= side else side**2 / (rows * columns)
 
 
 @ATTACKS.register("autoattack")
@@ -205,28 +226,28 @@ def attack_all(
     pixels, sizes = prepare_images(check_net(net), images), sorted(parse_epsilons(epsilons))
     truth = prepare_labels(labels, pixels, net.classes)
     check_count("seed", seed, 0)
-    with net.at_infinity():
-        logits = torch.cat([net(part) for part in pixels.split(BATCH)])
-        clean, prediction = label_on_top(logits, truth), logits.argmax(1)
-        prediction[~clean] = other_class(logits[~clean], truth[~clean])
-        survived, moved = clean.clone(), pixels.clone()
-        results: list[Attacked] = []
-        for epsilon in sizes:
-            after: dict[str, float] = {}
-            for name, attack in attacks.items():
-                left = survived.nonzero().flatten()
-                report(name, epsilon, len(left))
-                generator = torch.Generator(pixels.device).manual_seed(seed)
-                # At epsilon 0 no image can change. Misclassification by the random noise of a net is not an attack.
-                for part in left.split(BATCH) if len(left) and epsilon else ():
-                    found = run_attack(attack, net, pixels[part], truth[part], epsilon, generator, name)
-                    logits, kept = net.logits_and_kept(found, truth[part])
-                    lost = part[~kept]
-                    moved[lost], survived[lost] = found[~kept], False
-                    prediction[lost] = other_class(logits[~kept], truth[lost])
-                after[name] = survived.double().mean().item()
-            found = moved.clone().view(images.shape)
-            results.append(Attacked(epsilon, clean, survived.clone(), after, found, prediction.clone()))
+    net = net.frozen()
+    logits = torch.cat([net(part) for part in pixels.split(BATCH)])
+    clean, prediction = label_on_top(logits, truth), logits.argmax(1)
+    prediction[~clean] = other_class(logits[~clean], truth[~clean])
+    survived, moved = clean.clone(), pixels.clone()
+    results: list[Attacked] = []
+    for epsilon in sizes:
+        after: dict[str, float] = {}
+        for name, attack in attacks.items():
+            left = survived.nonzero().flatten()
+            report(name, epsilon, len(left))
+            generator = torch.Generator(pixels.device).manual_seed(seed)
+            # At epsilon 0 no image can change. Misclassification by the random noise of a net is not an attack.
+            for part in left.split(BATCH) if len(left) and epsilon else ():
+                found = run_attack(attack, net, pixels[part], truth[part], epsilon, generator, name)
+                logits, kept = net.logits_and_kept(found, truth[part])
+                lost = part[~kept]
+                moved[lost], survived[lost] = found[~kept], False
+                prediction[lost] = other_class(logits[~kept], truth[lost])
+            after[name] = survived.double().mean().item()
+        found = moved.clone().view(images.shape)
+        results.append(Attacked(epsilon, clean, survived.clone(), after, found, prediction.clone()))
     return results
 
 

@@ -6,6 +6,10 @@ contains the formulas of the paper, which ignore rounding.
 
 from linfnet.certificates.certified import Certified as Certified
 from linfnet.certificates.certified import certify as certify
+from linfnet.certificates.exact import Decided as Decided
+from linfnet.certificates.exact import ExactRadii as ExactRadii
+from linfnet.certificates.exact import decide as decide
+from linfnet.certificates.exact import exact_radius as exact_radius
 from linfnet.certificates.images import Certificate as Certificate
 from linfnet.certificates.images import Certification as Certification
 from linfnet.certificates.images import certificates_of as certificates_of

@@ -1,13 +1,16 @@
 """`linfnet.certify`: the certified radius of each image by one certificate of the net."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
+from linfnet.boxes import check_images
+from linfnet.certificates.exact import Decided, decide
 from linfnet.certificates.images import certificates_of
-from linfnet.certificates.margin import certify_by_margin
+from linfnet.certificates.margin import certified_at, certify_pixels
 from linfnet.certificates.rounding import float_above
 from linfnet.data.arrays import Labels
 from linfnet.epsilon import Epsilon, parse_epsilon
@@ -49,12 +52,39 @@ class Certified:
             return self.radius >= prepare_epsilons(eps.expand(self.radius.shape) if not eps.dim() else eps, self.radius)
         return self.radius >= float_above(parse_epsilon(eps))
 
+    def at_each(self, epsilons: Iterable[Epsilon]) -> Tensor:
+        """Return bool [E, N]: which images are certified at each of several epsilons, each as in `at`."""
+        return certified_at(self.radius, epsilons)
+
     def __len__(self) -> int:
         return len(self.radius)
 
     def __repr__(self) -> str:
         correct = int((self.radius >= 0).sum())
         return f"Certified({len(self)} images, {correct} with a radius, {self.method}, {self.arithmetic})"
+
+
+@overload
+def certify(
+    net: Classifier,
+    images: Images,
+    labels: Labels | None = None,
+    *,
+    method: Literal["exact"],
+    eps: Epsilon | Tensor | None = None,
+    advance: Callable[[int], None] = lambda images: None,
+) -> Decided: ...
+
+
+@overload
+def certify(
+    net: Classifier,
+    images: Images,
+    labels: Labels | None = None,
+    *,
+    method: str | None = None,
+    advance: Callable[[int], None] = lambda images: None,
+) -> Certified: ...
 
 
 @torch.no_grad()
@@ -64,8 +94,9 @@ def certify(
     labels: Labels | None = None,
     *,
     method: str | None = None,
+    eps: Epsilon | Tensor | None = None,
     advance: Callable[[int], None] = lambda images: None,
-) -> Certified:
+) -> Certified | Decided:
     """Compute for each image a radius within which the net provably predicts the label.
 
     The net is evaluated at p = inf in eval mode, regardless of its current p and mode, on the device where it is.
@@ -75,7 +106,9 @@ def certify(
         images: [N, C, H, W] in [0, 1], a tensor or a NumPy array of the dtype of the net (float32).
         labels: integers [N]; by default the predicted classes.
         method: a name in `net.certificate_names`; by default the first, which is `margin` for l_inf-distance nets: one
-            forward pass. `interval` is usually slightly larger, at the cost of about 36 passes.
+            forward pass. `interval` is usually slightly larger, at the cost of about 36 passes. `exact` decides at
+            one epsilon which images are robust and which are broken, and returns a `Decided`.
+        eps: the epsilon of method `exact`, or a float64 tensor [N]. Other methods compute radii without it.
         advance: called with the number of images after each batch.
 
     >>> from linfnet.nn import LinfNet
@@ -86,35 +119,39 @@ def certify(
     (tensor([0, 1]), tensor([ True, False]))
     """
     checked = check_net(net)
+    if method == "exact":
+        return decide(checked, images, labels, eps, advance=advance)
+    if eps is not None:
+        raise ArgumentError(f"eps is {eps} for method {method!r}; expected eps only with 'exact': use .at(eps)")
     name = checked.certificate_names[0] if method is None else method
     if name not in checked.certificate_names:
-        known = ", ".join(checked.certificate_names)
-        raise ArgumentError(
-            f"method is {name!r}; expected one of {known}{nearest(str(name), checked.certificate_names)}"
-        )
-    certificate, device = certificates_of(checked)[name], net_device(checked)
+        names = (*checked.certificate_names, "exact")
+        raise ArgumentError(f"method is {name!r}; expected one of {', '.join(names)}{nearest(str(name), names)}")
+    by_margin = name == "margin" and checked.arithmetic == "float32"  # a single pass computes logits and radii
+    certificate, device = None if by_margin else certificates_of(checked)[name], net_device(checked)
     pixels = prepare_images(checked, images, move=False)
     known_labels = None if labels is None else prepare_labels(labels, pixels, checked.classes)
     radii, predictions = list[Tensor](), list[Tensor]()
     for start in range(0, max(len(pixels), 1), BATCH):
         part = pixels[start : start + BATCH].to(device)
         classes = None if known_labels is None else known_labels[start : start + BATCH].to(device)
-        if name == "margin" and checked.arithmetic == "float32":  # a single pass computes both
-            by_margin = certify_by_margin(checked, part, classes)
-            logits, radius = by_margin.logits, by_margin.radii
+        if start:  # `advance` was called since the net and the images were checked
+            check_images(check_net(checked).check_shape(part))
+        if certificate is None:
+            found = certify_pixels(checked, part, classes)
+            radius, predicted = found.radii, found.labels if classes is None else found.logits.argmax(1)
         else:
-            with checked.at_infinity():
-                logits = checked(part)
-            radius = certificate.radius(part, logits.argmax(1) if classes is None else classes)
+            predicted = checked.frozen()(part).argmax(1)
+            radius = certificate.radius(part, predicted if classes is None else classes)
         radii.append(radius.to(pixels.device))
-        predictions.append(logits.argmax(1).to(pixels.device))
+        predictions.append(predicted.to(pixels.device))
         advance(len(part))
-    prediction = torch.cat(predictions)
+    prediction = torch.cat(predictions) if len(predictions) > 1 else predictions[0]
     return Certified(
-        radius=torch.cat(radii),
+        radius=torch.cat(radii) if len(radii) > 1 else radii[0],
         prediction=prediction,
         labels=prediction if known_labels is None else known_labels,
         method=name,
-        arithmetic=certificate.arithmetic,
-        confidence=certificate.confidence,
+        arithmetic=checked.arithmetic,
+        confidence=checked.confidence,
     )

@@ -1,7 +1,7 @@
 """Certify many images by every certificate of a net: radii, certified samples at each epsilon, and the curve."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -9,18 +9,28 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from linfnet.certificates.exact import decide, exact_radius
+from linfnet.certificates.exact.radii import WIDTH
 from linfnet.certificates.interval import STEPS, certified_by_interval, interval_radius
 from linfnet.certificates.margin import certified_shares, certify_by_margin
 from linfnet.certificates.real import real_margin_radius
-from linfnet.certificates.rounding import float_above
+from linfnet.certificates.rounding import float_above, float_below
 from linfnet.data.arrays import Labels
 from linfnet.distributed.sharding import join
 from linfnet.epsilon import Epsilon, parse_epsilons
 from linfnet.errors import LinfnetError
-from linfnet.figures import OCHRE, TEAL, new_figure, save_figure, style_axes
+from linfnet.figures import INK, OCHRE, TEAL, new_figure, save_figure, style_axes
 from linfnet.inputs import Images, check_net, prepare_images, prepare_labels
 from linfnet.nn import Classifier
-from linfnet.results.storage import LABEL, PREDICTION, REAL_MARGIN_RADIUS, RUNNER_UP, radius_column, write_columns
+from linfnet.results.storage import (
+    BROKEN_AT,
+    LABEL,
+    PREDICTION,
+    REAL_MARGIN_RADIUS,
+    RUNNER_UP,
+    radius_column,
+    write_columns,
+)
 
 Curve = tuple[list[Fraction], dict[str, list[float]]]
 """Epsilons, and for each certificate name the share of images that are certified at each epsilon."""
@@ -98,6 +108,10 @@ class Certification:
     """`float32` if the certificates hold for the floating-point program, `real` if they ignore rounding."""
     confidence: float = 1.0
     """The probability that each certificate is correct."""
+    broken_at: Tensor | None = None
+    """float64 [N]: an image within this epsilon breaks the net; None without the exact method."""
+    undecided: Tensor | None = None
+    """bool [E, N]: the budget of the exact method ended before it decided an image at an epsilon."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -133,6 +147,8 @@ def certify_images(
     epsilons: Epsilon | Sequence[Epsilon] = (),
     *,
     steps: int = STEPS,
+    exact: bool = False,
+    width: Epsilon = WIDTH,
     advance: Callable[[int], None] = lambda samples: None,
 ) -> Certification:
     """Certify batches of images by all certificates of the net, and return the joined result.
@@ -142,6 +158,8 @@ def certify_images(
         batches: images [n, C, H, W] in [0, 1] with their labels [n], or with None to certify the predicted classes.
         epsilons: in pixel units.
         steps: number of halvings of [0, 1] if radii are computed by bisection.
+        exact: whether to add the exact method under the name `exact`: exact radii, and decisions at each epsilon.
+        width: the width of the exact radii.
         advance: called with the number of images after each batch.
     """
     certificates = certificates_of(net, steps=steps)
@@ -150,8 +168,7 @@ def certify_images(
     for images, labels in batches:
         pixels = prepare_images(net, images)
         known = None if labels is None else prepare_labels(labels, pixels, net.classes)
-        with net.at_infinity():
-            logits = net(pixels)
+        logits = net.frozen()(pixels)
         best = logits.topk(2).indices
         classes = best[:, 0] if known is None else known
         radii = {name: certificate.radius(pixels, classes) for name, certificate in certificates.items()}
@@ -160,11 +177,32 @@ def certify_images(
         lipschitz = 1 / net.normalize.std.item()
         real = real_margin_radius(logits, classes, lipschitz) if net.lipschitz is not None else None
         named = (classes, best[:, 0], best[:, 1], sizes, radii, certified, real)
-        parts.append(Certification(*named, net.arithmetic, net.confidence))
+        found = Certification(*named, net.arithmetic, net.confidence)
+        parts.append(_decided(found, net, pixels, width) if exact else found)
         advance(len(pixels))
     if not parts:
         raise LinfnetError("there are no images to certify")
     return join(parts, partial(torch.cat, dim=-1))
+
+
+def _decided(found: Certification, net: Classifier, images: Tensor, width: Epsilon) -> Certification:
+    """Add the exact radii of images, and whether they are robust at each epsilon."""
+    radii = exact_radius(net, images, found.labels, width=width)
+    robust = torch.zeros(len(found.epsilons), len(images), dtype=torch.bool, device=images.device)
+    undecided = robust.clone()
+    for row, unknown, epsilon in zip(robust, undecided, found.epsilons, strict=True):
+        row |= radii.radius >= float_above(epsilon)
+        between = ~row & (radii.broken_at > float_below(epsilon))
+        if bool(between.any()):
+            verdict = decide(net, images[between], found.labels[between], epsilon, witness=radii.witness[between])
+            row[between], unknown[between] = verdict.robust, verdict.undecided
+    return replace(
+        found,
+        radii={**found.radii, "exact": radii.radius},
+        certified={**found.certified, "exact": robust},
+        broken_at=radii.broken_at,
+        undecided=undecided,
+    )
 
 
 def write_radii(certification: Certification, path: Path, names: Sequence[str] = (), *, labelled: bool = True) -> None:
@@ -176,6 +214,8 @@ def write_radii(certification: Certification, path: Path, names: Sequence[str] =
     columns = {LABEL: c.labels} if labelled else {}
     columns |= {PREDICTION: c.predictions, RUNNER_UP: c.runners_up}
     columns |= {radius_column(name): radii for name, radii in c.radii.items()}
+    if c.broken_at is not None:
+        columns[BROKEN_AT] = c.broken_at
     if c.real_margin_radii is not None:
         columns[REAL_MARGIN_RADIUS] = c.real_margin_radii
     images = names or range(len(c.labels))
@@ -189,13 +229,16 @@ def write_curve(curve: Curve, path: Path) -> None:
     write_columns(path, {"eps": map(float, epsilons), **columns})
 
 
+_STYLES = {"margin": ("--", OCHRE), "exact": (":", INK)}
+
+
 def plot_curve(curve: Curve, path: Path, title: str) -> None:
     """Plot a curve as PNG, SVG or PDF, depending on the suffix of the path; needs matplotlib."""
     figure = new_figure(6, 4)
     axes = figure.subplots()
     epsilons, shares = curve
     for name, column in shares.items():
-        style, colour = ("--", OCHRE) if name == "margin" else ("-", TEAL)
+        style, colour = _STYLES.get(name, ("-", TEAL))
         axes.plot(list(map(float, epsilons)), [100 * share for share in column], style, color=colour, label=name)
     axes.set(xlabel="ε (pixels in [0, 1])", ylabel="certified accuracy in %", title=title, ylim=(0, 100))
     axes.set_xlim(left=0)

@@ -34,9 +34,7 @@ def certified_by_interval(net: Classifier, images: Images, labels: Labels, epsil
     classes, size = prepare_labels(labels, pixels, net.classes), prepare_epsilon(epsilon, pixels)
     if net.arithmetic != "float32":
         return net.certified(pixels, classes, size)
-    checked = check_program(net, pixels)
-    with checked.at_infinity():
-        lower, upper = checked.bounds(*outer_box(pixels, size))
+    lower, upper = check_program(net.frozen(), pixels).bounds(*outer_box(pixels, size))
     return label_on_top(lower, classes, upper)
 
 

@@ -9,6 +9,7 @@ For every x' within eps of x, the computed logits satisfy
 where K is the number of rounded steps plus two. docs/certificates.md contains the proof.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,7 +18,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from linfnet.certificates.real import real_margin_radius
+from linfnet.certificates.real import radius_of_margin
 from linfnet.certificates.rounding import (
     Pass,
     check_program,
@@ -32,7 +33,7 @@ from linfnet.data.arrays import Labels
 from linfnet.epsilon import Epsilon, parse_epsilon
 from linfnet.inputs import Images, check_net, prepare_images, prepare_labels
 from linfnet.nn import Classifier
-from linfnet.nn.label_margin import label_on_top, margin
+from linfnet.nn.label_margin import margin
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,15 @@ class MarginCertificate:
     radii: Tensor
     """float64 [N], rounded down: the class does not change for any eps <= radius. -inf if the logit of the label is not
     strictly the largest."""
-    real_radii: Tensor
-    """float64 [N]: `real_margin_radius`, which ignores rounding; negative if another class has a larger logit."""
+    margins: Tensor
+    """float64 [N]: the logit of the label minus the largest other logit."""
+    lipschitz: float
+    """The Lipschitz constant from pixels to logits."""
+
+    @property
+    def real_radii(self) -> Tensor:
+        """float64 [N]: `real_margin_radius`, which ignores rounding; negative if another class has a larger logit."""
+        return radius_of_margin(self.margins, self.lipschitz)
 
     def at(self, epsilon: Epsilon) -> Tensor:
         """Return bool [N]: which samples are certified at epsilon."""
@@ -60,8 +68,18 @@ def certified_shares(radii: Tensor, epsilons: Iterable[Fraction]) -> list[float]
     >>> certified_shares(torch.tensor([0.1, 0.3]).double(), [Fraction(0), Fraction(1, 5)])
     [1.0, 0.5]
     """
-    ends = radii.new_tensor([float_above(epsilon) for epsilon in epsilons])
-    return (radii >= ends.unsqueeze(1)).double().mean(1).tolist()
+    return certified_at(radii, epsilons).double().mean(1).tolist()
+
+
+def certified_at(radii: Tensor, epsilons: Iterable[Epsilon]) -> Tensor:
+    """Return bool [E, N]: which samples have a certified radius of at least each epsilon.
+
+    >>> certified_at(torch.tensor([0.1, 0.3]).double(), ["0.1", 0.2])
+    tensor([[ True,  True],
+            [False,  True]])
+    """
+    ends = [float_above(parse_epsilon(epsilon)) for epsilon in epsilons]
+    return radii >= radii.new_tensor(ends).unsqueeze(1)
 
 
 @torch.no_grad()
@@ -74,33 +92,38 @@ def certify_by_margin(net: Classifier, images: Images, labels: Labels | None = N
         labels: [N]; by default the predicted classes.
     """
     pixels = prepare_images(check_net(net), images)
-    known = None if labels is None else prepare_labels(labels, pixels, net.classes)
-    checked = check_program(net, pixels)
-    with checked.at_infinity():
-        run = forward_with_magnitudes(checked, pixels)
+    return certify_pixels(net, pixels, None if labels is None else prepare_labels(labels, pixels, net.classes))
+
+
+def certify_pixels(net: Classifier, pixels: Tensor, known: Tensor | None) -> MarginCertificate:
+    """Compute `certify_by_margin` for images and labels that `prepare_images` and `prepare_labels` returned."""
+    run = forward_with_magnitudes(check_program(net.frozen(), pixels), pixels)
     classes = run.logits.argmax(1) if known is None else known
     gap = margin(run.logits.double(), classes)
-    real_radii = real_margin_radius(run.logits, classes, 1 / run.std)
-    return MarginCertificate(run.logits, classes, _sound_radius(run, classes, gap), real_radii)
+    # Python numbers take a fraction of the time of tensors for one image, and little time for many.
+    radii = [_sound_radius(run, *pair) for pair in zip(gap.tolist(), run.magnitudes, strict=True)]
+    sound = torch.tensor(radii, dtype=torch.float64, device=gap.device)
+    return MarginCertificate(run.logits, classes, sound, gap, 1 / run.std)
 
 
-def _sound_radius(run: Pass, labels: Tensor, gap: Tensor) -> Tensor:
-    """Return float64 [N], rounded down: radii such that for every eps <= radius, twice the bound at the top of this
-    module is strictly below the margin `gap`."""
-    growth, slope, rest = _constants(run.logits.dtype, run.steps)
-    lost = up(up(slope * run.magnitude) + rest)
-    radii = down(down(down(down(gap) * float_below(1 / (2 * growth))) - lost) * run.std)
-    # The ball of radius 0 contains only the image itself, and the program is deterministic: a positive margin suffices.
-    radii = radii.clamp(min=0)
+def _sound_radius(run: Pass, gap: float, magnitude: float) -> float:
+    """Return a radius, rounded down, such that for every eps <= radius, twice the bound at the top of this module is
+    strictly below the margin `gap`."""
+    # A float64 difference has the sign of the exact one: the logit of the label is strictly the largest if gap > 0.
     # At x' the magnitudes are larger by less than the margin: if x is far from overflow, x' does not overflow, nor does
     # the sum of any 1024 numbers (average pooling).
-    limit = torch.finfo(run.logits.dtype).max / 2**13
-    finite = (run.magnitude <= limit) & (gap <= 2 * limit)
-    return torch.where(label_on_top(run.logits, labels) & finite, radii, -torch.inf)
+    shrink, slope, rest, limit = _constants(run.logits.dtype, run.steps)
+    if not (gap > 0 and magnitude <= limit and gap <= 2 * limit):  # also if a number is NaN
+        return -math.inf
+    lost = up(up(slope * magnitude) + rest)
+    radius = down(down(down(down(gap) * shrink) - lost) * run.std)
+    # The ball of radius 0 contains only the image itself, and the program is deterministic: a positive margin suffices.
+    return max(radius, 0.0)
 
 
 @lru_cache
-def _constants(dtype: torch.dtype, steps: int) -> tuple[Fraction, float, float]:
-    """Return the constants of the bound: (1 + u)^K, which is exact, and u (2 + u) and 3 tiny, which are rounded up."""
+def _constants(dtype: torch.dtype, steps: int) -> tuple[float, float, float, float]:
+    """Return 1 / (2 (1 + u)^K), rounded down, u (2 + u) and 3 tiny, rounded up, and the largest magnitude."""
     u, tiny = unit_and_tiny(dtype)
-    return (1 + u) ** (steps + 2), float_above(u * (2 + u)), float_above(3 * tiny)
+    shrink = float_below(1 / (2 * (1 + u) ** (steps + 2)))
+    return shrink, float_above(u * (2 + u)), float_above(3 * tiny), torch.finfo(dtype).max / 2**13

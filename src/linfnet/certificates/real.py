@@ -22,9 +22,14 @@ def real_margin_radius(logits: Tensor, labels: Labels, lipschitz: float) -> Tens
     >>> real_margin_radius(torch.tensor([[1.0, 0.5]]), torch.tensor([0]), 2.0)
     tensor([0.1250], dtype=torch.float64)
     """
-    at_least("lipschitz", lipschitz, 0, strictly=True)
     values = prepare_logits(logits)
-    return margin(values.double(), prepare_labels(labels, values, values.shape[1])) / (2 * lipschitz)
+    return radius_of_margin(margin(values.double(), prepare_labels(labels, values, values.shape[1])), lipschitz)
+
+
+def radius_of_margin(gap: Tensor, lipschitz: float) -> Tensor:
+    """Return the radii of `real_margin_radius` for margins, float64 [N]."""
+    at_least("lipschitz", lipschitz, 0, strictly=True)
+    return gap / (2 * lipschitz)
 
 
 def real_certified(logits: Tensor, labels: Labels, lipschitz: float, epsilon: Epsilon) -> Tensor:

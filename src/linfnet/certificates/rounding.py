@@ -4,30 +4,31 @@ docs/certificates.md contains the proofs.
 """
 
 import math
+import sys
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from linfnet.boxes import check_images
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.inputs import check_net
 from linfnet.nn import Classifier, ProvenNet
-from linfnet.nn.proven import check_std, check_unchanged
+from linfnet.nn.proven import check_precision, check_std, check_unchanged
 
 # Smallest number of elements that torch assigns to a thread in an elementwise operation.
 _GRAIN = 32768
 
 
-def down(value: Tensor) -> Tensor:
-    """Return a number strictly below the exact result of the single float64 operation that computed `value`."""
-    return torch.nextafter(value, value.new_tensor(-math.inf))
+def down(value: float) -> float:
+    """Return a number strictly below the exact result of the single operation that computed `value`."""
+    return math.nextafter(value, -math.inf)
 
 
-def up(value: Tensor) -> Tensor:
-    """Return a number strictly above the exact result of the single float64 operation that computed `value`."""
-    return torch.nextafter(value, value.new_tensor(math.inf))
+def up(value: float) -> float:
+    """Return a number strictly above the exact result of the single operation that computed `value`."""
+    return math.nextafter(value, math.inf)
 
 
 def float_below(value: Fraction) -> float:
@@ -36,13 +37,20 @@ def float_below(value: Fraction) -> float:
     >>> Fraction(float_below(Fraction(1, 10))) <= Fraction(1, 10) < Fraction(float_above(Fraction(1, 10)))
     True
     """
-    nearest = float(value)
-    return math.nextafter(nearest, -math.inf) if Fraction(nearest) > value else nearest
+    return -float_above(-value)
 
 
 def float_above(value: Fraction) -> float:
     """Return the smallest float64 number that is not below a fraction."""
-    return -float_below(-value)
+    return _ratio_above(value.numerator, value.denominator)
+
+
+@lru_cache(maxsize=1024)
+def _ratio_above(top: int, bottom: int) -> float:
+    nearest = top / bottom
+    near_top, near_bottom = nearest.as_integer_ratio()
+    # Products of integers are compared, which is several times as fast as a comparison of fractions.
+    return math.nextafter(nearest, math.inf) if near_top * bottom < top * near_bottom else nearest
 
 
 def unit_and_tiny(dtype: torch.dtype) -> tuple[Fraction, Fraction]:
@@ -56,26 +64,16 @@ def check_program(net: Classifier, images: Tensor) -> ProvenNet:
     """Return the net, or raise an error if an assumption of the proofs does not hold.
 
     They assume one precision, pixels in [0, 1], a positive std, arithmetic with subnormal numbers, and that `forward`
-    runs the operations that were analysed.
+    runs the operations that were analysed. `check_net` and `prepare_images` have already checked net and pixels.
     """
-    check_net(net)
     if net.arithmetic != "float32" or not isinstance(net, ProvenNet):
         raise ArgumentError(
             f"the net of system {net.system!r} has no certificate for the float32 program; "
             f"it has: {', '.join(net.certificate_names)}"
         )
     check_unchanged(net)
-    for name, part in net.used_tensors():
-        if part.is_floating_point() and part.dtype != images.dtype:
-            raise ArgumentError(
-                f"images have dtype {images.dtype}, the net computes in {part.dtype} ({name}); expected the same"
-            )
+    check_precision(net, images.dtype)
     check_std(net.normalize.std.item())
-    for name, module in net.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks:  # pyright: ignore[reportPrivateUsage]
-            where = f"module {name!r}" if name else "net"
-            raise ArgumentError(f"the {where} has a forward hook, which may change its output; remove it to certify")
-    check_images(net.check_shape(images))
     check_subnormals(images.dtype, images.device)
     return net
 
@@ -84,10 +82,15 @@ def check_subnormals(dtype: torch.dtype, device: torch.device) -> None:
     """Raise an error if the device flushes subnormal numbers to zero, since the proofs assume exact differences there.
 
     On a CPU each thread has a separate setting, inherited from the thread that started it, so all threads are tested.
+    The setting is the same for all precisions, so a single thread is tested with Python numbers.
     """
-    count = _GRAIN * torch.get_num_threads() if device.type == "cpu" else 1
-    smallest = torch.full((count,), torch.finfo(dtype).tiny, dtype=dtype, device=device)
-    if not bool((smallest * 1.5 - smallest).all()):
+    if device.type == "cpu" and torch.get_num_threads() == 1:
+        subnormal = bool(sys.float_info.min * 0.5)
+    else:
+        count = _GRAIN * torch.get_num_threads() if device.type == "cpu" else 1
+        smallest = torch.full((count,), torch.finfo(dtype).tiny, dtype=dtype, device=device)
+        subnormal = bool((smallest * 0.5).all())
+    if not subnormal:
         raise LinfnetError("subnormal numbers are flushed to zero; call torch.set_flush_denormal(False) to certify")
 
 
@@ -97,8 +100,8 @@ class Pass:
 
     logits: Tensor
     """[N, K], equal to `net(images)` bit for bit."""
-    magnitude: Tensor
-    """float64 [N]: the sum of bounds on the magnitudes of the results of all rounded steps."""
+    magnitudes: list[float]
+    """For each image the sum of bounds on the magnitudes of the results of all rounded steps."""
     steps: int
     """The number of steps that round their results."""
     std: float
@@ -113,10 +116,10 @@ def forward_with_magnitudes(net: ProvenNet, images: Tensor, pixels: tuple[float,
     logits, rounding = net.measure(images)
     # Normalisation is monotone, so the largest magnitude occurs at an end of the range. It rounds twice (difference
     # and quotient), and the magnitude of the quotient bounds both errors.
-    ends = images.new_tensor(pixels).view(2, *[1] * len(net.image_shape))
-    normalized = net.normalize(ends).abs().amax().double()
+    normalized = net.normalize.largest(pixels)
     steps, later = rounding.steps + 2, rounding.total()
-    total = (torch.zeros_like(logits[:, 0], dtype=torch.float64) if later is None else later) + 2 * normalized
+    totals = [0.0] * len(logits) if later is None else cast("list[float]", later.tolist())
     # A size is a term of at most `steps` float64 sums of non-negative numbers, whose relative error is less than
     # steps * 2^-52.
-    return Pass(logits, up(total * (1 + steps * 2.0**-52)), steps, net.normalize.std.item())
+    magnitudes = [up((total + 2 * normalized) * (1 + steps * 2.0**-52)) for total in totals]
+    return Pass(logits, magnitudes, steps, net.normalize.std.item())

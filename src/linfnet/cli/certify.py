@@ -14,6 +14,7 @@ from tyro.conf import arg
 
 from linfnet.attacks import DEFAULT_ATTACKS, Attacked, attack_all, check_sandwich, known_attacks, parse_exponents
 from linfnet.certificates import Certification, certify_images, plot_curve, write_curve, write_radii
+from linfnet.certificates.exact.radii import WIDTH
 from linfnet.cli.console import console, draw_figure, guarantee, percent, print_table, progress_bar, titled_table
 from linfnet.cli.inputs import BATCH, Epsilons, Folder, Number, OnImages
 from linfnet.data import NamedImages
@@ -50,9 +51,14 @@ class Certify(OnImages):
     Examples:
         linfnet certify mnist-small --limit 500
         linfnet certify runs/first --data photos/ --eps 0.05 0.1 --out certified
+        linfnet certify mnist-small --limit 100 --eps 0.3 --exact
     """
 
     eps: Epsilons = ()
+    exact: bool = False
+    """Also decide exactly: how far every pixel may change before some image has another class."""
+    width: Annotated[str, arg(metavar="WIDTH")] = WIDTH
+    """The width of exact radii: the class is proven up to the radius, and an image within radius + WIDTH breaks it."""
     out: Folder = None
     """A folder for radii.csv, curve.csv and curve.png (which needs the extra `plots`)."""
 
@@ -60,7 +66,8 @@ class Certify(OnImages):
         """Print the tables; return 2 if image files were skipped."""
         net, images, inputs, status = self.load(self.eps, needs_eps=False, skip=True)
         with progress_bar("certifying", len(images.pixels)) as advance:
-            found = certify_images(net, images.batches(BATCH), inputs.epsilons, advance=advance)
+            batches, exact = images.batches(BATCH), self.exact
+            found = certify_images(net, batches, inputs.epsilons, exact=exact, width=self.width, advance=advance)
         if images.labels is None and len(images.names) <= SHOWN:
             radii = {f"{name} radius": column for name, column in found.radii.items()}
             print_table(images_table(found, images.names, class_names(inputs.folder, net.classes), radii))
@@ -109,6 +116,8 @@ def _shares_table(found: Certification, images: NamedImages) -> Table:
         table.add_row(format_epsilon(eps), *map(percent, (found.clean, *shares)))
     medians = (radii.clamp(min=0).median().item() for radii in found.radii.values())
     table.add_row("median radius", "", *map(format_radius, medians), style="dim")
+    if found.undecided is not None and bool(found.undecided.any()):
+        table.caption = f"undecided by the exact method: {int(found.undecided.any(0).sum())} images"
     if found.arithmetic == "real":
         table.caption = guarantee(found.arithmetic, found.confidence)
     return table

@@ -24,6 +24,7 @@ class CommandInfo:
 GROUPS: dict[str, dict[str, CommandInfo]] = {
     "Start here": {
         "demo": CommandInfo("demo", "Demo", "train, attack and certify a small net on digits, in a minute"),
+        "models": CommandInfo("models", "Models", "list the trained nets of the package, with their accuracies"),
         "predict": CommandInfo("predict", "Predict", "classify images; no change within the radius alters the class"),
         "serve": CommandInfo("export", "Serve", "open a web page on which you draw, classify and attack"),
     },
@@ -52,6 +53,7 @@ GROUPS: dict[str, dict[str, CommandInfo]] = {
     },
     "Data and system": {
         "data": CommandInfo("data", "Data", "fetch, list and verify data sets"),
+        "verify": CommandInfo("verify", "Verify", "which files of a run or model are whole"),
         "doctor": CommandInfo("data", "Doctor", "show versions, devices, kernels and data sets"),
     },
 }

@@ -12,9 +12,9 @@ from linfnet.compression import Compressed, compress
 from linfnet.data import ImageSet, known_sets
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.files import make_folder, read_table, write_json
-from linfnet.nn import Classifier, LinfNet
-from linfnet.nn.model_path import class_names
+from linfnet.files import make_folder, read_table, write_json, write_table
+from linfnet.nn import Classifier, LinfNet, SparseNet
+from linfnet.nn.model_path import KnownData, class_names
 from linfnet.systems import load_model
 
 # The file in the folder of a compressed net with the comparison to the dense net.
@@ -69,7 +69,8 @@ class Compress:
         out = self._new_folder(found.folder)
         net = load_model(found.folder, device=device)
         if not isinstance(net, LinfNet):
-            raise LinfnetError(f"{self.model} is a net of system {net.system!r}; expected 'linf' to compress")
+            what = "already compressed" if isinstance(net, SparseNet) else f"a net of system {net.system!r}"
+            raise LinfnetError(f"{self.model} is {what}; expected a trained net of system 'linf'")
         training, test = (self._load(split, net, found) for split in ("train", "test"))
         recipe = found.run.recipe.data if found.run else None
         eps = max(found.epsilons, default=None) or None
@@ -82,8 +83,9 @@ class Compress:
             )  # fmt: skip
         result.net.save(make_folder(out), class_names=class_names(found.folder, net.classes))
         data = found.data if found.data in known_sets() else str(Path(found.data).resolve())
-        about = {"data": data, "eps": [format_epsilon(eps) for eps in found.epsilons if eps]}
-        write_json(out / "config.json", {**read_table(out / "config.json"), **about})
+        epsilons = tuple(eps for eps in found.epsilons if eps)
+        about = KnownData(data, epsilons, self._on("train").conversion(found), found.seed)
+        write_table(out / "config.json", {**read_table(out / "config.json"), **about.to_json()})
         write_json(out / COMPRESSION_FILE, result.to_json())
         _print(result, test, out)
 

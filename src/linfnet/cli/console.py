@@ -8,14 +8,30 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from linfnet.distributed.group import Group
 from linfnet.epsilon import format_epsilon
-from linfnet.errors import LinfnetError
+from linfnet.errors import LinfnetError, printable
 from linfnet.results import Result
 
-# Without wrapping and markup, paths and commands can be copied from the output.
-console = Console(highlight=False, markup=False, soft_wrap=True)
+
+class SafeConsole(Console):
+    """A console that escapes control characters in texts, which may be from foreign files.
+
+    Without wrapping and markup, paths and commands can be copied from the output.
+    """
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False, markup=False, soft_wrap=True)
+
+    def render_str(self, text: str, **options: Any) -> Text:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the text that is printed for a string, also for a string in a table."""
+        return super().render_str("\n".join(map(printable, text.split("\n"))), **options)
+
+
+console = SafeConsole()
+errors = SafeConsole(stderr=True)
 
 
 @contextlib.contextmanager
@@ -77,13 +93,18 @@ def titled_table(title: str | None, words: Sequence[str], numbers: Sequence[str]
 def results_table(title: str, rows: Sequence[tuple[str, Result]]) -> Table:
     """Return a table of clean, attacked and certified accuracy in percent, with one row for each net and epsilon."""
     certificates = list(dict.fromkeys(name for _, result in rows for name in result.certified))
-    numbers = ("clean", str(rows[0][1].attack), *(f"certified ({name})" for name in certificates))
+    exact = ("exact",) if any(result.exact for _, result in rows) else ()
+    numbers = ("clean", str(rows[0][1].attack), *exact, *(f"certified ({name})" for name in certificates))
     table = titled_table(title, ("net", "eps"), numbers)
     for net, result in rows:
-        shares = (result.clean, result.attacked, *(result.certified.get(name) for name in certificates))
+        decided = [result.exact.robust if result.exact else None] if exact else []
+        shares = (result.clean, result.attacked, *decided, *(result.certified.get(name) for name in certificates))
         table.add_row(net, format_epsilon(result.eps), *map(percent, shares))
     real = {net: guarantee(result.arithmetic, result.confidence) for net, result in rows if result.arithmetic == "real"}
-    table.caption = "\n".join(f"{net}: {text}" for net, text in real.items()) or None
+    lines = [f"{net}: {text}" for net, text in real.items()]
+    open_ = [(result.eps, result.exact.undecided) for _, result in rows if result.exact and result.exact.undecided]
+    lines += [f"undecided at {format_epsilon(eps)}: {percent(share)} %" for eps, share in open_]
+    table.caption = "\n".join(lines) or None
     return table
 
 

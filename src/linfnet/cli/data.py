@@ -15,7 +15,7 @@ from rich.table import Table
 from tyro.conf import arg
 
 from linfnet import ops
-from linfnet.cli.console import console, print_table, titled_table
+from linfnet.cli.console import console, errors, print_table, titled_table
 from linfnet.data import Fetched, Source, cache_folder, fetch, known_sets, location, present, set_info, verify
 from linfnet.errors import LinfnetError
 from linfnet.ops import cuda
@@ -131,7 +131,7 @@ class Verify:
         problems = {name: _problem(name, self.folder) for name in names}
         for name, problem in problems.items():
             text = problem or f"verified in {location(name, folder=self.folder)}"
-            Console(stderr=problem is not None, highlight=False, markup=False, soft_wrap=True).print(f"{name}: {text}")
+            (errors if problem else console).print(f"{name}: {text}")
         return 2 if any(problems.values()) else 0
 
 

@@ -3,17 +3,19 @@
 import csv
 import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from rich.box import SIMPLE
 from rich.table import Table
 from tyro.conf import arg
 
+from linfnet.certificates.exact.decide import BRANCHES
 from linfnet.cli import inputs
 from linfnet.cli.console import (
     console,
@@ -37,6 +39,8 @@ from linfnet.results.storage import RESULTS_FILE
 from linfnet.systems import load_model
 from linfnet.train import new_run_path
 
+# The folder, in that of the results, for the verdicts of an exact evaluation that is not finished.
+PARTIAL = ".exact"
 ARITHMETIC = "float32: certificates hold for the floating-point program; real: they ignore rounding"
 
 
@@ -48,11 +52,15 @@ def evaluate_with_progress(
     group: Group = ALONE,
     *,
     what: str = "evaluating",
+    **options: Any,
 ) -> Evaluation:
-    """Evaluate a net at all epsilons, with a progress bar called `what` for the samples of this process."""
+    """Evaluate a net at all epsilons, with a progress bar called `what` for the samples of this process.
+
+    `options` are passed to `evaluate`.
+    """
     part = own_images(images, group)
     with progress_bar(what, (part.stop - part.start) * len(epsilons)) as advance:
-        return evaluate(net, images, epsilons, steps=steps, advance=advance, group=group)
+        return evaluate(net, images, epsilons, steps=steps, advance=advance, group=group, **options)
 
 
 def store_evaluation(folder: Path, found: Evaluation, net: Classifier) -> None:
@@ -70,17 +78,23 @@ class Evaluate(inputs.OnImages):
         linfnet evaluate runs/first --eps 0.05 0.1
         linfnet evaluate runs/first --data photos/ --grey --resize 28x28
         linfnet evaluate mnist-small --limit 500 --out results
+        linfnet evaluate runs/first --exact
     """
 
     eps: inputs.Epsilons = ()
     steps: inputs.Count = None
     """Number of steps of the PGD attack. Default: the number in the run's recipe, or 100."""
+    exact: bool = False
+    """Also decide for every image whether it is robust or broken (l_inf-distance nets). If this is interrupted, the
+    same command continues after the last 500 images."""
+    branches: inputs.Number = BRANCHES
+    """The largest number of branches of the exact search for an image, which is undecided beyond it."""
     out: inputs.Folder = None
     """The folder for the results, and for a copy of the net. Default: the model's folder, or runs/evaluate-MODEL-TIME
     for a packaged or downloaded model."""
 
     def run(self) -> None:
-        inputs.check_counts(steps=self.steps)
+        inputs.check_counts(steps=self.steps, branches=self.branches)
         found, device = self.find(self.eps, shared=True)
         packaged = found.folder != self.model
         out = self.out or (new_run_path(f"evaluate-{found.folder.name}") if packaged else found.folder)
@@ -93,11 +107,14 @@ class Evaluate(inputs.OnImages):
         if out != found.folder:
             check_copy(found.folder, out)
         with joined(device) as group, only_first_prints(group):
-            evaluated = evaluate_with_progress(net, images, found.epsilons, steps, group)
+            partial = out / PARTIAL
+            options: dict[str, Any] = {"exact": self.exact, "branches": self.branches, "partial": partial}
+            evaluated = evaluate_with_progress(net, images, found.epsilons, steps, group, **options)
             if group.first:
                 if out != found.folder:
                     copy_model(found.folder, out)
                 store_evaluation(out, evaluated, net)
+                shutil.rmtree(partial, ignore_errors=True)
             title = f"{len(images)} {images.split} images of {images.info.name}, accuracy in %"
             name = self.model.resolve().name
             print_table(results_table(title, [(name, result) for result in evaluated.results]))
@@ -148,10 +165,12 @@ class Compare:
 def accuracy_table(rows: list[Compared]) -> Table:
     """Return a table of the accuracies on the same images; it fits into 80 columns."""
     words = ("run", "system", "eps")
-    table = titled_table(f"accuracy in % on {rows[0].images}", words, ("clean", "attacked", "certified"), box=SIMPLE)
+    exact = ("exact",) if any(row.exact is not None for row in rows) else ()
+    numbers = ("clean", "attacked", *exact, "certified")
+    table = titled_table(f"accuracy in % on {rows[0].images}", words, numbers, box=SIMPLE)
     table.add_column("certificate", overflow="fold")
     for row in rows:
-        shares = map(percent, (row.clean, row.attacked, row.certified))
+        shares = map(percent, (row.clean, row.attacked, *([row.exact] if exact else []), row.certified))
         certificate = f"{row.certificate} {row.arithmetic}".strip()
         certificate += f" p={row.confidence:g}" if row.confidence < 1 else ""
         table.add_row(row.run, row.system, row.eps, *shares, certificate)

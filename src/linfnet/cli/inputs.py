@@ -25,9 +25,17 @@ from linfnet.data import (
 )
 from linfnet.distributed.device import choose_device
 from linfnet.epsilon import parse_epsilon
-from linfnet.errors import ArgumentError, LinfnetError, at_least
+from linfnet.errors import ArgumentError, LinfnetError, at_least, printable
 from linfnet.nn import Classifier
-from linfnet.nn.model_path import check_model, class_names, find_model, known_data, packaged_hint, pretrained_names
+from linfnet.nn.model_path import (
+    KnownData,
+    check_model,
+    class_names,
+    find_model,
+    known_data,
+    packaged_hint,
+    pretrained_names,
+)
 from linfnet.systems import load_model
 from linfnet.train import RunFolder
 
@@ -48,7 +56,8 @@ Model = Annotated[
     tyro.conf.Positional[Path],
     arg(
         metavar="MODEL",
-        help="A finished run, a folder with model.safetensors and config.json, mnist-small, or hf://user/name.",
+        help="A finished run, a folder with model.safetensors and config.json, the name of a packaged model (linfnet "
+        "models), or hf://user/name.",
     ),
 ]
 ModelFolder = Annotated[
@@ -135,9 +144,9 @@ class ModelInputs:
     data: str
     epsilons: tuple[Fraction, ...]
     conversion: Conversion
-    """Of the image files of the run's own data."""
+    """Of the image files of the model's own data."""
     seed: int
-    """Of the split of the run's own data."""
+    """Of the split of the model's own data."""
 
 
 def find_inputs(
@@ -149,25 +158,22 @@ def find_inputs(
     """
     folder = find_model(model) if by_name else model
     run = finished_run(folder)
-    named, named_epsilons = (None, ()) if run else known_data(folder)
-    epsilons = epsilons or (run.recipe.evaluation.eps if run else tuple(map(parse_epsilon, named_epsilons)))
-    conversion, seed = Conversion(), 0
-    if run and data is None:
-        named, conversion, seed = _own_data(run)
-    data = data or named
+    known = _data_of(run) if run else known_data(folder)
+    epsilons = epsilons or known.eps
+    data, known = (known.data, known) if data is None else (data, KnownData())
     missing = ["--data"] * (data is None) + ["--eps"] * (needs_eps and not epsilons)
     if data is None or missing:
         reason = "was trained on data from Python" if run else "has no recipe.toml"
         raise ArgumentError(f"{model} {reason}: give {' and '.join(missing)}")
-    return ModelInputs(folder, run, data, epsilons, conversion, seed)
+    return ModelInputs(folder, run, data, epsilons, known.conversion, known.seed)
 
 
-def _own_data(run: RunFolder) -> tuple[str | None, Conversion, int]:
-    """Return the name or the path of the data of a run, the conversion of its files, and the seed of its split."""
-    data = run.recipe.data
+def _data_of(run: RunFolder) -> KnownData:
+    """Return the data of a run, and how its files are converted and split."""
+    data, epsilons = run.recipe.data, run.recipe.evaluation.eps
     if data.path is not None:
-        return str(data.path), Conversion(data.resize, data.mode), data.split_seed or 0
-    return None if data.in_memory else data.name, Conversion(), 0
+        return KnownData(str(data.path), epsilons, Conversion(data.resize, data.mode), data.split_seed or 0)
+    return KnownData(None if data.in_memory else data.name, epsilons)
 
 
 def parse_conversion(resize: str | None, grey: bool, rgb: bool) -> Conversion:
@@ -194,7 +200,7 @@ class SkippedFiles:
 
     def __call__(self, file: BadFile) -> None:
         self.count += 1
-        sys.stderr.write(f"skipped: {' '.join(bad_file_text(file, self.shape).splitlines())}\n")
+        sys.stderr.write(f"skipped: {printable(' '.join(bad_file_text(file, self.shape).splitlines()))}\n")
 
     @property
     def status(self) -> int:
@@ -250,14 +256,15 @@ class OnImages:
                 self.split,
                 shape=net.picture_shape(),
                 class_names=class_names(inputs.folder, net.classes) if own else (),
-                conversion=self._conversion(inputs),
+                conversion=self.conversion(inputs),
                 seed=inputs.seed,
                 on_bad=skipped,
             )
         except BadFilesError as error:
             raise bad_files_error(error, net.picture_shape()) from None
 
-    def _conversion(self, inputs: ModelInputs) -> Conversion:
+    def conversion(self, inputs: ModelInputs) -> Conversion:
+        """Return the conversion of image files: the given options, completed by those of the model's data."""
         given = parse_conversion(self.resize, self.grey, self.rgb)
         return Conversion(given.resize or inputs.conversion.resize, given.mode or inputs.conversion.mode)
 
@@ -267,7 +274,7 @@ class OnImages:
             images, names = self._labelled(net, inputs, skipped)
             loaded = NamedImages(images.pixels(), names, images.labels, f"{images.info.name} {images.split}")
         else:
-            loaded = read_own_images([Path(inputs.data)], net, self._conversion(inputs), skipped)
+            loaded = read_own_images([Path(inputs.data)], net, self.conversion(inputs), skipped)
         return loaded.first(self.limit)
 
     def load(

@@ -10,7 +10,7 @@ from typing import Protocol
 from linfnet.cli.commands import find_command, overview
 from linfnet.cli.parsing import parse_command
 from linfnet.cli.start import interrupt_exits
-from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.errors import ArgumentError, LinfnetError, printable
 from linfnet.plugins import import_modules
 from linfnet.version import __version__
 
@@ -53,7 +53,7 @@ def _without_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def _print_error(line: str) -> None:
     """Print a message on standard error as one line, even if a file name contains a line break."""
     with contextlib.suppress(OSError):  # a closed terminal must not change the exit status
-        sys.stderr.write(f"{' '.join(line.splitlines())}\n")
+        sys.stderr.write(f"{printable(' '.join(line.splitlines()))}\n")
 
 
 def _print_overview() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from linfnet.data.catalog import SetInfo, own_name
 from linfnet.data.image_set import ImageSet
-from linfnet.errors import ArgumentError
+from linfnet.errors import ArgumentError, printable
 
 Array = Tensor | npt.NDArray[Any]
 Labels = Tensor | npt.NDArray[Any] | Sequence[int]
@@ -208,7 +208,7 @@ def _class_names(labels: npt.NDArray[np.int64], classes: Classes) -> tuple[str, 
             reason = f"{low} to {high}" + ("" if absent is None else f" without {absent}")
             raise ArgumentError(f"labels holds {reason}; expected 0 to K - 1 without gaps (or pass classes=…)")
         return tuple(map(str, range(high + 1)))
-    names = tuple(map(str, range(classes) if isinstance(classes, int) else classes))
+    names = tuple(printable(str(name)) for name in (range(classes) if isinstance(classes, int) else classes))
     if len(names) < 2 or isinstance(classes, str):
         raise ArgumentError(f"classes is {classes!r}; expected at least two classes: names, or their number")
     if len(set(names)) < len(names):

@@ -1,14 +1,9 @@
-"""Readers of the file formats: IDX (MNIST, Fashion-MNIST); pickles, binary batches and PNG files (CIFAR-10).
-
-Reading a pickle runs no code that the pickle names, not even NumPy's constructors: the names that a pickled array of
-bytes needs are mapped to small classes and functions of this module, and every other name is an error.
-"""
+"""Readers of the file formats: IDX (MNIST, Fashion-MNIST); pickles, binary batches and PNG files (CIFAR-10)."""
 
 import gzip
 import io
 import json
 import math
-import pickle
 import struct
 import zlib
 from collections.abc import Callable
@@ -17,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from linfnet.data.pickled import Bytes, read_pickle
 from linfnet.errors import LinfnetError, require
 
-Bytes = npt.NDArray[np.uint8]
 Arrays = tuple[Bytes, Bytes]
 """Images as uint8 [N, C, H, W], and labels as uint8 [N]."""
 
@@ -76,73 +70,14 @@ def read_idx_pair(paths: list[Path]) -> Arrays:
     return images[:, None], labels
 
 
-class _ByteType:
-    """Replaces `numpy.dtype`; accepts only unsigned bytes."""
-
-    __slots__ = ()
-
-    def __init__(self, kind: object, *_: object) -> None:
-        if kind not in ("u1", b"u1"):
-            raise pickle.UnpicklingError(f"it contains an array of type {kind!r}; expected unsigned bytes")
-
-    def __setstate__(self, state: object) -> None:
-        """Ignore byte order and fields, which an array of bytes does not need."""
-
-
-class _ByteArray:
-    """Replaces `numpy.ndarray`, and the function by which pickles create an empty array."""
-
-    __slots__ = ("array",)
-
-    array: Bytes
-
-    def __init__(self, *_: object) -> None:
-        self.array = np.empty(0, np.uint8)
-
-    def __setstate__(self, state: tuple[int, tuple[int, ...], _ByteType, bool, bytes]) -> None:
-        _, shape, _, column_major, content = state
-        self.array = np.frombuffer(content, np.uint8).reshape(shape, order="F" if column_major else "C")
-
-
-def _from_buffer(content: bytes, kind: _ByteType, shape: tuple[int, ...], order: str) -> _ByteArray:
-    array = _ByteArray()
-    array.__setstate__((1, shape, kind, order == "F", content))
-    return array
-
-
-def _encode_latin1(text: str, _: object) -> bytes:
-    return text.encode("latin1")
-
-
-class _BatchUnpickler(pickle.Unpickler):
-    def find_class(self, module_name: str, global_name: str, /) -> Callable[..., object]:
-        match module_name.replace("_core", "core"), global_name:
-            case ("numpy", "ndarray") | ("numpy.core.multiarray", "_reconstruct"):
-                return _ByteArray
-            case ("numpy", "dtype"):
-                return _ByteType
-            # A pickle can set attributes of these objects, so each lookup returns a new object.
-            case ("numpy.core.numeric", "_frombuffer"):  # arrays in the newest protocol
-                return partial(_from_buffer)
-            case ("_codecs", "encode"):  # bytes that Python 3 wrote in the oldest protocols
-                return partial(_encode_latin1)
-            case _:
-                raise pickle.UnpicklingError(
-                    f"it refers to {module_name}.{global_name}, which no CIFAR-10 batch needs; it was not loaded"
-                )
-
-
 def read_python_batch(path: Path) -> Arrays:
     """Return the rows, uint8 [N, 3072], and the labels, uint8 [N], of one pickled batch."""
     content = _read_file(path)
     try:
-        batch: Any = _BatchUnpickler(io.BytesIO(content), encoding="bytes").load()
-        fields: dict[str, Any] = {k.decode("latin1") if isinstance(k, bytes) else k: v for k, v in batch.items()}
-        rows, labels = fields["data"].array, np.array(fields["labels"], np.uint8)
-    except Exception as error:  # a damaged pickle may raise any exception
-        reason = str(error) if isinstance(error, pickle.UnpicklingError) else f"{type(error).__name__}: {error}"
-        raise LinfnetError(f"{path} is not a Python batch of CIFAR-10: {reason}") from error
-    if labels.ndim != 1 or rows.shape != (len(labels), _CIFAR_PIXELS):
+        rows, labels = read_pickle(content)
+    except LinfnetError as error:
+        raise LinfnetError(f"{path} is not a Python batch of CIFAR-10: {error}") from None
+    if rows.shape != (len(labels), _CIFAR_PIXELS):
         shapes = f"images {list(rows.shape)} and labels {list(labels.shape)}"
         raise LinfnetError(f"{path} contains {shapes}; expected [N, {_CIFAR_PIXELS}] and [N]")
     return rows, labels

@@ -4,12 +4,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from linfnet.attacks import NamedAttack, UserAttack, check_sandwich, named_attack, other_class
 from linfnet.certificates import certificates_of
+from linfnet.certificates.exact.decide import BRANCHES, SECONDS
 from linfnet.certificates.real import real_margin_radius
 from linfnet.certificates.rounding import float_above
 from linfnet.data import ImageSet, as_image_set
@@ -17,6 +19,7 @@ from linfnet.distributed.group import ALONE, Group
 from linfnet.distributed.sharding import gather, join, own_part
 from linfnet.epsilon import Epsilon, parse_epsilons
 from linfnet.errors import ArgumentError
+from linfnet.evaluation.exact import ExactBatches
 from linfnet.evaluation.outcome import AtEpsilon, Broken, Evaluation
 from linfnet.inputs import check_count, check_net, net_device
 from linfnet.nn import Classifier
@@ -39,6 +42,10 @@ def evaluate(
     attack: str | UserAttack | None = "pgd",
     steps: int = 100,
     seed: int = 0,
+    exact: bool = False,
+    branches: int = BRANCHES,
+    seconds: float = SECONDS,
+    partial: Path | None = None,
     advance: Callable[[int], None] = lambda samples: None,
     group: Group = ALONE,
 ) -> Evaluation:
@@ -57,6 +64,11 @@ def evaluate(
             attacked.
         steps: number of steps of gradient attacks.
         seed: the random numbers for batch k of 500 images are drawn with seed + k.
+        exact: whether to decide exactly which samples are robust, for an l_inf-distance net (docs/certificates.md).
+            Samples that a certificate or the attack decides are not searched.
+        branches, seconds: the budget of the exact method for each sample, which is undecided beyond it.
+        partial: a folder in which the exact method stores finished batches; a later call with the same net, images,
+            epsilon and budget continues after them.
         advance: called with the number of samples that this process has finished, once per batch and epsilon.
         group: the processes that share the work; each process returns the evaluation of all images.
 
@@ -72,9 +84,13 @@ def evaluate(
     chosen = NamedAttack("none", 0, _no_attack) if attack is None else named_attack(attack, steps=steps)
     images = images_for(checked, data)
     own = own_images(images, group)
-    found = gather(_evaluate_part(checked, images, own, sizes, chosen, seed, advance), group)
+    verifier = ExactBatches(checked, branches=branches, seconds=seconds, partial=partial) if exact else None
+    found = gather(_evaluate_part(checked, images, own, sizes, chosen, seed, verifier, advance), group)
     for at in found.at:
         check_sandwich(at.eps, at.certified_by_any, at.survived)
+        if at.exact is not None and at.undecided is not None:
+            check_sandwich(at.eps, at.exact, at.survived)
+            check_sandwich(at.eps, at.certified_by_any, at.exact | at.undecided)
     return replace(found, at=tuple(replace(at, broken=at.broken.best()) for at in found.at))
 
 
@@ -102,9 +118,11 @@ def _evaluate_part(
     epsilons: tuple[Fraction, ...],
     attack: NamedAttack,
     seed: int,
+    verifier: ExactBatches | None,
     advance: Callable[[int], None],
 ) -> Evaluation:
     """Evaluate the images of this process: the slice `own`, which starts at a multiple of BATCH."""
+    net = net.frozen()
     device, certificates = net_device(net), certificates_of(net)
     images = replace(whole, images=whole.images[own], labels=whole.labels[own].to(device))
     parts = [slice(start, start + BATCH) for start in range(0, len(images), BATCH)] or [slice(0, 0)]
@@ -113,42 +131,56 @@ def _evaluate_part(
     def pixels_of(part: slice) -> Tensor:
         return images.as_pixels(images.images[part].to(device)).reshape(-1, *net.image_shape)
 
-    with net.at_infinity():
-        with torch.no_grad():
-            logits = torch.cat([net(pixels_of(part)) for part in parts])
-        correct = label_on_top(logits, labels)
-        radii: dict[str, Tensor] = {}
-        radii_seconds = dict.fromkeys(certificates, 0.0)
-        for name, certificate in certificates.items():
-            if not certificate.resolution:  # radii in closed form are computed once for all epsilons
-                start = _now(device)
-                radii[name] = torch.cat([certificate.radius(pixels_of(part), labels[part]) for part in parts])
-                radii_seconds[name] = _now(device) - start
-        order = next(iter(radii.values()), torch.full_like(labels, -torch.inf, dtype=torch.float64))
-        results: list[AtEpsilon] = []
-        for eps in epsilons:
-            start, seconds = time.perf_counter(), dict(radii_seconds)
-            survived = torch.zeros_like(correct)
-            certified = {name: torch.zeros_like(correct) for name in certificates}
-            broken = Broken(labels[:0], pixels_of(slice(0, 0)), labels[:0], order[:0])
-            for number, part in enumerate(parts):
-                pixels, truth, right = pixels_of(part), labels[part], correct[part]
-                for name, certificate in certificates.items():
-                    began, closed = _now(device), radii.get(name)
-                    flags = certificate.at(pixels, truth, eps) if closed is None else closed[part] >= float_above(eps)
-                    certified[name][part] = flags
-                    seconds[name] += _now(device) - began
-                generator = torch.Generator(device).manual_seed(seed + own.start // BATCH + number)
-                moved = attack.perturb(net, pixels[right], truth[right], eps, generator)
-                attacked, robust = net.logits_and_kept(moved, truth[right])
-                # At epsilon 0 no image changes, so correct samples stay correct, even if the net draws new noise.
-                robust |= eps == 0
-                survived[part] = right.masked_scatter(right, robust)
-                index = right.nonzero().flatten()[~robust] + part.start
-                others = other_class(attacked[~robust], labels[index])
-                broken = join([broken, Broken(index + own.start, moved[~robust], others, order[index])]).best()
-                advance(len(truth))
-            results.append(AtEpsilon(eps, certified, survived, broken, time.perf_counter() - start, seconds))
+    with torch.no_grad():
+        logits = torch.cat([net(pixels_of(part)) for part in parts])
+    correct = label_on_top(logits, labels)
+    radii: dict[str, Tensor] = {}
+    radii_seconds = dict.fromkeys(certificates, 0.0)
+    for name, certificate in certificates.items():
+        if not certificate.resolution:  # radii in closed form are computed once for all epsilons
+            start = _now(device)
+            radii[name] = torch.cat([certificate.radius(pixels_of(part), labels[part]) for part in parts])
+            radii_seconds[name] = _now(device) - start
+    order = next(iter(radii.values()), torch.full_like(labels, -torch.inf, dtype=torch.float64))
+    results: list[AtEpsilon] = []
+    for eps in epsilons:
+        start, seconds = time.perf_counter(), dict(radii_seconds)
+        survived = torch.zeros_like(correct)
+        certified = {name: torch.zeros_like(correct) for name in certificates}
+        broken = Broken(labels[:0], pixels_of(slice(0, 0)), labels[:0], order[:0])
+        witnesses = broken if verifier is not None else None
+        exact, undecided = (None, None) if verifier is None else (survived.clone(), survived.clone())
+        for number, part in enumerate(parts):
+            pixels, truth, right = pixels_of(part), labels[part], correct[part]
+            for name, certificate in certificates.items():
+                began, closed = _now(device), radii.get(name)
+                flags = certificate.at(pixels, truth, eps) if closed is None else closed[part] >= float_above(eps)
+                certified[name][part] = flags
+                seconds[name] += _now(device) - began
+            generator = torch.Generator(device).manual_seed(seed + own.start // BATCH + number)
+            moved = attack.perturb(net, pixels[right], truth[right], eps, generator)
+            attacked, robust = net.logits_and_kept(moved, truth[right])
+            # At epsilon 0 no image changes, so correct samples stay correct, even if the net draws new noise.
+            robust |= eps == 0
+            survived[part] = right.masked_scatter(right, robust)
+            index = right.nonzero().flatten()[~robust] + part.start
+            others = other_class(attacked[~robust], labels[index])
+            broken = join([broken, Broken(index + own.start, moved[~robust], others, order[index])]).best()
+            if verifier is not None and exact is not None and undecided is not None:
+                began, attacked_images = _now(device), pixels.clone()
+                attacked_images[right] = moved
+                verdict = verifier.decide(pixels, truth, eps, attacked_images)
+                exact[part], undecided[part] = verdict.robust, verdict.undecided
+                index = (right & verdict.broken).nonzero().flatten()
+                found = verdict.witness[index]
+                others = other_class(net(found).detach(), truth[index])
+                broken_by_search = Broken(index + part.start + own.start, found, others, order[part][index])
+                witnesses = join([witnesses, broken_by_search])
+                seconds["exact"] = seconds.get("exact", 0.0) + _now(device) - began
+            advance(len(truth))
+        spent = time.perf_counter() - start
+        verdicts = (exact, undecided, witnesses)
+        results.append(AtEpsilon(eps, certified, survived, broken, spent, seconds, *verdicts))
     return Evaluation(
         data=images.info.name,
         split=images.split,

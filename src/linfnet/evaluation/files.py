@@ -1,12 +1,13 @@
 """The files of an evaluation: results.json, a CSV file with all samples, and the broken images."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 from torch import Tensor
 
 from linfnet.attacks import other_class
-from linfnet.evaluation.outcome import Evaluation
+from linfnet.evaluation.outcome import Broken, Evaluation
 from linfnet.files import write_tensors
 from linfnet.results import add_evaluations, storage
 
@@ -18,13 +19,22 @@ def save_evaluation(evaluation: Evaluation, folder: Path | str) -> None:
     if evaluation.results:
         path = storage.samples_path(folder, evaluation.results)
         storage.write_columns(path, _sample_columns(evaluation))
-        tensors: dict[str, Tensor] = {}
-        for at in evaluation.at:
-            tensors[storage.at_epsilon(storage.INDEX, at.eps)] = at.broken.index
-            tensors[storage.at_epsilon(storage.IMAGES, at.eps)] = at.broken.images
-            tensors[storage.at_epsilon(storage.PREDICTIONS, at.eps)] = at.broken.predictions
+        tensors = _named({at.eps: at.broken for at in evaluation.at})
         attack = f"{evaluation.attack.name}-{evaluation.attack.steps}"
         write_tensors(storage.broken_path(path), tensors, {"linfnet": "broken-samples-1", "attack": attack})
+        found = {at.eps: at.witnesses for at in evaluation.at if at.witnesses is not None}
+        if found:
+            write_tensors(storage.witness_path(path), _named(found), {"linfnet": "witnesses-1"})
+
+
+def _named(samples: Mapping[Fraction, Broken]) -> dict[str, Tensor]:
+    """Return the tensors of a file of broken images."""
+    tensors: dict[str, Tensor] = {}
+    for eps, broken in samples.items():
+        tensors[storage.at_epsilon(storage.INDEX, eps)] = broken.index
+        tensors[storage.at_epsilon(storage.IMAGES, eps)] = broken.images
+        tensors[storage.at_epsilon(storage.PREDICTIONS, eps)] = broken.predictions
+    return tensors
 
 
 def _sample_columns(evaluation: Evaluation) -> dict[str, Sequence[object]]:
@@ -45,4 +55,7 @@ def _sample_columns(evaluation: Evaluation) -> dict[str, Sequence[object]]:
         for name, flags in at.certified.items():
             columns[storage.at_epsilon(f"certified_{name}", at.eps)] = flags.int().tolist()
         columns[storage.at_epsilon(f"{attack.name}{attack.steps}", at.eps)] = at.survived.int().tolist()
+        if at.exact is not None and at.undecided is not None:
+            flags = zip(at.exact.int().tolist(), at.undecided.tolist(), strict=True)
+            columns[storage.at_epsilon("exact", at.eps)] = ["" if unknown else robust for robust, unknown in flags]
     return columns

@@ -10,7 +10,7 @@ from linfnet.distributed.sharding import LONGEST, SUMMED
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError
 from linfnet.nn.label_margin import label_on_top, margin
-from linfnet.results import AttackSettings, Result
+from linfnet.results import AttackSettings, ExactAccuracy, Result
 
 # Largest number of broken samples that are saved for each epsilon.
 EXAMPLES = 12
@@ -41,6 +41,9 @@ class AtEpsilon:
     broken: Broken  # a few examples
     seconds: float = field(metadata=LONGEST)
     certify_seconds: dict[str, float] = field(metadata=SUMMED)  # for all samples together, for each certificate name
+    exact: Tensor | None = None  # bool [N]: proven robust by the exact method; None if it did not run
+    undecided: Tensor | None = None  # bool [N]: its budget ended
+    witnesses: Broken | None = None  # all correctly classified samples that are not robust, with the images it found
 
     @property
     def certified_by_any(self) -> Tensor:
@@ -96,8 +99,12 @@ class Evaluation:
         return self._result(self.at[0])
 
     def __repr__(self) -> str:
-        rows = ((at.eps, share(at.survived), share(at.certified_by_any)) for at in self.at)
-        shown = ", ".join(f"eps {format_epsilon(eps)}: attacked {a:.4f} certified {c:.4f}" for eps, a, c in rows)
+        rows: list[str] = []
+        for at in self.at:
+            exact = "" if at.exact is None else f" exact {share(at.exact):.4f}"
+            shares = f"attacked {share(at.survived):.4f}{exact} certified {share(at.certified_by_any):.4f}"
+            rows.append(f"eps {format_epsilon(at.eps)}: {shares}")
+        shown = ", ".join(rows)
         return f"Evaluation({self.data}-{self.split}, {len(self.labels)} images, clean {self.clean:.4f}, {shown})"
 
     @property
@@ -119,9 +126,16 @@ class Evaluation:
             limit=self.limit,
             arithmetic=self.arithmetic,
             confidence=self.confidence,
+            exact=self._exact(at),
             certify_seconds={name: float(f"{spent / max(count, 1):.3g}") for name, spent in at.certify_seconds.items()},
             seconds=round(at.seconds, 2),
         )
+
+    @staticmethod
+    def _exact(at: AtEpsilon) -> ExactAccuracy | None:
+        if at.exact is None or at.undecided is None:
+            return None
+        return ExactAccuracy(share(at.exact), share(at.undecided))
 
 
 def share(flags: Tensor) -> float:

@@ -5,7 +5,7 @@ from typing import Any
 
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import LinfnetError, require
-from linfnet.files import read_json, write_text
+from linfnet.files import read_table, write_text
 from linfnet.nn import Classifier, count_parameters
 from linfnet.nn.model_card import model_card
 from linfnet.recipes import Recipe
@@ -23,16 +23,17 @@ def write_card(folder: Path, net: Classifier, *, source: str | None = None) -> P
         net: the net of the folder.
         source: the argument of `load_model` in the example. Default: the name of the folder.
     """
-    config, results = read_json(folder / "config.json"), read_results(folder)
-    recipe = _describe(RunFolder.open(folder).recipe) if (folder / "recipe.toml").is_file() else ""
+    # The net's own values replace those of the file, which may have another form.
+    config, results = {**read_table(folder / "config.json"), **net.config()}, read_results(folder)
+    recipe = describe_recipe(RunFolder.open(folder).recipe) if (folder / "recipe.toml").is_file() else ""
     source = source or folder.resolve().name
-    options = {"name": source.rpartition("/")[2], "source": source, "recipe": recipe}
+    options: dict[str, Any] = {"name": source.rpartition("/")[2], "source": source, "recipe": recipe}
     card = model_card(config, net.describe(), count_parameters(net), results, **options)
     write_text(folder / "README.md", card)
     return folder / "README.md"
 
 
-def _describe(recipe: Recipe) -> str:
+def describe_recipe(recipe: Recipe) -> str:
     """Return the most important settings of a recipe."""
     schedule, optimizer = recipe.schedule, recipe.optimizer
     parts = [f"recipe {recipe.name}"]

@@ -7,27 +7,31 @@ from collections.abc import Generator, Mapping, Sequence
 from fractions import Fraction
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from linfnet.boxes import check_images, outer_box
-from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.files import read_table, read_tensors, write_json, write_tensors, write_text
+from linfnet.errors import ArgumentError, LinfnetError, printable
+from linfnet.files import DIGEST, read_table, read_tensors, write_table, write_tensors, write_text
 from linfnet.nn.distance import DistanceModule
+from linfnet.nn.frozen import frozen_copy
 from linfnet.nn.label_margin import label_on_top
 from linfnet.nn.model_card import model_card
 from linfnet.nn.model_path import find_model, system_name
+from linfnet.nn.nonexpansive import modules_of
 from linfnet.nn.normalization import Normalize
+from linfnet.nn.weights import check_weights, count_parameters, load_weights
 from linfnet.results import Results
 
 if TYPE_CHECKING:  # wrapped imports this module
     from linfnet.nn.wrapped import WrappedNet
 
 FORMAT = "linfnet-model-1"
-# Keys of config.json that are not arguments of the constructor; `data` and `eps` describe packaged models.
-ABOUT = ("format", "system", "class_names", "data", "eps")
+# Keys of config.json that are not arguments of the constructor: the data of packaged and compressed models
+# (`KnownData`), and the figures of packaged models (`ModelInfo`).
+ABOUT = ("format", "system", "class_names", "data", "eps", "resize", "mode", "split_seed", "measured", DIGEST)
 
 
 class Classifier(nn.Module):
@@ -122,11 +126,11 @@ class Classifier(nn.Module):
             epsilon: exact, in pixel units; a float64 tensor [N] contains one epsilon per image.
         """
         lower, upper = outer_box(check_images(images), epsilon)
-        with self.at_infinity():
-            # Bounds have rounding errors. Therefore never certify a wrong class, and ignore the bounds at epsilon 0.
-            return self.keeps_class(images, labels) & (
-                (self.least_margin(lower, upper, labels) > 0) | torch.as_tensor(epsilon == 0)
-            )
+        net = self.frozen()
+        # Bounds have rounding errors. Therefore never certify a wrong class, and ignore the bounds at epsilon 0.
+        return net.keeps_class(images, labels) & (
+            (net.least_margin(lower, upper, labels) > 0) | torch.as_tensor(epsilon == 0)
+        )
 
     def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
         """Return a lower bound [N] on the margin over the box lower <= image <= upper, in real arithmetic."""
@@ -169,7 +173,7 @@ class Classifier(nn.Module):
     @property
     def p(self) -> float:
         """The exponent of all distance layers (infinity without distance layers). Setting it changes all layers."""
-        return next((layer.p for layer in self.distance_layers()), math.inf)
+        return next((layer.p for layer in self.modules() if isinstance(layer, DistanceModule)), math.inf)
 
     @p.setter
     def p(self, value: float) -> None:
@@ -180,12 +184,23 @@ class Classifier(nn.Module):
         """Return all distance layers, in order."""
         return [module for module in self.modules() if isinstance(module, DistanceModule)]
 
+    def frozen(self) -> Self:
+        """Return a net with the same parameters and buffers, at p = inf in eval mode.
+
+        Certificates and attacks use it: it is not affected by what other threads do with p, the mode or hooks.
+        """
+        return frozen_copy(self)
+
     @contextlib.contextmanager
     def at_infinity(self) -> Generator[Self]:
-        """Context in which the net is at p = inf in eval mode; p and the training flags are restored at its end."""
+        """Context in which the net is at p = inf in eval mode; p and the training flags are restored at its end.
+
+        This changes the net for all threads that use it; `frozen` does not.
+        """
         # Change only what differs: setting an attribute of a module costs as much as a small layer.
-        relaxed = [(layer, layer.p) for layer in self.distance_layers() if not math.isinf(layer.p)]
-        in_training = [module for module in self.modules() if module.training]
+        parts = modules_of(self)
+        relaxed = [(part, part.p) for part in parts if isinstance(part, DistanceModule) and not math.isinf(part.p)]
+        in_training = [module for module in parts if module.training]
         for layer, _ in relaxed:
             layer.p = math.inf
         for module in in_training:
@@ -276,9 +291,9 @@ class Classifier(nn.Module):
                 raise ArgumentError(f"{name!r} of the net has dtype {dtype}; expected torch.float32: save net.float()")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        config = {**self.config(), "class_names": list(class_names)}
+        config = {**self.config(), "class_names": list(map(printable, class_names))}
         write_tensors(folder / "model.safetensors", self.saved_tensors(), {"format": "pt", "linfnet": FORMAT})
-        write_json(folder / "config.json", config)
+        write_table(folder / "config.json", config)
         name = folder.resolve().name
         card = model_card(config, self.describe(), count_parameters(self), results, name=name, source=name)
         write_text(folder / "README.md", card)
@@ -298,9 +313,17 @@ class Classifier(nn.Module):
 
     @classmethod
     def load_with_config(cls, folder: Path, config: Mapping[str, Any], *, device: torch.device | str = "cpu") -> Self:
-        """Load a net from a folder whose config.json has already been read."""
+        """Load a net from a folder whose config.json has already been read; what it allocates fits the weights."""
+        source = folder / "model.safetensors"
+        tensors = read_tensors(source)[0]
+        if cls.__module__.startswith("linfnet."):  # a user's net may not be built without memory
+            hidden: Any = config.get("hidden")
+            if isinstance(hidden, list) and len(cast(list[Any], hidden)) >= max(len(tensors), 1):
+                raise LinfnetError(f"{source} lacks the weights of {len(cast(list[Any], hidden))} layers")
+            with torch.device("meta"):
+                check_weights(cls.from_config(config), tensors, source)
         net = cls.from_config(config)
-        load_weights(net, read_tensors(folder / "model.safetensors")[0], folder / "model.safetensors")
+        load_weights(net, tensors, source)
         return net.to(device).eval()
 
 
@@ -312,26 +335,3 @@ def _checked_shape(image_shape: Sequence[int]) -> tuple[int, ...]:
     if not shape or min(shape) < 1:
         raise ArgumentError(f"image_shape is {image_shape}; expected (C, H, W) for images or (d,) for vectors")
     return shape
-
-
-def count_parameters(net: nn.Module) -> int:
-    """Return the number of trainable parameters."""
-    return sum(parameter.numel() for parameter in net.parameters())
-
-
-def load_weights(net: nn.Module, tensors: dict[str, Tensor], source: Path) -> None:
-    """Copy named tensors into a net; raise an error that names any missing, unknown or mismatched tensor."""
-    wanted = net.state_dict()
-    for name in sorted(wanted.keys() - tensors.keys()):
-        raise LinfnetError(f"{source} lacks {name!r}: it belongs to another net")
-    for name in sorted(tensors.keys() - wanted.keys()):
-        raise LinfnetError(f"{source} contains {name!r}, which the net does not have: it belongs to another net")
-    for name, tensor in tensors.items():
-        if tensor.shape != wanted[name].shape:
-            got, want = tuple(tensor.shape), tuple(wanted[name].shape)
-            raise LinfnetError(f"{source}: {name!r} has shape {got}, the net expects {want} (other images or width?)")
-        if tensor.dtype != wanted[name].dtype:
-            raise LinfnetError(f"{source}: {name!r} has dtype {tensor.dtype}, the net expects {wanted[name].dtype}")
-        if not bool(tensor.isfinite().all()):
-            raise LinfnetError(f"{source}: {name!r} contains NaN or infinity")
-    net.load_state_dict(tensors)

@@ -60,11 +60,12 @@ class DistanceModule(Nonexpansive):
         return output, sizes
 
     def _check_certifiable(self, what: str, x: Tensor) -> None:
-        if self.dim % x.dim() == 0 or (self.shift is not None and self.shift.dim != self.dim):
+        shift = self.shift
+        if self.dim % x.dim() == 0 or (shift is not None and shift.dim != self.dim):
             raise ArgumentError(f"{what} need the dimension of the features; the layer has dim = {self.dim}")
         if not math.isinf(self.p):
             raise ArgumentError(f"{what} need p = inf; the layer has p = {self.p:g}")
-        if self.training and self.shift is not None:
+        if self.training and shift is not None:
             raise ArgumentError(f"{what} need eval mode: in training the mean shift depends on the batch")
 
     def _distance(self, x: Tensor) -> Tensor:

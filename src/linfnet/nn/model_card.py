@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from linfnet.data import known_sets, set_info
 from linfnet.epsilon import format_epsilon
+from linfnet.errors import printable
 from linfnet.results import Accuracies, Result, Results
 
 CARD = """\
@@ -43,7 +44,7 @@ No change of at most `radius` in each {value} of an image alters its predicted c
 | output | {classes} classes: {names} |
 | parameters | {parameters:,} |
 | training | {training} |
-
+{more}
 ## Limits
 
 - ε and radii are in {value} units: black is 0 and white is 1, so ε = 0.1 is about 26 of 255 grey levels.
@@ -72,7 +73,7 @@ HUB_SETS = {"mnist": "ylecun/mnist", "fashion-mnist": "zalando-datasets/fashion_
 def names_in(config: Mapping[str, Any]) -> list[str]:
     """Return the class names in a config, or an empty list if it does not contain them."""
     given: Any = config.get("class_names")
-    return [str(name) for name in cast(list[Any], given)] if isinstance(given, list) else []
+    return [printable(str(name)) for name in cast(list[Any], given)] if isinstance(given, list) else []
 
 
 def model_card(
@@ -85,6 +86,7 @@ def model_card(
     source: str,
     recipe: str = "",
     licence: str = "unknown",
+    more: Mapping[str, str] | None = None,
 ) -> str:
     """Return the text of README.md for a net.
 
@@ -97,6 +99,7 @@ def model_card(
         source: the argument of `load_model` in the example.
         recipe: a sentence about the settings of the training.
         licence: an identifier of the hub, such as mit; the card of a new net says unknown.
+        more: further rows of the table about the model.
     """
     results = results or Results()
     shown = shown_results(results.evaluations)
@@ -117,6 +120,7 @@ def model_card(
         names=_cell(", ".join(names_in(config))) or f"numbered 0 to {config['classes'] - 1}",
         parameters=parameters,
         training=_training(results, recipe),
+        more="".join(f"| {key} | {_cell(value)} |\n" for key, value in (more or {}).items()),
     )
 
 
@@ -143,19 +147,30 @@ def _metadata(name: str, licence: str, shown: Sequence[Result]) -> str:
         "metrics": ["accuracy"],
     }
     text = "\n".join(f"{key}: {json.dumps(value)}" for key, value in lines.items())
-    tests = [json.dumps(_entry(result), ensure_ascii=False) for result in shown if result.split == "test"]
+    tests = [json.dumps(_entry(rows), ensure_ascii=False) for rows in _together(shown) if rows[0].split == "test"]
     if not tests:
         return text
     entries = "\n".join(f"  - {entry}" for entry in tests)
     return f"{text}\nmodel-index:\n- name: {json.dumps(name, ensure_ascii=False)}\n  results:\n{entries}"
 
 
-def _entry(result: Result) -> dict[str, Any]:
-    """Return the data set and the accuracies of an evaluation, as the hub lists them."""
+def _together(shown: Sequence[Result]) -> list[list[Result]]:
+    """Return lists of evaluations that differ only in the attack."""
+    groups: dict[tuple[object, ...], list[Result]] = {}
+    for result in shown:
+        key = (result.data, result.split, result.count, result.eps, result.clean, tuple(result.certified.items()))
+        groups.setdefault(key, []).append(result)
+    return list(groups.values())
+
+
+def _entry(results: Sequence[Result]) -> dict[str, Any]:
+    """Return the data set and the accuracies of evaluations that differ only in the attack, as the hub lists them."""
+    result = results[0]
     at = f"at ε = {format_epsilon(result.eps)}"
     shares = {
         "clean": result.clean,
-        f"under {result.attack} {at}": result.attacked,
+        **{f"under {one.attack} {at}": one.attacked for one in results},
+        **{f"robust, decided exactly {at}": one.exact.robust for one in results if one.exact},
         **{f"certified by {name} {at}": share for name, share in result.certified.items()},
     }
     metrics = [{"type": "accuracy", "name": name, "value": round(100 * share, 2)} for name, share in shares.items()]
@@ -196,26 +211,46 @@ def _training(results: Results, recipe: str) -> str:
 
 
 def _results(results: Results, shown: Sequence[Result]) -> str:
-    """Return a table with a row for each evaluation, or else the accuracies at the end of the training, in percent."""
+    """Return a table with a row for each data set and ε, or else the accuracies at the end of the training, in percent.
+
+    Each attack and each certificate has a column.
+    """
     if shown:
         certificates = list(dict.fromkeys(name for result in shown for name in result.certified))
-        attacks = {str(result.attack) for result in shown}
-        attack = attacks.pop() if len(attacks) == 1 else ""
-        header = ["data", "images", "ε", "clean", attack or "attacked"]
+        attacks = list(dict.fromkeys(str(result.attack) for result in shown))
+        exact = ["exact"] if any(result.exact for result in shown) else []
+        header = ["data", "images", "ε", "clean", *attacks, *exact]
         rows = [[*header, *(f"certified by {name}" for name in certificates)]]
         rows.append(["---", *["---:"] * (len(rows[0]) - 1)])
-        for result in shown:
-            attacked = _percent(result.attacked) + ("" if attack else f" ({result.attack})")
+        for same in _together(shown):
+            result, attacked = same[0], {str(one.attack): one.attacked for one in same}
             named = [f"{_cell(_title(result.data))}, {result.split}", f"{result.count:,}", format_epsilon(result.eps)]
-            shares = (_percent(result.certified.get(name)) for name in certificates)
-            rows.append([*named, _percent(result.clean), attacked, *shares])
+            shares = map(_percent, (result.clean, *map(attacked.get, attacks)))
+            decided = [_exact(next((one for one in same if one.exact), result))] if exact else []
+            rows.append([*named, *shares, *decided, *(_percent(result.certified.get(name)) for name in certificates)])
         table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-        return f"{table}\n\nAccuracy in % of all images: unchanged (clean), under the attack, and certified at ε."
+        about = "Accuracy in % of all images: unchanged (clean), under attack, and certified at ε."
+        if exact:
+            about += (
+                " Exact: images for which it is proven that no change of at most ε alters the class; for every other "
+                "one an image that changes the class was found"
+            )
+            undecided = any(result.exact and result.exact.undecided for result in shown)
+            about += ", except for images that were not decided, which are shown as a range." if undecided else "."
+        return f"{table}\n\n{about}"
     if measured := _measured(results):
         certified = (f"certified {_percent(s)} at ε = {format_epsilon(e)}" for e, s in measured.certified.items())
         accuracies = ", ".join((f"clean {_percent(measured.clean)}", *certified))
         return f"Accuracy in % on the test images at the end of the training, rounding ignored: {accuracies}."
     return "The model was saved without results."
+
+
+def _exact(result: Result) -> str:
+    """Return the exact accuracy, as a range if some images are undecided."""
+    if result.exact is None:
+        return ""
+    least, most = result.exact.robust, result.exact.robust + result.exact.undecided
+    return _percent(least) if least == most else f"{_percent(least)} to {_percent(most)}"
 
 
 def _cell(text: str) -> str:

@@ -2,13 +2,14 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
 
-from linfnet.epsilon import parse_epsilon
-from linfnet.errors import LinfnetError, require
+from linfnet.data import Conversion, parse_size
+from linfnet.epsilon import format_epsilon, parse_epsilon
+from linfnet.errors import LinfnetError, printable, require
 from linfnet.files import make_folder, read_table
 
 # Contains one folder for each model of the package.
@@ -20,43 +21,6 @@ PREFIXES = ("hf://", "hf:/")
 def pretrained_names() -> tuple[str, ...]:
     """Return the names of the models in the package."""
     return tuple(sorted(folder.name for folder in PRETRAINED.iterdir()))
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What is known about a model of the package without loading its weights."""
-
-    name: str
-    system: str
-    """The name of its system, such as `linf`."""
-    data: str
-    """The data set on which it was trained."""
-    eps: tuple[Fraction, ...]
-    """The epsilons for which it was trained."""
-    image_shape: tuple[int, ...]
-    class_names: tuple[str, ...]
-
-
-def packaged_info(name: str) -> ModelInfo:
-    """Return what is known about a model of the package, from its config.json."""
-    config: Mapping[str, Any] = read_table(PRETRAINED / name / "config.json")
-    return ModelInfo(
-        name=name,
-        system=system_name(config),
-        data=config["data"],
-        eps=tuple(map(parse_epsilon, config["eps"])),
-        image_shape=tuple(config["image_shape"]),
-        class_names=tuple(config["class_names"]),
-    )
-
-
-def list_models() -> dict[str, ModelInfo]:
-    """Return the models of the package: for each name that `load_model` accepts, what is known about the model.
-
-    >>> list(list_models()), list_models()["mnist-small"].data
-    (['mnist-small'], 'mnist')
-    """
-    return {name: packaged_info(name) for name in pretrained_names()}
 
 
 def find_model(name: Path | str) -> Path:
@@ -97,11 +61,40 @@ def check_model(folder: Path) -> None:
     raise LinfnetError(f"{folder} is not a model: it has no config.json{hint}")
 
 
-def known_data(folder: Path) -> tuple[str | None, tuple[str, ...]]:
-    """Return the data set and the epsilons at which a model is evaluated, if its config.json names them."""
-    table = read_table(folder / "config.json") if (folder / "config.json").is_file() else {}
+@dataclass(frozen=True)
+class KnownData:
+    """What the config.json of a model says about its data."""
+
+    data: str | None = None
+    """The name or the path of the data set."""
+    eps: tuple[Fraction, ...] = ()
+    """The epsilons at which the model is evaluated."""
+    conversion: Conversion = field(default_factory=Conversion)
+    """Of the image files of own data."""
+    seed: int = 0
+    """Of the split of own data."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the keys of config.json, without settings of own data that have the default value."""
+        size = self.conversion.resize
+        height, width = size if isinstance(size, tuple) else (size, size)
+        own = {"resize": size and f"{height}x{width}", "mode": self.conversion.mode, "split_seed": self.seed}
+        table = {"data": self.data, "eps": list(map(format_epsilon, self.eps))}
+        return table | {key: value for key, value in own.items() if value}
+
+
+def known_data(folder: Path) -> KnownData:
+    """Return what the config.json of a model says about its data; nothing if there is no such file."""
+    path = folder / "config.json"
+    table = read_table(path) if path.is_file() else {}
     data, epsilons = table.get("data"), cast(list[Any], table.get("eps") or [])
-    return (data, tuple(map(str, epsilons))) if isinstance(data, str) else (None, ())
+    if not isinstance(data, str):
+        return KnownData()
+    size, seed = table.get("resize"), table.get("split_seed", 0)
+    if not isinstance(seed, int):
+        raise LinfnetError(f"{path}: split_seed is {seed!r}; expected a whole number")
+    conversion = Conversion(None if size is None else parse_size(str(size), f"{path}: resize"), table.get("mode"))
+    return KnownData(data, tuple(parse_epsilon(str(eps), f"{path}: eps") for eps in epsilons), conversion, seed)
 
 
 def check_copy(model: Path, folder: Path) -> None:
@@ -131,7 +124,7 @@ def class_names(model: Path, classes: int) -> list[str]:
     names: Any = read_table(model / "config.json").get("class_names") or [str(k) for k in range(classes)]
     if not isinstance(names, list) or len(cast(list[Any], names)) != classes:
         raise LinfnetError(f"{model / 'config.json'}: class_names is not a list of {classes} names")
-    return [str(name) for name in cast(list[Any], names)]
+    return [printable(str(name)) for name in cast(list[Any], names)]
 
 
 def _download(repository: str) -> Path:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -41,10 +42,39 @@ class Nonexpansive(nn.Module):
         raise ArgumentError(f"{type(self).__name__} does not define measure(x), which certificates need")
 
 
+def modules_of(root: nn.Module) -> list[nn.Module]:
+    """Return the modules of `root.modules()` in another order; this is faster, and a module cannot override it.
+
+    >>> [type(module).__name__ for module in modules_of(nn.Sequential(nn.Sequential(nn.ReLU()), nn.Tanh()))]
+    ['Sequential', 'Sequential', 'Tanh', 'ReLU']
+    """
+    found, seen = [root], {id(root)}
+    for module in found:
+        for child in vars(module)["_modules"].values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                found.append(child)
+    return found
+
+
+def name_in(root: nn.Module, module: nn.Module) -> str:
+    """Return the name of a module of a net."""
+    return next(name for name, each in root.named_modules() if each is module)
+
+
 def largest(x: Tensor) -> Tensor:
     """Return the largest absolute value [B] of each sample of x [B, ...]."""
     rows = x.flatten(1) if x.dim() > 1 else x.unsqueeze(1)
     return torch.maximum(rows.amin(1).neg(), rows.amax(1))  # `aminmax` takes 20 times as long
+
+
+def sum_in_order(sizes: Tensor) -> Tensor:
+    """Return the float64 sums [B] of sizes [steps, B], with the same bits on all devices and for any B.
+
+    `Tensor.sum` adds in an order that depends on the device and on the shape.
+    """
+    sums = np.add.accumulate(sizes.detach().cpu().numpy(), axis=0, dtype=np.float64)[-1]
+    return torch.from_numpy(sums).to(sizes.device)
 
 
 @dataclass(frozen=True)
@@ -61,11 +91,11 @@ class Rounding:
 
     def total(self) -> Tensor | None:
         """Return the sum of the sizes in float64 [B], or None without steps."""
-        if not self.sizes:
-            return None
+        if len(self.sizes) < 2:
+            return self.sizes[0].double() if self.sizes else None
         if any(size.dtype == torch.float64 for size in self.sizes):
-            return torch.stack([size.double() for size in self.sizes]).sum(0)
-        return torch.stack(self.sizes).double().sum(0)
+            return sum_in_order(torch.stack([size.double() for size in self.sizes]))
+        return sum_in_order(torch.stack(self.sizes))
 
     @staticmethod
     def join(branches: Iterable["Rounding"]) -> "Rounding":

@@ -1,7 +1,9 @@
 """Normalisation with a known Lipschitz constant: pixels are divided by one std, features only shifted by their mean."""
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -42,6 +44,13 @@ class Normalize(nn.Module):
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Return exact bounds on the output over a box; both steps are monotone, including rounding."""
         return self(lower), self(upper)
+
+    def largest(self, pixels: tuple[float, float]) -> float:
+        """Return the largest absolute output for a range of pixels: both steps are monotone, so it is at an end."""
+        kind = np.float64 if self.std.dtype == torch.float64 else np.float32
+        std = kind(self.std.item())
+        outputs = [(kind(end) - kind(mean)) / std for mean in self.mean.tolist() for end in pixels]
+        return math.nan if any(map(math.isnan, outputs)) else float(max(map(abs, outputs)))
 
     def extra_repr(self) -> str:
         return f"mean={[round(m, 6) for m in self.mean.tolist()]}, std={self.std.item():.6g}"

@@ -1,9 +1,10 @@
 """The program of a module as a list of operations: traced by torch.fx, run as it is, bounded, and measured."""
 
+import copy
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -69,6 +70,13 @@ class Program:
         exec(code.src, scope)  # the function that torch.fx generated from the graph
         self._run = cast(Callable[[nn.Module, Tensor], Tensor], scope["forward"])
         self._traced = state_of(self.body)
+
+    def of(self, body: nn.Module) -> Self:
+        """Return the same operations for a copy of the body."""
+        program = copy.copy(self)
+        program.body = nn.Sequential(body) if is_leaf(body) else body
+        program._traced = state_of(program.body)
+        return program
 
     def is_current(self) -> bool:
         """Return whether the modules of the body and their attributes are those that were traced."""

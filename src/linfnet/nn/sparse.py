@@ -2,17 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from linfnet.errors import ArgumentError
 from linfnet.nn.distance import DistanceModule
-from linfnet.ops import sparse_linf_bounds, sparse_linf_distance
-
-# Number of differences that the gradient at a finite p computes at once.
-_BLOCK = 1 << 24
+from linfnet.ops import sparse_linf_bounds, sparse_lp_distance
 
 
 class SparseDistance(DistanceModule):
@@ -72,14 +69,16 @@ class SparseDistance(DistanceModule):
         """Return the outputs [..., out_features] for x [..., in_features]."""
         return self._finish(self._distance(x))
 
+    def certifiable_tensors(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Return weight, index, offsets, mean and bias, or raise an error unless at p = inf and in eval mode."""
+        self._check_certifiable("magnitudes", x)
+        shift = self.shift
+        return self.weight, self.index, self.offsets, None if shift is None else shift.running_mean, self.bias
+
     def _distance(self, x: Tensor) -> Tensor:
         if x.dim() == 0 or x.shape[-1] != self.in_features:
             raise ArgumentError(f"x has shape {tuple(x.shape)}; expected [..., {self.in_features}]")
-        if math.isinf(self.p):
-            return sparse_linf_distance(x, self.weight, self.index, self.offsets)
-        rows = x.reshape(-1, self.in_features)
-        y: Any = _FiniteDistance.apply(rows, self.weight, self.index, self.offsets, self.p)
-        return y.reshape(*x.shape[:-1], self.out_features)
+        return sparse_lp_distance(x, self.weight, self.index, self.offsets, self.p)
 
     def _distance_bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         for name, end in (("lower", lower), ("upper", upper)):
@@ -130,57 +129,25 @@ def check_connections(weight: Tensor, index: Tensor, offsets: Tensor, in_feature
         )
     if not 0 < in_features < 2**31 or len(weight) >= 2**31:
         raise ArgumentError(f"the layer has {in_features} inputs and {len(weight)} connections; expected below 2^31")
-    counts = offsets.long().diff()
-    if bool((counts < 1).any()):
-        neuron = int((counts < 1).nonzero()[0])
-        raise ArgumentError(f"neuron {neuron} has {int(counts[neuron])} connections; expected at least one")
-    inputs = index.long()
-    if bool((inputs < 0).any()) or bool((inputs >= in_features).any()):
-        wrong = int(inputs[(inputs < 0) | (inputs >= in_features)][0])
-        raise ArgumentError(f"index contains {wrong}; expected numbers from 0 to {in_features - 1}")
-    ascending = inputs.diff() > 0
-    ascending[offsets.long()[1:-1] - 1] = True  # between two neurons
-    if not bool(ascending.all()):
+    # NumPy: on a busy machine the threads of torch would take many times as long.
+    ends, inputs = offsets.cpu().numpy().astype(np.int64), index.cpu().numpy()
+    counts = np.diff(ends)
+    if (counts < 1).any():
+        neuron = int((counts < 1).argmax())
+        raise ArgumentError(f"neuron {neuron} has {counts[neuron]} connections; expected at least one")
+    outside = (inputs < 0) | (inputs >= in_features)
+    if outside.any():
+        raise ArgumentError(f"index contains {inputs[outside][0]}; expected numbers from 0 to {in_features - 1}")
+    ascending = inputs[1:] > inputs[:-1]
+    ascending[ends[1:-1] - 1] = True  # between two neurons
+    if not ascending.all():
         raise ArgumentError("index is not in ascending order within each neuron, or a connection occurs twice")
-    if not bool(weight.isfinite().all()):
+    if not all_finite(weight):
         raise ArgumentError("weight contains NaN or infinity")
 
 
-class _FiniteDistance(torch.autograd.Function):
-    """The l_p distances at a finite p, in plain torch, a few samples at a time; x is [n, in]."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor, p: float) -> Tensor:
-        inputs, ends = index.long(), offsets.long()
-        rows = torch.repeat_interleave(ends.diff())
-        y = x.new_empty(len(x), len(ends) - 1)
-        for part in _parts(x, weight):
-            size = (x[part].t()[inputs] - weight[:, None]).abs_()
-            largest = torch.segment_reduce(size, "max", offsets=ends, axis=0)
-            scale = torch.where((largest > 0) & (largest < math.inf), largest, 1.0)
-            powers = size.div_(scale[rows]).pow_(p)
-            y[part] = (scale * torch.segment_reduce(powers, "sum", offsets=ends, axis=0).pow_(1 / p)).t()
-        ctx.p = p
-        ctx.save_for_backward(x, weight, inputs, rows, y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, inputs, rows, y = ctx.saved_tensors
-        need_x, need_weight = ctx.needs_input_grad[:2]
-        grad_x, grad_weight = torch.zeros_like(x), torch.zeros_like(weight)
-        for part in _parts(x, weight):
-            difference = x[part].t()[inputs] - weight[:, None]
-            scale = torch.where(y[part] == 0, 1.0, y[part]).t()[rows]
-            slope = difference.abs().div_(scale).pow_(ctx.p - 1).mul_(difference.sign_())
-            slope.mul_(grads[0][part].t()[rows])
-            if need_x:
-                grad_x[part] = x.new_zeros(x.shape[1], slope.shape[1]).index_add_(0, inputs, slope).t()
-            if need_weight:
-                grad_weight -= slope.sum(1)
-        return grad_x if need_x else None, grad_weight if need_weight else None, None, None, None
-
-
-def _parts(x: Tensor, weight: Tensor) -> list[slice]:
-    step = max(1, _BLOCK // max(1, len(weight)))
-    return [slice(start, start + step) for start in range(0, len(x), step)]
+def all_finite(tensor: Tensor) -> bool:
+    """Return whether a tensor contains neither NaN nor infinity."""
+    numbers = tensor.detach().cpu()
+    # NumPy has no bfloat16.
+    return bool(np.isfinite((numbers.float() if numbers.dtype == torch.bfloat16 else numbers).numpy()).all())

@@ -12,10 +12,11 @@ from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_tensors
 from linfnet.nn.classifier import ABOUT, FORMAT
 from linfnet.nn.model_path import system_name
-from linfnet.nn.nonexpansive import Rounding
+from linfnet.nn.nonexpansive import Rounding, sum_in_order
 from linfnet.nn.proven import ProvenNet
 from linfnet.nn.sparse import SparseDistance
 from linfnet.nn.sparse_file import packed, unpacked
+from linfnet.ops import sparse_linf_measured
 
 
 class SparseNet(ProvenNet):
@@ -76,10 +77,17 @@ class SparseNet(ProvenNet):
         return (-high, -low) if self.negate_logits else (low, high)
 
     def measure(self, images: Tensor) -> tuple[Tensor, Rounding]:
-        values, rounding = self.normalize(self.check_shape(images)).flatten(1), Rounding()
-        for layer in self.sparse_layers():
-            values, sizes = layer.measure(values)
-            rounding = rounding.then(sizes)
+        values, rounding, layers = self.normalize(self.check_shape(images)).flatten(1), Rounding(), self.sparse_layers()
+        fused = None
+        if not torch.is_grad_enabled():
+            fused = sparse_linf_measured(values, [layer.certifiable_tensors(values) for layer in layers])
+        if fused is None:
+            for layer in layers:
+                values, sizes = layer.measure(values)
+                rounding = rounding.then(sizes)
+        else:  # the same bits as by separate steps
+            values, sizes = fused
+            rounding = Rounding((sum_in_order(sizes),), len(sizes))
         return (-values if self.negate_logits else values), rounding
 
     @torch.no_grad()

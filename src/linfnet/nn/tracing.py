@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from linfnet.errors import ArgumentError
-from linfnet.nn.nonexpansive import Nonexpansive
+from linfnet.nn.nonexpansive import Nonexpansive, modules_of
 from linfnet.nn.unchanged import check_instances
 
 # Attributes of every module, which do not change what is traced, and types that are compared by value.
@@ -80,7 +80,7 @@ class _Tracer(fx.Tracer):
 
 def trace(body: nn.Module) -> fx.Graph:
     """Return the operations of a module, or raise an error if torch.fx cannot find them."""
-    check_instances(body, "body")  # torch.fx traces the methods of the classes
+    check_instances(body, modules_of(body), "body")  # torch.fx traces the methods of the classes
     kind = type(body).__name__
     try:
         graph, again = _Tracer().trace(body), _Tracer().trace(body)

@@ -6,6 +6,7 @@ not known to be harmless is refused.
 
 import inspect
 import sys
+from collections import OrderedDict
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from linfnet.errors import ArgumentError
-from linfnet.nn.nonexpansive import Nonexpansive
+from linfnet.nn.nonexpansive import Nonexpansive, name_in
 from linfnet.nn.normalization import MeanShift
 
 
@@ -28,6 +29,8 @@ _HARMLESS = frozenset((
     "__static_attributes__", "__parameters__", "__orig_bases__", "__repr__", "__init_subclass__", "__subclasshook__",
     "__abstractmethods__", "_abc_impl", "extra_repr",
 ))  # fmt: skip
+# Types of most attributes, whose values are neither callable nor tensors.
+_PLAIN = frozenset((bool, int, float, str, type(None), set, dict, OrderedDict))
 _CALLS = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__", "__getattribute__")
 
 
@@ -76,24 +79,30 @@ def check_global_hooks() -> None:
         raise ArgumentError("a forward hook of all modules is registered, which may change results; remove it")
 
 
-def check_instance(module: nn.Module, name: str) -> None:
-    """Raise an error if an attribute of the module itself replaces a method of its class."""
-    names = _methods(type(module))
-    own = vars(module)
-    for parts in (own, own["_parameters"], own["_buffers"], own["_modules"]):
-        if replaced := names & parts.keys():
-            raise ArgumentError(f"{min(replaced)} of {name} was replaced; expected the method of its class")
+def check_instances(root: nn.Module, modules: Iterable[nn.Module], what: str = "") -> None:
+    """Raise an error if an attribute of one of the modules of a module replaces a method of its class.
+
+    Args:
+        root: a net, or a module that error messages call `what`.
+        modules: `modules_of(root)`.
+        what: by default the name of a child of the net.
+    """
+    for module in modules:
+        names, own = _methods(type(module)), vars(module)
+        for parts in (own, own["_parameters"], own["_buffers"], own["_modules"]):
+            if names.isdisjoint(parts):
+                continue
+            kind, name = type(module).__name__, name_in(root, module)
+            child, rest = (what, name) if what else name.partition(".")[::2]
+            where = f"{kind} ({rest!r}) in the {child}" if rest else f"{kind} in the {child}"
+            where = where if child else f"the net, a {kind},"
+            raise ArgumentError(
+                f"{min(names & parts.keys())} of {where} was replaced; expected the method of its class"
+            )
 
 
-def check_instances(root: nn.Module, what: str) -> None:
-    """Raise an error if an attribute of one of the modules of a module replaces a method."""
-    for name, module in root.named_modules():
-        kind = type(module).__name__
-        check_instance(module, f"{kind} ({name!r}) in the {what}" if name else f"{kind} in the {what}")
-
-
-def check_layer(module: Nonexpansive) -> None:
-    """Raise an error if a layer does not run the code of its class in this library.
+def check_layer(module: Nonexpansive, *, parts: bool = True) -> None:
+    """Raise an error if a layer, with its parts, does not run the code of its class in this library.
 
     A subclass of `Nonexpansive` itself declares by its class that its methods are correct.
     """
@@ -108,12 +117,18 @@ def check_layer(module: Nonexpansive) -> None:
             f"it overrides {changed} of {base.__name__}; expected a subclass of linfnet.nn.Nonexpansive that defines "
             "forward, bounds and measure"
         )
-    for name, child in module.named_children():
+    for name, child in vars(module)["_modules"].items():
+        if child is None:
+            continue
         if name != "shift" or type(child) is not MeanShift:
             raise RefusedError(
                 f"its part {name!r} is a {type(child).__name__}; expected no part or a MeanShift 'shift'"
             )
-        check_layer(child)
-    for name, value in vars(module).items():
-        if callable(value) or isinstance(value, Tensor):
+        if parts:
+            check_layer(child)
+    own = vars(module)
+    if _PLAIN.issuperset(map(type, own.values())):
+        return
+    for name, value in own.items():
+        if type(value) not in _PLAIN and (callable(value) or isinstance(value, Tensor)):
             raise RefusedError(f"its attribute {name!r} is a {type(value).__name__}; expected a number, or a parameter")

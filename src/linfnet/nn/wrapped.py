@@ -4,7 +4,7 @@ import contextlib
 import math
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -99,6 +99,14 @@ class WrappedNet(ProvenNet):
             with _in_eval_mode(self.body):
                 self._program = Program(self.body)
         return self._program
+
+    def frozen(self) -> Self:
+        copy = super().frozen()
+        known = self._program is not None and self._program.is_current()
+        copy._program = self.program().of(copy.body) if known else Program(copy.body)
+        if not known:
+            self._program = copy._program.of(self.body)
+        return copy
 
     def used_tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from ((f"body.{name}", part) for name, part in self.program().tensors())

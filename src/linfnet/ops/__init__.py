@@ -22,3 +22,5 @@ from linfnet.ops.sparse import SparseImplementation as SparseImplementation
 from linfnet.ops.sparse import check_connections as check_connections
 from linfnet.ops.sparse import sparse_linf_bounds as sparse_linf_bounds
 from linfnet.ops.sparse import sparse_linf_distance as sparse_linf_distance
+from linfnet.ops.sparse import sparse_linf_measured as sparse_linf_measured
+from linfnet.ops.sparse_lp import sparse_lp_distance as sparse_lp_distance

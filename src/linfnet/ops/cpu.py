@@ -68,7 +68,7 @@ def elementary(which: int, a: Tensor, p: float = 1.0) -> Tensor:
     return result
 
 
-def _accurate(p: float) -> bool:
+def is_accurate(p: float) -> bool:
     """Whether the kernels meet their error bound at p; otherwise (p near 1 or above 1e5) the reference is used."""
     return p == 1 or 1.5 <= p <= 1e5 or p == math.inf
 
@@ -97,7 +97,7 @@ class Cpu:
         return self._forward(x, w, p, saved if p == math.inf else None), saved
 
     def _forward(self, x: Tensor, w: Tensor, p: float, index: Tensor | None) -> Tensor:
-        if not _accurate(p):
+        if not is_accurate(p):
             return self._reference.forward(x, w, p)
         (n, features), out = x.shape, w.shape[0]
         y = x.new_empty((n, out))
@@ -118,7 +118,7 @@ class Cpu:
     def backward(
         self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, need_x: bool, need_w: bool
     ) -> tuple[Tensor, Tensor]:
-        if not _accurate(p):
+        if not is_accurate(p):
             return self._reference.backward(grad, x, w, y, saved, p, need_x, need_w)
         (n, features), out = x.shape, w.shape[0]
         grad_x, grad_w = gradients_like(x, w, need_x, need_w)

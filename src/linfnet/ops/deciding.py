@@ -66,13 +66,13 @@ def count_deciding(
     if name == "cuda":
         cuda.count(Launcher(), x, w, first, second)
         return
-    if second is None and name in ("cpu", "reference"):  # these save the index of the largest
-        _add(first, get(name).forward_saving(x, w, math.inf)[1])
+    # On a CPU, both implementations save the index of the largest; others may save something else.
+    saving = name if name in ("cpu", "reference") else "reference"
+    decisive = get(saving).forward_saving(x, w, math.inf)[1]
+    _add(first, decisive)
+    if second is None or w.shape[1] == 1:
         return
     for rows, outs in blocks(x, w):
         difference = (x[rows, None] - w[outs]).abs_()
-        largest = difference.max(-1, keepdim=True).indices
-        _add(first[outs], largest[..., 0])
-        if second is not None and w.shape[1] > 1:
-            difference.scatter_(-1, largest, -1.0)
-            _add(second[outs], difference.max(-1).indices)
+        difference.scatter_(-1, decisive[rows, outs, None].long(), -1.0)
+        _add(second[outs], difference.argmax(-1))

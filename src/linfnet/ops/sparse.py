@@ -1,4 +1,4 @@
-"""Distances of neurons that have connections to some inputs only, at p = infinity: the public functions and operators.
+"""Distances of neurons that have connections to some inputs only, at p = infinity: public functions and operators.
 
 The connections of all neurons are stored in compressed rows (CSR): connections offsets[o] to offsets[o + 1] - 1 belong
 to neuron o, connection c leads to input index[c] and has the weight weight[c]. The functions check arguments, flatten
@@ -6,14 +6,16 @@ shapes to matrices and call a `torch.library` operator, as in `linfnet.ops.api`.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from linfnet.errors import ArgumentError
+from linfnet.ops.sparse_cpu import SparseCpu
 from linfnet.ops.sparse_reference import SPARSE_KERNELS as SPARSE_KERNELS
+from linfnet.ops.sparse_reference import Layer as Layer
 from linfnet.ops.sparse_reference import SparseImplementation as SparseImplementation
 from linfnet.ops.sparse_reference import check_connections as check_connections
 from linfnet.ops.sparse_reference import choose_sparse, get_sparse, gradients_like, outputs_like
@@ -22,7 +24,7 @@ _library = torch.library.Library("linfnet", "FRAGMENT")
 _CSR = "Tensor weight, Tensor index, Tensor offsets"
 
 
-def _define(schema: str, method: str, fake: Callable[..., Any]) -> Any:
+def define_sparse(schema: str, method: str, fake: Callable[..., Any]) -> Any:
     """Define an operator that calls a method of the sparse implementation named by its last argument."""
     name = schema.split("(")[0]
 
@@ -62,24 +64,24 @@ def _bounds_fake(
     return outputs_like(lower, offsets), outputs_like(lower, offsets), near, far
 
 
-distance_inference = _define(
+distance_inference = define_sparse(
     f"sparse_linf_distance_inference(Tensor x, {_CSR}, str impl) -> Tensor", "forward", _inference_fake
 )
-distance_saving = _define(
+distance_saving = define_sparse(
     f"sparse_linf_distance(Tensor x, {_CSR}, str impl) -> (Tensor, Tensor)", "forward_saving", _forward_fake
 )
-distance_backward = _define(
+distance_backward = define_sparse(
     "sparse_linf_distance_backward(Tensor grad, Tensor x, Tensor weight, Tensor index, Tensor decisive, bool need_x, "
     "bool need_w, str impl) -> (Tensor, Tensor)",
     "backward",
     _backward_fake,
 )
-bounds_inference = _define(
+bounds_inference = define_sparse(
     f"sparse_linf_bounds_inference(Tensor lower, Tensor upper, {_CSR}, str impl) -> (Tensor, Tensor)",
     "bounds",
     _bounds_inference_fake,
 )
-bounds_saving = _define(
+bounds_saving = define_sparse(
     f"sparse_linf_bounds(Tensor lower, Tensor upper, {_CSR}, str impl) -> (Tensor, Tensor, Tensor, Tensor)",
     "bounds_saving",
     _bounds_fake,
@@ -142,7 +144,8 @@ torch.library.register_autograd(
 )
 
 
-def _check(name: str, x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor) -> None:
+def check_sparse(name: str, x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor) -> None:
+    """Raise an error for tensors whose shapes, dtypes or devices do not fit."""
     if weight.dim() != 1 or index.shape != weight.shape:
         raise ArgumentError(
             f"weight has shape {tuple(weight.shape)} and index {tuple(index.shape)}; expected the same [connections]"
@@ -183,7 +186,7 @@ def sparse_linf_distance(
     >>> sparse_linf_distance(x, weight, index, offsets)
     tensor([[3., 3.]])
     """
-    _check("x", x, weight, index, offsets)
+    check_sparse("x", x, weight, index, offsets)
     name = choose_sparse(x.device.type, x.dtype, impl)
     rows = x.contiguous() if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     weight, index, offsets = weight.contiguous(), index.contiguous(), offsets.contiguous()
@@ -192,6 +195,41 @@ def sparse_linf_distance(
     else:
         y = distance_inference(rows, weight, index, offsets, name)
     return y if x.dim() == 2 else y.reshape(*x.shape[:-1], offsets.shape[0] - 1)
+
+
+def sparse_linf_measured(x: Tensor, layers: Sequence[Layer]) -> tuple[Tensor, Tensor] | None:
+    """Compute a stack of layers, without gradients, and bounds on the magnitudes of their steps, for certificates.
+
+    Args:
+        x: [n, in].
+        layers: weight, index and offsets of each layer, as in `sparse_linf_distance`, the mean [out] or None, which is
+            subtracted from the distances, and the bias [out] or None, which is added after that.
+
+    Returns:
+        The outputs [n, out] of the last layer, with the bits of separate steps, and bounds [steps, n] on the magnitudes
+        of the results of all steps that round: for each layer of the distances (without a mean: of the outputs), of the
+        differences from the mean, and of the sums with the bias. None if no kernel computes this for such tensors.
+
+    >>> weight, index = torch.tensor([0.0, 1.0]), torch.tensor([0, 1], dtype=torch.int32)
+    >>> x, offsets = torch.tensor([[2.0, -3.0]]), torch.tensor([0, 1, 2], dtype=torch.int32)
+    >>> found = sparse_linf_measured(x, [(weight, index, offsets, torch.tensor([1.0, 3.0]), None)])
+    >>> found is None or (found[0].tolist(), found[1].tolist()) == ([[1.0, 1.0]], [[4.0], [7.0]])
+    True
+    """
+    chosen = get_sparse(choose_sparse(x.device.type, x.dtype))
+    if x.dim() != 2 or not layers or not isinstance(chosen, SparseCpu) or not chosen.measures:
+        return None
+    for weight, index, offsets, mean, bias in layers:
+        check_sparse("x", x, weight, index, offsets)
+        for name, term in (("mean", mean), ("bias", bias)):
+            if term is None:
+                continue
+            if term.shape != (outs := offsets.shape[0] - 1,) or term.dtype != x.dtype or term.device != x.device:
+                raise ArgumentError(
+                    f"{name} has shape {tuple(term.shape)} and dtype {term.dtype} on {term.device}; expected [{outs}] "
+                    f"and {x.dtype} on {x.device}"
+                )
+    return chosen.measured(x, layers)
 
 
 def sparse_linf_bounds(
@@ -215,8 +253,8 @@ def sparse_linf_bounds(
     >>> sparse_linf_bounds(*box, weight, index, torch.tensor([0, 2], dtype=torch.int32))
     (tensor([[0.7500]]), tensor([[1.]]))
     """
-    _check("lower", lower, weight, index, offsets)
-    _check("upper", upper, weight, index, offsets)
+    check_sparse("lower", lower, weight, index, offsets)
+    check_sparse("upper", upper, weight, index, offsets)
     if lower.shape != upper.shape:
         raise ArgumentError(f"lower has shape {tuple(lower.shape)} and upper {tuple(upper.shape)}; expected the same")
     name = choose_sparse(lower.device.type, lower.dtype, impl)

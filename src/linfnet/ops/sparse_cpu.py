@@ -1,17 +1,19 @@
 """C++ kernels of sparse distances for float32 on the CPU; float64 is computed by the reference.
 
-The results have the same bits as the reference, for any number of threads. The sources are `csrc/sparse.hpp` and
-`csrc/sparse_scatter.cpp`.
+At p = infinity the results have the same bits as the reference, and agree with it at a finite p. They are the same for
+any number of threads, and those of a sample for any batch. The sources are the files `csrc/sparse*`.
 """
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from linfnet.errors import ArgumentError
-from linfnet.ops.sparse_reference import SPARSE_KERNELS, gradients_like, outputs_like
+from linfnet.ops.cpu import is_accurate
+from linfnet.ops.sparse_reference import SPARSE_KERNELS, Layer, SparseReference, gradients_like, outputs_like
 
 _kernels: Any
 try:
@@ -26,10 +28,10 @@ def threads_for(n: int, connections: int) -> int:
     return min(torch.get_num_threads(), max(1, blocks * connections // _kernels.CONNECTIONS_PER_THREAD))
 
 
-def _call(kernel: Any, addresses: list[int], x: Tensor, weight: Tensor, outs: int) -> None:
+def _call(kernel: Any, arguments: Sequence[int | float], x: Tensor, weight: Tensor, outs: int) -> None:
     (n, features), connections = x.shape, weight.shape[0]
     try:
-        kernel(*addresses, n, outs, features, connections, threads_for(n, connections))
+        kernel(*arguments, n, outs, features, connections, threads_for(n, connections))
     except ValueError as error:
         raise ArgumentError(str(error)) from None
 
@@ -38,8 +40,11 @@ def _call(kernel: Any, addresses: list[int], x: Tensor, weight: Tensor, outs: in
 class SparseCpu:
     """C++ kernels; implements `linfnet.ops.sparse_reference.SparseImplementation`."""
 
+    def __init__(self) -> None:
+        self._reference = SparseReference()
+
     def supports(self, device_type: str, dtype: torch.dtype) -> bool:
-        return device_type == "cpu" and dtype is torch.float32 and hasattr(_kernels, "sparse_forward")
+        return device_type == "cpu" and dtype is torch.float32 and hasattr(_kernels, "sparse_power")
 
     def forward(self, x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor) -> Tensor:
         y = outputs_like(x, offsets)
@@ -56,8 +61,35 @@ class SparseCpu:
     ) -> None:
         # Assigned to variables, so that copies of strided tensors live until the call returns.
         inputs = [t.contiguous() for t in (x, weight, index, offsets)]
-        addresses = [t.data_ptr() for t in (*inputs, y)] + [0 if decisive is None else decisive.data_ptr()]
-        _call(_kernels.sparse_forward, addresses, x, weight, y.shape[1])
+        addresses = [t.data_ptr() for t in (*inputs, y)]
+        saved = 0 if decisive is None else decisive.data_ptr()
+        _call(_kernels.sparse_forward, [*addresses, saved], x, weight, y.shape[1])
+
+    @property
+    def measures(self) -> bool:
+        """Whether the extension has the kernel of `measured`."""
+        return hasattr(_kernels, "sparse_measured")
+
+    def measured(self, x: Tensor, layers: Sequence[Layer]) -> tuple[Tensor, Tensor]:
+        """Return the outputs of a stack of layers and bounds on magnitudes: `linfnet.ops.sparse_linf_measured`."""
+        (n, features), steps = x.shape, 0
+        x, numbers, held = x.contiguous(), list[int](), list[Tensor]()
+        for weight, index, offsets, mean, bias in layers:
+            for tensor in (weight, index, offsets, mean, bias):
+                if tensor is None:
+                    numbers.append(0)
+                else:
+                    held.append(tensor.contiguous())  # copies of strided tensors live until the call returns
+                    numbers.append(held[-1].data_ptr())
+            connections = weight.shape[0]
+            numbers += (offsets.shape[0] - 1, connections, threads_for(n, connections))
+            steps += 1 + (mean is not None) + (bias is not None)
+        y, sizes = outputs_like(x, layers[-1][2]), x.new_empty((steps, n))
+        try:
+            _kernels.sparse_measured(x.data_ptr(), numbers, y.data_ptr(), sizes.data_ptr(), n, features)
+        except ValueError as error:
+            raise ArgumentError(str(error)) from None
+        return y, sizes
 
     def backward(
         self, grad: Tensor, x: Tensor, weight: Tensor, index: Tensor, decisive: Tensor, need_x: bool, need_w: bool
@@ -66,7 +98,35 @@ class SparseCpu:
         inputs = [t.contiguous() for t in (grad, x, weight, index, decisive)]
         # `data_ptr()` of an empty tensor is 0, which tells the kernel to skip that gradient.
         addresses = [t.data_ptr() for t in (*inputs, grad_x, grad_w)]
-        _call(_kernels.sparse_backward, addresses, x, weight, grad.shape[1])
+        _call(_kernels.sparse_backward, [*addresses], x, weight, grad.shape[1])
+        return grad_x, grad_w
+
+    def power(self, x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor, p: float) -> Tensor:
+        if not is_accurate(p):
+            return self._reference.power(x, weight, index, offsets, p)
+        y = outputs_like(x, offsets)
+        inputs = [t.contiguous() for t in (x, weight, index, offsets)]
+        _call(_kernels.sparse_power, [*(t.data_ptr() for t in (*inputs, y)), p], x, weight, y.shape[1])
+        return y
+
+    def power_backward(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        index: Tensor,
+        offsets: Tensor,
+        y: Tensor,
+        p: float,
+        need_x: bool,
+        need_w: bool,
+    ) -> tuple[Tensor, Tensor]:
+        if not is_accurate(p):
+            return self._reference.power_backward(grad, x, weight, index, offsets, y, p, need_x, need_w)
+        grad_x, grad_w = gradients_like(x, weight, need_x, need_w)
+        inputs = [t.contiguous() for t in (grad, x, weight, index, offsets, y)]
+        addresses = [t.data_ptr() for t in (*inputs, grad_x, grad_w)]
+        _call(_kernels.sparse_power_backward, [*addresses, p], x, weight, grad.shape[1])
         return grad_x, grad_w
 
     def bounds(
@@ -94,5 +154,5 @@ class SparseCpu:
         results: tuple[Tensor, ...],
     ) -> None:
         inputs = [t.contiguous() for t in (lower, upper, weight, index, offsets)]
-        addresses = [t.data_ptr() for t in (*inputs, *results)] + [0] * (4 - len(results))
-        _call(_kernels.sparse_bounds, addresses, lower, weight, results[0].shape[1])
+        addresses = [t.data_ptr() for t in (*inputs, *results)]
+        _call(_kernels.sparse_bounds, [*addresses, *[0] * (4 - len(results))], lower, weight, results[0].shape[1])

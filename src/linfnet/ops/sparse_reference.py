@@ -1,12 +1,14 @@
 """Sparse distances: the interface of an implementation, the table of implementations, and the reference in plain torch.
 
-A neuron has a distance to some of its inputs only, at p = infinity:
+A neuron has a distance to some of its inputs only. At p = infinity it is
 
     y[b, o] = max over offsets[o] <= c < offsets[o + 1] of |x[b, index[c]] - weight[c]|
 
-The numbers c are called connections. Kernels must agree with the reference bit for bit.
+The numbers c are called connections. At p = infinity, kernels must agree with the reference bit for bit; at a finite p,
+as those of `linfnet.ops.reference`.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -21,6 +23,10 @@ from linfnet.registry import Registry
 BLOCK_ELEMENTS = 1 << 22
 # Neurons that are computed together. Their rows are padded to the longest.
 BLOCK_OUTS = 64
+
+
+Layer = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+"""Weight, index, offsets, mean [out] and bias [out] of a layer."""
 
 
 class SparseImplementation(Protocol):
@@ -46,6 +52,25 @@ class SparseImplementation(Protocol):
         self, grad: Tensor, x: Tensor, weight: Tensor, index: Tensor, decisive: Tensor, need_x: bool, need_w: bool
     ) -> tuple[Tensor, Tensor]:
         """Return (grad_x, grad_weight) for the connections of `forward_saving`; one not needed has shape [0]."""
+        ...
+
+    def power(self, x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor, p: float) -> Tensor:
+        """Return the l_p distances y at a finite p."""
+        ...
+
+    def power_backward(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        index: Tensor,
+        offsets: Tensor,
+        y: Tensor,
+        p: float,
+        need_x: bool,
+        need_w: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Return (grad_x, grad_weight) of `power`; one not needed has shape [0]."""
         ...
 
     def bounds(
@@ -130,6 +155,13 @@ def _blocks(n: int, index: Tensor, offsets: Tensor, features: int) -> Iterator[t
             yield slice(top, min(top + rows, n)), slice(left, right), connections
 
 
+def _row_blocks(y: Tensor, weight: Tensor) -> Iterator[slice]:
+    """Divide the rows of y [n, out] into blocks with at most BLOCK_ELEMENTS differences, or of one row."""
+    step = max(1, BLOCK_ELEMENTS // max(1, weight.shape[0]))
+    for top in range(0, len(y) if y.shape[1] else 0, step):
+        yield slice(top, min(top + step, len(y)))
+
+
 @SPARSE_KERNELS.register("reference")
 class SparseReference:
     """Plain torch, on any device; implements `SparseImplementation`."""
@@ -159,6 +191,44 @@ class SparseReference:
             grad_x.scatter_add_(1, features, flow)
         if need_w:
             grad_w.scatter_add_(0, connections.flatten(), flow.neg().flatten())
+        return grad_x, grad_w
+
+    def power(self, x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor, p: float) -> Tensor:
+        check_connections(index, offsets, x.shape[1])
+        y, inputs, ends = outputs_like(x, offsets), index.long(), offsets.long()
+        neurons = torch.repeat_interleave(ends.diff())
+        for rows in _row_blocks(y, weight):
+            size = (x[rows].t()[inputs] - weight[:, None]).abs_()
+            largest = torch.segment_reduce(size, "max", offsets=ends, axis=0)
+            scale = torch.where((largest > 0) & (largest < math.inf), largest, 1.0)
+            powers = size.div_(scale[neurons]).pow_(p)
+            y[rows] = (scale * torch.segment_reduce(powers, "sum", offsets=ends, axis=0).pow_(1 / p)).t()
+        return y
+
+    def power_backward(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        index: Tensor,
+        offsets: Tensor,
+        y: Tensor,
+        p: float,
+        need_x: bool,
+        need_w: bool,
+    ) -> tuple[Tensor, Tensor]:
+        check_connections(index, offsets, x.shape[1])
+        grad_x, grad_w = (gradient.zero_() for gradient in gradients_like(x, weight, need_x, need_w))
+        inputs, neurons = index.long(), torch.repeat_interleave(offsets.long().diff())
+        for rows in _row_blocks(y, weight):
+            difference = x[rows].t()[inputs] - weight[:, None]
+            scale = torch.where(y[rows] == 0, 1.0, y[rows]).t()[neurons]
+            # As in `linfnet.ops.reference`: the sign makes the slope zero where x equals the weight, even at p = 1.
+            flow = difference.abs().div_(scale).pow_(p - 1).mul_(difference.sign_()).mul_(grad[rows].t()[neurons])
+            if need_x:
+                grad_x[rows] = torch.zeros_like(x[rows].t()).index_add_(0, inputs, flow).t()
+            if need_w:
+                grad_w -= flow.sum(1)
         return grad_x, grad_w
 
     def bounds(

@@ -4,7 +4,7 @@ const charts = JSON.parse(document.getElementById("figures").textContent);
 function curveChart(figure) {
   const several = figure.runs.length > 1, unit = lengths(figure.levels);
   const runs = figure.runs.map((run) => ({
-    ...run, radii: run.radii && unpack(run.radii), interval: run.interval && unpack(run.interval),
+    ...run, radii: run.radii && unpack(run.radii), interval: run.interval && unpack(run.interval), exact: run.exact && unpack(run.exact),
     stroke: several ? colourOf(run.colour) : "var(--certified)", warm: several ? colourOf(run.colour) : "var(--attack)",
     dash: several ? DASHES[run.colour % 6] : "",
   }));
@@ -35,6 +35,7 @@ function curveChart(figure) {
       const line = trace((eps) => certifiedAt(run, eps));
       if (!several) node("path", { d: `${line}L${right} ${bottom}L${left} ${bottom}Z`, style: `fill:${run.stroke};fill-opacity:.09` }, svg);
       if (run.interval) node("path", { class: "curve", d: trace((eps) => reach(run.interval, eps)), style: `stroke:${run.stroke};stroke-width:1;stroke-dasharray:2 3` }, svg);
+      if (run.exact) node("path", { class: "curve exact", d: trace((eps) => reach(run.exact, eps)), style: "stroke:var(--ink);stroke-width:1" }, svg);
       node("path", { class: "curve", d: line, style: `stroke:${run.stroke};stroke-dasharray:${run.dash}` }, svg);
       if (run.measured.length) {
         const steps = [[left, y(run.clean)]];
@@ -44,6 +45,8 @@ function curveChart(figure) {
         node("path", { class: "curve", d: path(steps), style: `stroke:${run.warm};stroke-width:1;stroke-opacity:.75;stroke-dasharray:1 3` }, svg);
         for (const m of run.measured)
           node("circle", { cx: plot.x(m.eps), cy: y(m.attacked), r: 4, style: `fill:var(--paper);stroke:${run.warm};stroke-width:1.8` }, svg);
+        for (const m of run.measured.filter((m) => m.exact !== null))
+          node("rect", { class: "exact", x: plot.x(m.eps) - 3, y: y(m.exact) - 3, width: 6, height: 6, style: `fill:var(--paper);stroke:var(--ink);stroke-width:1.5` }, svg);
       }
       if (run.reference) {
         const x = plot.x(run.reference.eps), top = y(run.reference.certified);
@@ -76,6 +79,8 @@ function curveChart(figure) {
         items.push({ name: `${tag} certified`.trim(), text: `${least}${percent(certified)} %`, key: "certified", value: certified, colour: run.stroke });
         for (const [name, share] of Object.entries(known && !several ? known.others : {}))
           items.push({ name: `by ${name}`, text: `${percent(share)} %`, key: name, value: share, colour: run.stroke });
+        const exact = known && known.exact !== null ? known.exact : run.exact ? reach(run.exact, eps) : null;
+        if (exact !== null) items.push({ name: "exact", text: `${known && known.exact !== null ? "" : "at least "}${percent(exact)} %`, key: "exact", value: exact, colour: "var(--ink)" });
         if (run.measured.length) {
           const attacked = known ? known.attacked : attackAt(run, eps);
           items.push({ name: run.attack, text: `${known ? "" : "at most "}${percent(attacked)} %`, key: "attacked", value: attacked, colour: run.warm });

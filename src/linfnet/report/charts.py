@@ -75,6 +75,7 @@ def _curve_of(run: RunSummary, colour: int) -> Chart:
         "colour": colour,
         "radii": _packed(radii),
         "interval": _packed(run.samples.interval_radii if run.samples else None),
+        "exact": _packed(run.samples.exact_radii if run.samples else None),
         "clean": run.main[-1].clean if radii is None else float((radii >= 0).mean()),
         "attack": str(run.main[-1].attack) if run.main else None,
         "measured": [_point(result, radii is not None) for result in run.main],
@@ -89,6 +90,7 @@ def _point(result: Result, has_radii: bool) -> Chart:
         "eps": float_above(result.eps),
         "name": format_epsilon(result.eps),
         "attacked": result.attacked,
+        "exact": result.exact.robust if result.exact else None,
         "certified": result.certified[shown],
         "others": {name: share for name, share in result.certified.items() if name != shown},
     }

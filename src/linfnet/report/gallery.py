@@ -1,6 +1,7 @@
 """The gallery of a report: groups of test images, each with its pictures, class and radius."""
 
 import base64
+import math
 import struct
 import zlib
 from dataclasses import dataclass
@@ -49,12 +50,12 @@ class Group(NamedTuple):
 def format_length(value: float, levels: bool) -> str:
     """Format a length in pixel units, in 255ths if `levels` is true, rounded down because radii are certified.
 
-    >>> format_length(8.2559 / 255, True), format_length(0.12349, False)
-    ('8.25/255', '0.1234')
+    >>> format_length(8.2559 / 255, True), format_length(0.12349, False), format_length(0.29, False)
+    ('8.25/255', '0.1234', '0.2899')
     """
     if levels:
-        return f"{np.floor(value * 25500) / 100:.2f}/255"
-    return f"{np.floor(value * 10000) / 10000:.4f}"
+        return f"{math.floor(Fraction(value) * 25500) / 100:.2f}/255"
+    return f"{math.floor(Fraction(value) * 10000) / 10000:.4f}"
 
 
 def gallery(run: RunSummary, levels: bool) -> list[Group]:

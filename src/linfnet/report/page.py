@@ -64,6 +64,7 @@ def render(runs: Sequence[RunSummary]) -> str:
         notes=[(f"{run.name}: " if several else "") + note for run in runs for note in run.notes],
         table=table,
         certificates=certificate_names(runs),
+        exact=any(result.exact for run in runs for result in run.results.evaluations),
         counts=sorted({result.count for run in runs for result in run.results.evaluations}),
         other_nets={result.net for run in runs for result in run.results.evaluations},
         attack=attack_name([result for run in runs for result in run.results.evaluations]),

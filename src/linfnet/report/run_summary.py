@@ -34,6 +34,7 @@ class Samples:
     real_radii: NDArray[np.float64] | None
     """Half the margin in real arithmetic, negative if misclassified."""
     interval_radii: NDArray[np.float64] | None = None
+    exact_radii: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -152,7 +153,7 @@ def _read_samples(path: Path, main: tuple[Result, ...]) -> tuple[Samples | None,
     if samples is not None and certified.is_file():
         proven = _read_tables([certified])
         if proven is not None and proven.same_images(samples):
-            samples = replace(samples, interval_radii=proven.interval_radii)
+            samples = replace(samples, interval_radii=proven.interval_radii, exact_radii=proven.exact_radii)
     broken: dict[Fraction, BrokenSamples] = {}
     for file in storage.broken_files(path, main[0]):
         broken |= _read_broken(file)
@@ -176,7 +177,7 @@ def _read_table(file: Path) -> Samples:
     """Read one CSV of `linfnet evaluate` or `linfnet certify`."""
     try:
         columns = storage.read_columns(file)
-        margin, interval = storage.radius_column("margin"), storage.radius_column("interval")
+        margin, interval, exact = map(storage.radius_column, ("margin", "interval", "exact"))
 
         def numbers(name: str) -> NDArray[np.float64]:
             return np.array(columns[name], dtype=np.float64)
@@ -191,6 +192,7 @@ def _read_table(file: Path) -> Samples:
             radii=numbers(margin) if margin in columns else None,
             real_radii=numbers(storage.REAL_MARGIN_RADIUS) if margin in columns else None,
             interval_radii=numbers(interval) if interval in columns else None,
+            exact_radii=numbers(exact) if exact in columns else None,
         )
     except (OSError, UnicodeDecodeError, ValueError, KeyError, csv.Error) as error:
         raise LinfnetError(f"{file} is not a table of samples ({type(error).__name__}: {error})") from None

@@ -3,6 +3,7 @@
 from linfnet.results.result import PGD_100 as PGD_100
 from linfnet.results.result import Accuracies as Accuracies
 from linfnet.results.result import AttackSettings as AttackSettings
+from linfnet.results.result import ExactAccuracy as ExactAccuracy
 from linfnet.results.result import Result as Result
 from linfnet.results.result import Results as Results
 from linfnet.results.result import TrainingResult as TrainingResult

@@ -28,6 +28,16 @@ PGD_100 = AttackSettings()
 
 
 @dataclass(frozen=True)
+class ExactAccuracy:
+    """What the exact method decided: the true accuracy under all attacks is from `robust` to `robust + undecided`."""
+
+    robust: Share
+    """The share of images for which every image within epsilon is proven to have the correct class."""
+    undecided: Share = 0.0
+    """The share of images for which the budget of the search ended; the images that are left are broken."""
+
+
+@dataclass(frozen=True)
 class Result:
     """The result of one evaluation at one epsilon; accuracies in [0, 1]."""
 
@@ -54,6 +64,8 @@ class Result:
     """`float32` if the certificates hold for the floating-point program, `real` if they ignore rounding."""
     confidence: Share = 1.0
     """The probability that each certificate is correct."""
+    exact: ExactAccuracy | None = None
+    """The exact robust accuracy, if the evaluation decided it; it is between `certified` and `attacked`."""
     certify_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds per image for each certificate name."""
     seconds: float = 0.0

@@ -2,8 +2,8 @@
 
 results.json (version 2) has the fields of `Results` and of the records in it. Version 1, which can still be read, has
 evaluations under keys such as `mnist-test-first-500-pgd-20 eps=0.3`. `samples-IMAGES-eps-EPSILONS.csv` has a row for
-each image, and `….broken.safetensors` contains a few images that the attack found. radii.csv of `linfnet certify` has
-the same columns for labels, predictions and radii.
+each image, `….broken.safetensors` contains a few images that the attack found, and `….witnesses.safetensors` all images
+that the exact method found. radii.csv of `linfnet certify` has the same columns for labels, predictions and radii.
 """
 
 import csv
@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from linfnet.epsilon import format_epsilon, parse_epsilon
 from linfnet.errors import LinfnetError
-from linfnet.files import read_table, replacing, write_json
+from linfnet.files import read_table, replacing, write_table
 from linfnet.results.result import Result, Results, Share, TrainingResult
 
 VERSION = 2
@@ -29,6 +29,7 @@ RADII_FILE = "radii.csv"
 
 LABEL, PREDICTION, RUNNER_UP, MARGIN = "label", "prediction", "runner_up", "margin"
 REAL_MARGIN_RADIUS = "real_margin_radius"
+BROKEN_AT = "broken_at"
 # The names of the tensors in a file of broken images; each tensor has one entry per image.
 INDEX, IMAGES, PREDICTIONS = "index", "images", "predictions"
 # Largest number of characters for the epsilons in a file name; file systems allow 255 bytes in total.
@@ -51,7 +52,7 @@ def write_training(folder: Path, training: TrainingResult) -> None:
     """Write the result of training; evaluations that are already in the file do not change."""
     with _lock(folder):
         results = dataclasses.replace(read_results(folder), training=training)
-        write_json(folder / RESULTS_FILE, results_to_json(results))
+        write_table(folder / RESULTS_FILE, results_to_json(results))
 
 
 def add_evaluations(folder: Path, evaluations: tuple[Result, ...]) -> None:
@@ -61,7 +62,7 @@ def add_evaluations(folder: Path, evaluations: tuple[Result, ...]) -> None:
         results = read_results(folder)
         others = tuple(result for result in results.evaluations if result.subject not in subjects)
         results = dataclasses.replace(results, evaluations=others + evaluations)
-        write_json(folder / RESULTS_FILE, results_to_json(results))
+        write_table(folder / RESULTS_FILE, results_to_json(results))
 
 
 def _lock(folder: Path) -> FileLock:
@@ -225,6 +226,11 @@ def samples_path(folder: Path, results: Sequence[Result]) -> Path:
 def broken_path(samples: Path) -> Path:
     """Return the path of the file of broken images that belongs to a CSV file of samples."""
     return samples.with_suffix(".broken.safetensors")
+
+
+def witness_path(samples: Path) -> Path:
+    """Return the path of the file of all images that the exact method found, which belongs to a CSV file of samples."""
+    return samples.with_suffix(".witnesses.safetensors")
 
 
 def sample_files(folder: Path, result: Result, suffix: str = ".csv") -> list[Path]:

@@ -1,4 +1,4 @@
-"""A local web page that classifies, certifies and attacks a drawn digit, and the JSON API behind it."""
+"""A local web page that classifies, certifies and attacks a drawing or a photograph, and the JSON API behind it."""
 
 from linfnet.serve.app import bind as bind
 from linfnet.serve.app import create_app as create_app

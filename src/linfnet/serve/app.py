@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import uvicorn
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -21,19 +20,21 @@ from starlette.routing import Route
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn.classifier import count_parameters
 from linfnet.serve import schemas
-from linfnet.serve.decode import read_picture
-from linfnet.serve.limits import BodyDrain, Gate, OriginGuard, read_body
+from linfnet.serve.decoder import check_scans
+from linfnet.serve.limits import SECURITY_HEADERS, BodyDrain, OriginGuard, read_body
+from linfnet.serve.protocol import MAX_CONNECTIONS, GuardedServer
 from linfnet.serve.schemas import Attack, Error, Model, Prediction, describe_error, parse_request, with_shape
 from linfnet.serve.service import Service
+from linfnet.serve.turns import BodyTurns, Gate
 from linfnet.version import __version__
 
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-JSON, PICTURES = "application/json", ("image/png", "image/jpeg")
+JSON, PICTURES = "application/json", ("image/png", "image/jpeg", "image/webp")
 MAX_PICTURE_BYTES = 4_000_000
 NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
-# Largest number of open connections; more get status 503. A waiting connection uses at most 64 kB.
-MAX_CONNECTIONS = 512
+# A request gets status 503 if the request before it is computed for longer than this.
+BUSY_SECONDS = 4.0
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -69,24 +70,15 @@ def run_server(service: Service, bound: socket.socket, names: frozenset[str]) ->
     if count_parameters(service.net) < 4_000_000:
         torch.set_num_threads(1)  # for a small net, starting threads takes longer than the computation
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-    config = uvicorn.Config(
-        create_app(service, names),
-        http="h11",
-        loop="asyncio",
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_graceful_shutdown=3,
-    )
-    uvicorn.Server(config).run(sockets=[bound])
+    service.decoder.start()
+    GuardedServer(create_app(service, names)).run(sockets=[bound])
 
 
 def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"})) -> FastAPI:
     """Create the application for one net; `names` are the host names that it accepts, besides IP addresses."""
-    predictions, attacks = Gate("predict", active=8, waiting=248), Gate("attack", active=1, waiting=3)
+    predictions, attacks = Gate("predict", 255, BUSY_SECONDS), Gate("attack", 3, BUSY_SECONDS)
+    # Few large bodies are in memory, until they are decoded.
+    pictures, decoding = BodyTurns("predict", 8, 248), Gate("decode", 255, BUSY_SECONDS, patience=BUSY_SECONDS)
     shape = service.net.picture_shape()
     image_request, attack_request = with_shape(schemas.ImageRequest, shape), with_shape(schemas.AttackRequest, shape)
     # A number needs at most 32 bytes of JSON.
@@ -109,6 +101,9 @@ def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"}
         response = Response(path.read_bytes(), media_type=MEDIA_TYPES[path.suffix])
         app.routes.append(Route(url, response, methods=["GET"]))
 
+    for sample, content in zip(service.samples, service.sample_files, strict=True):
+        app.routes.append(Route(sample.url, Response(content, media_type="image/png"), methods=["GET"]))
+
     @app.get("/api/model")
     async def model() -> Model:
         """Describe the net."""
@@ -118,34 +113,34 @@ def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"}
     async def predict(request: Request, fit: schemas.Fit = "none") -> Prediction:
         """Return the class, certified radius, runner-up and scores of an image."""
         content_type = _content_type(request, JSON, *PICTURES)
-        async with predictions.enter():
-            body = await read_body(request, max_json_bytes if content_type == JSON else MAX_PICTURE_BYTES)
-
-            def run() -> Prediction:
-                if content_type == JSON:
-                    return service.predict(torch.tensor(parse_request(image_request, body).pixels))
-                return service.predict(read_picture(body, shape, fit))
-
-            return await asyncio.get_running_loop().run_in_executor(predictions.worker, run)
+        if content_type == JSON:
+            body = await read_body(request, max_json_bytes)
+            return await predictions.run(
+                lambda: service.predict(torch.tensor(parse_request(image_request, body).pixels))
+            )
+        async with pictures.body() as take_turn:
+            file = await read_body(request, MAX_PICTURE_BYTES, take_turn)
+            check_scans(file)
+            image = await decoding.run(lambda: service.decoder.read(file, shape, fit))
+        return await predictions.run(lambda: service.predict(image))
 
     @app.post("/api/attack", openapi_extra=_document_body(attack_request.model_json_schema()))
     async def attack(request: Request) -> Attack:
-        """Return the closest misclassified image that PGD finds."""
+        """Return the closest misclassified image that PGD finds; with `eps`, the strongest attack within this ε."""
         _content_type(request, JSON)
-        async with attacks.enter():
-            body = await read_body(request, max_json_bytes)
+        body = await read_body(request, max_json_bytes)
 
-            def run() -> Attack:
-                content = parse_request(attack_request, body)
-                return service.attack(torch.tensor(content.pixels), content.steps, disconnected.is_set)
+        def run() -> Attack:
+            content = parse_request(attack_request, body)
+            return service.attack(torch.tensor(content.pixels), content.steps, disconnected.is_set, content.eps)
 
-            disconnected = threading.Event()
-            watch = asyncio.create_task(_set_on_disconnect(request, disconnected))
-            try:
-                return await asyncio.get_running_loop().run_in_executor(attacks.worker, run)
-            finally:
-                disconnected.set()
-                watch.cancel()
+        disconnected = threading.Event()
+        watch = asyncio.create_task(_set_on_disconnect(request, disconnected))
+        try:
+            return await attacks.run(run)
+        finally:
+            disconnected.set()
+            watch.cancel()
 
     return app
 
@@ -179,4 +174,5 @@ async def _error_response(request: Request, error: Exception) -> Response:
         details = error.errors()[0]
         return JSONResponse({"error": describe_error({**details, "loc": details["loc"][1:]})}, 400)
     reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return JSONResponse({"error": f"the server failed: {reason[:200]}"}, 500)
+    # The middleware of this response is outside the middleware that adds the headers to other responses.
+    return JSONResponse({"error": f"the server failed: {reason[:200]}"}, 500, headers=SECURITY_HEADERS)

@@ -1,37 +1,49 @@
-"""Decode posted PNG and JPEG pictures to pixels of the net's shape, optionally prepared like the images of MNIST."""
+"""Decode posted PNG, JPEG and WebP pictures to bytes of the net's size, optionally prepared like MNIST images.
+
+`serve/decoder.py` runs this file as a script in a separate process, which it can end: a small file may take minutes to
+decode. Therefore this file imports only Pillow and NumPy.
+"""
 
 import contextlib
 import io
+import json
+import sys
 import warnings
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
-from starlette.exceptions import HTTPException
-from torch import Tensor
 
-from linfnet.data import to_pixels
-from linfnet.serve.schemas import Fit
-
-# Largest number of pixels of a picture; decoded, they take at most 64 MB.
-MAX_PIXELS = 16_000_000
+FORMATS = ("PNG", "JPEG", "WEBP")
+# Largest number of pixels of a picture, and of one of its sides; decoded, they take at most 64 MB.
+MAX_PIXELS, MAX_SIDE = 16_000_000, 20_000
+# Largest memory of the process that decodes: a few copies of a picture.
+MAX_BYTES = 512_000_000
 
 
-def read_picture(body: bytes, shape: tuple[int, int, int], fit: Fit) -> Tensor:
-    """Return float32 pixels in [0, 1] of the net's shape [C, H, W] from the bytes of a PNG or JPEG file.
+class PictureError(Exception):
+    """A picture that cannot be used: the status of the response and the reason."""
 
-    The fit "none" accepts only pictures of exactly the net's size and mode; "whole" crops the centre and scales it;
-    "digit" prepares it like the images of MNIST: white ink on black, scaled to fit a box and centred by its mass.
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def read_picture(body: bytes, shape: tuple[int, int, int], fit: str) -> np.ndarray:
+    """Return bytes [H, W] or [H, W, 3] of the net's shape (C, H, W) from the bytes of a PNG, JPEG or WebP file.
+
+    The fit "none" accepts only pictures of exactly the net's size and mode; "crop" cuts out the centre and scales it;
+    "resize" scales the whole picture, which distorts pictures of another shape; "digit" prepares it like the images of
+    MNIST: white ink on black, scaled to fit a box and centred by its mass.
     """
     mode = {1: "L", 3: "RGB"}.get(shape[0])
     if mode is None:
-        raise HTTPException(415, f"the net has {shape[0]} channels, which no picture has; post JSON pixels instead")
+        raise PictureError(415, f"the net has {shape[0]} channels, which no picture has; post JSON pixels instead")
     picture = _decode(body, rotate=fit != "none")
     if fit == "none":
         if picture.mode != mode or picture.size != (shape[2], shape[1]):
             size = f"{picture.width} x {picture.height}, mode {picture.mode}"
             expected = f"{shape[2]} x {shape[1]}, mode {mode}"
-            raise HTTPException(400, f"the picture is {size}; expected {expected}, or fit=whole or fit=digit")
+            raise PictureError(400, f"the picture is {size}; expected {expected}, or fit=crop, resize or digit")
         array = np.asarray(picture)
     else:
         if picture.mode not in ("L", "RGB"):
@@ -40,26 +52,29 @@ def read_picture(body: bytes, shape: tuple[int, int, int], fit: Fit) -> Tensor:
         opaque = picture.convert(mode)
         if fit == "digit":
             array = _fit_digit(np.asarray(opaque), shape)
-        else:
+        elif fit == "crop":
             array = np.asarray(ImageOps.fit(opaque, (shape[2], shape[1]), Image.Resampling.LANCZOS))
-    pixels = to_pixels(torch.tensor(array), 255)
-    return pixels.unsqueeze(0) if shape[0] == 1 else pixels.permute(2, 0, 1).contiguous()
+        else:
+            array = np.asarray(opaque.resize((shape[2], shape[1]), Image.Resampling.LANCZOS))
+    return array
 
 
 def _decode(body: bytes, rotate: bool) -> Image.Image:
     """Decode a picture; if `rotate` is true, apply the orientation that the camera stored."""
     try:
         with warnings.catch_warnings(action="ignore"), contextlib.suppress(Image.DecompressionBombError):
-            picture = Image.open(io.BytesIO(body), formats=("PNG", "JPEG"))
-            if picture.width * picture.height <= MAX_PIXELS:
+            picture = Image.open(io.BytesIO(body), formats=FORMATS)
+            if picture.width * picture.height <= MAX_PIXELS and max(picture.size) <= MAX_SIDE:
                 picture.load()
                 return ImageOps.exif_transpose(picture) if rotate else picture
     # For damaged files Pillow raises OSError, ValueError, struct.error, SyntaxError, MemoryError and more.
     except Exception as error:
         unknown = isinstance(error, UnidentifiedImageError)
-        reason = "it is not a PNG or JPEG file" if unknown else (str(error).splitlines() or [type(error).__name__])[0]
-        raise HTTPException(400, f"the picture cannot be read: {reason[:100]}") from None
-    raise HTTPException(413, f"the picture is too large; expected at most {MAX_PIXELS:,} pixels")
+        reason = (
+            "it is not a PNG, JPEG or WebP file" if unknown else (str(error).splitlines() or [type(error).__name__])[0]
+        )
+        raise PictureError(400, f"the picture cannot be read: {reason[:100]}") from None
+    raise PictureError(413, f"the picture is too large; expected at most {MAX_PIXELS:,} pixels, {MAX_SIDE:,} per side")
 
 
 def _fit_digit(grey: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
@@ -69,7 +84,7 @@ def _fit_digit(grey: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
     ink = 255 - grey if np.median(edge) > 127 else grey
     bounds = Image.fromarray(ink > 25).getbbox()  # fainter pixels are treated as noise
     if bounds is None:
-        raise HTTPException(400, "the picture is empty: it contains no ink")
+        raise PictureError(400, "the picture is empty: it contains no ink")
     part = Image.fromarray(ink).crop(bounds)
     height, width = shape[1:]
     # MNIST has a border of four pixels; the 8 x 8 digits fill the full height of the image.
@@ -87,3 +102,31 @@ def _centred_start(mass: np.ndarray, side: int) -> int:
     """Return the offset that moves the centre of mass closest to the middle of a side without cutting anything off."""
     centre = float((mass * np.arange(len(mass))).sum() / max(1, mass.sum()))
     return min(max(0, round(side / 2 - centre)), side - len(mass))
+
+
+def main() -> None:
+    """Decode the pictures that arrive on the standard input, until it ends.
+
+    A request is a line of JSON with the number of bytes, the shape and the fit, followed by the file; a response is a
+    line of JSON with the shape of the array, followed by its bytes, or with the status and the reason of an error.
+    """
+    with contextlib.suppress(ImportError, ValueError, OSError):  # not on Windows; a stricter limit may exist
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, MAX_BYTES))
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    target.write(b"ready\n")
+    target.flush()
+    while line := source.readline():
+        size, shape, fit = json.loads(line)
+        body = source.read(size)
+        try:
+            array = np.ascontiguousarray(read_picture(body, tuple(shape), fit))
+            target.write(json.dumps([array.shape, None]).encode() + b"\n" + array.tobytes())
+        except PictureError as error:
+            target.write(json.dumps([error.status, str(error)]).encode() + b"\n")
+        target.flush()
+
+
+if __name__ == "__main__":
+    main()

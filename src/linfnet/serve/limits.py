@@ -1,9 +1,7 @@
-"""Limits on requests: their origin, the size and duration of their bodies, and how many run at once."""
+"""Limits on requests: their origin, and the size and duration of their bodies."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
-from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +12,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from linfnet.serve.turns import TakeTurn
+
 BODY_SECONDS = 10.0
+# Bodies of this size are read at once; a larger body waits for its turn.
+SMALL_BYTES = 16_384
 # `BodyDrain` stops reading after this many bytes or seconds.
 DRAIN_SECONDS = 5.0
 DRAIN_BYTES = 64_000_000
@@ -63,8 +65,11 @@ class OriginGuard:
         return None
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Read the whole body; raise 413 as soon as its announced or received size exceeds the limit."""
+async def read_body(request: Request, max_bytes: int, take_turn: TakeTurn | None = None) -> bytearray:
+    """Read the whole body; raise 413 as soon as its announced or received size exceeds the limit.
+
+    `take_turn` of `BodyTurns.body` is called when more than `SMALL_BYTES` have arrived.
+    """
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise HTTPException(415, f"the content encoding is {encoding[:60]!r}; expected no compression")
@@ -73,16 +78,19 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         raise HTTPException(413, f"the body has {length[:20]} bytes; expected at most {max_bytes:,}")
     body = bytearray()
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(BODY_SECONDS) as limit:
             async for part in request.stream():
                 body += part
                 if len(body) > max_bytes:
                     raise HTTPException(413, f"the body has more than {max_bytes:,} bytes")
+                if take_turn and len(body) > SMALL_BYTES:
+                    await take_turn(limit)
+                    take_turn = None
     except TimeoutError:
         raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
     except ClientDisconnect:
         raise HTTPException(400, "the connection closed before the end of the body") from None
-    return bytes(body)
+    return body
 
 
 class BodyDrain:
@@ -118,31 +126,3 @@ class BodyDrain:
             await send(message)
 
         await self.app(scope, receive_part, send_and_drain)
-
-
-class Gate:
-    """Runs `active` requests at a time while up to `waiting` more wait; one thread, `worker`, computes them in order.
-
-    The body of a waiting request is not read yet: TCP flow control pauses its sender.
-    """
-
-    def __init__(self, name: str, active: int, waiting: int, patience: float = 60.0) -> None:
-        self.name, self.capacity, self.patience = name, active + waiting, patience
-        self._count = 0
-        self._slots = asyncio.Semaphore(active)
-        self.worker = ThreadPoolExecutor(1, thread_name_prefix=f"linfnet-{name}")
-
-    @contextlib.asynccontextmanager
-    async def enter(self) -> AsyncGenerator[None]:
-        """Occupy a slot; raise 429 if too many requests are waiting, or 503 after waiting for `patience` seconds."""
-        if self._count >= self.capacity:
-            raise HTTPException(429, f"too many requests to {self.name} at once; retry in a second")
-        self._count += 1
-        try:
-            async with asyncio.timeout(self.patience) as timeout, self._slots:
-                timeout.reschedule(None)  # the time limit applies only to the wait
-                yield
-        except TimeoutError:
-            raise HTTPException(503, f"no worker was free within {self.patience:g} s; retry later") from None
-        finally:
-            self._count -= 1

@@ -7,7 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from starlette.exceptions import HTTPException
 
 M = TypeVar("M", bound=BaseModel)
-Fit = Literal["none", "digit", "whole"]
+Fit = Literal["none", "crop", "resize", "digit"]
 Pixels = list[list[list[float]]]
 
 
@@ -32,7 +32,13 @@ class Score(Class):
     """The score of one class."""
 
     logit: float
-    earliest_eps: float | None = Field(description="no smaller change can make this class win, if rounding is ignored")
+
+
+class Sample(_Object):
+    """An image of the test set."""
+
+    url: str = Field(description="the path of a PNG file of the net's size")
+    label: Class
 
 
 class Model(_Object):
@@ -47,7 +53,8 @@ class Model(_Object):
     lipschitz: float | None = Field(description="no logit changes by more than this times ε, if rounding is ignored")
     arithmetic: Literal["float32", "real"] = Field(description="the arithmetic for which the certificates hold")
     confidence: float = Field(description="the probability that a certificate is correct")
-    fit: Fit = Field(description="how to fit pictures of other sizes")
+    fit: Fit = Field(description="how the page fits pictures of other sizes")
+    samples: list[Sample] = Field(description="test images of the data set, if it is in the cache")
 
 
 class Prediction(_Object):
@@ -62,8 +69,8 @@ class Prediction(_Object):
     pixels: Pixels = Field(description="the pixels as the net received them")
 
 
-class Broken(_Object):
-    """A misclassified image."""
+class Perturbed(_Object):
+    """An image that the attack found."""
 
     distance: float = Field(description="the largest change of a pixel")
     class_: Class = Field(serialization_alias="class")
@@ -79,11 +86,12 @@ class Trial(_Object):
 
 
 class Attack(_Object):
-    """The closest misclassified image that the attack found."""
+    """The closest misclassified image that the attack found, or the result of an attack within one ε."""
 
     class_: Class = Field(serialization_alias="class")
     radius: float | None
-    broken: Broken | None
+    broken: Perturbed | None = Field(description="the misclassified image; null if no attack succeeded")
+    strongest: Perturbed | None = Field(description="the image with the smallest margin within `eps`, if it was given")
     trials: list[Trial]
     complete: bool = Field(description="false if the attack ran out of time")
     seconds: float
@@ -99,6 +107,7 @@ class AttackRequest(ImageRequest):
     """The body of a request for an attack."""
 
     steps: int = Field(40, ge=1, le=200, strict=True)
+    eps: float | None = Field(None, gt=0, le=1, strict=True, description="attack within this ε only")
 
 
 def with_shape(model: type[M], shape: tuple[int, int, int]) -> type[M]:
@@ -111,7 +120,7 @@ def with_shape(model: type[M], shape: tuple[int, int, int]) -> type[M]:
     return create_model(model.__name__, __base__=model, pixels=(pixels, ...))
 
 
-def parse_request(model: type[M], body: bytes) -> M:
+def parse_request(model: type[M], body: bytes | bytearray) -> M:
     """Parse a JSON body as a model; the error names the first invalid field."""
     try:
         return model.model_validate_json(body)

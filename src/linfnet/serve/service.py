@@ -1,7 +1,6 @@
 """The computations behind the API for one net: class, certified radii and attack."""
 
 import copy
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +8,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from linfnet.attacks import closest_break
+from linfnet.attacks import closest_break, minimal, other_class, strongest_within
 from linfnet.certificates import certify_images
-from linfnet.errors import LinfnetError
-from linfnet.nn.classifier import count_parameters
+from linfnet.errors import LinfnetError, printable
+from linfnet.nn import count_parameters
 from linfnet.nn.model_path import class_names, find_model
-from linfnet.serve.schemas import Attack, Broken, Class, Model, Prediction, Score, Trial
+from linfnet.serve.decoder import Decoder
+from linfnet.serve.samples import read_samples
+from linfnet.serve.schemas import Attack, Class, Model, Perturbed, Prediction, Score, Trial
 from linfnet.systems import load_model
 from linfnet.version import __version__
 
@@ -27,11 +28,14 @@ class Service:
 
     def __init__(self, model: Path) -> None:
         folder = find_model(model)
-        self.name = folder.resolve().name
+        self.name = printable(folder.resolve().name)
         self.net = load_model(folder)
-        self.classes = [Class(index=k, name=name) for k, name in enumerate(class_names(folder, self.net.classes))]
+        names = class_names(folder, self.net.classes)
+        self.classes = [Class(index=k, name=name) for k, name in enumerate(names)]
         shared = {id(tensor): tensor for tensor in (*self.net.parameters(), *self.net.buffers())}
         self.attacked = copy.deepcopy(self.net, shared)
+        self.decoder = Decoder()
+        self.samples, self.sample_files = read_samples(self.net.image_shape, self.classes)
 
     def describe(self) -> Model:
         """Describe the net."""
@@ -46,7 +50,8 @@ class Service:
             lipschitz=self.net.lipschitz,
             arithmetic=self.net.arithmetic,
             confidence=self.net.confidence,
-            fit="digit" if digits and self.net.image_shape[0] == 1 else "whole",
+            fit="digit" if digits and self.net.image_shape[0] == 1 else "crop",
+            samples=self.samples,
         )
 
     def predict(self, image: Tensor) -> Prediction:
@@ -54,24 +59,24 @@ class Service:
         certification = certify_images(self.net, [(image.unsqueeze(0), None)])
         with torch.no_grad(), self.net.at_infinity():
             logits = self.net(image.unsqueeze(0))[0].double()
-        best, lipschitz = int(certification.predictions), self.net.lipschitz
-        # No logit changes by more than eps * lipschitz, so two logits need at least this eps to become equal.
-        earliest = ((logits[best] - logits) / (2 * lipschitz)).tolist() if lipschitz else [None] * len(logits)
         return Prediction(
-            class_=self.classes[best],
+            class_=self.classes[int(certification.predictions)],
             runner_up=self.classes[int(certification.runners_up)],
             radius=_radius(certification.best_radii),
             margin_radius=_radius(certification.radii.get("margin")),
             interval_radius=_radius(certification.radii[certification.names[-1]]),
             scores=[
-                Score(index=one.index, name=one.name, logit=logit, earliest_eps=eps)
-                for one, logit, eps in zip(self.classes, logits.tolist(), earliest, strict=True)
+                Score(index=one.index, name=one.name, logit=logit)
+                for one, logit in zip(self.classes, logits.tolist(), strict=True)
             ],
             pixels=image.tolist(),
         )
 
-    def attack(self, image: Tensor, steps: int, stop: Callable[[], bool]) -> Attack:
-        """Search for the closest misclassified image; `stop` and the time limit end the search early."""
+    def attack(self, image: Tensor, steps: int, stop: Callable[[], bool], eps: float | None = None) -> Attack:
+        """Search for the closest misclassified image, or attack within one `eps`.
+
+        `stop` and the time limit end the search early.
+        """
         started = time.monotonic()
         # Certify with the copy of the net, which only the attack's thread uses.
         certification = certify_images(self.attacked, [(image.unsqueeze(0), None)])
@@ -80,27 +85,41 @@ class Service:
         def out_of_time() -> bool:
             return stop() or time.monotonic() - started > ATTACK_SECONDS
 
-        found = closest_break(self.attacked, image, label, radius=radius or 0.0, steps=steps, stop=out_of_time)
-        if self.net.arithmetic == "float32" and found.distance < (radius or 0.0):
-            raise LinfnetError(
-                f"a change of {found.distance!r} breaks the certified radius {radius!r}; please report this bug"
+        strongest = None
+        if eps is None:
+            found = closest_break(self.attacked, image, label, radius=radius or 0.0, steps=steps, stop=out_of_time)
+            trials, complete = found.trials, found.complete
+            broken = None if found.image is None else self._perturbed(image, found.image, label, broken=True)
+        else:
+            certified = radius is not None and radius >= eps
+            within = strongest_within(
+                self.attacked, image, label, eps, certified=certified, steps=steps, stop=out_of_time
             )
-        broken = None
-        if found.image is not None:
-            with torch.no_grad(), self.attacked.at_infinity():
-                logits = self.attacked(found.image.unsqueeze(0))[0]
-            # In a tie, argmax may return the label: report the best of the other classes.
-            logits[label] = -math.inf
-            other = self.classes[int(logits.argmax())]
-            broken = Broken(distance=found.distance, class_=other, pixels=found.image.tolist())
+            trials, complete = (minimal.Trial(eps, within.margin, within.broken),), within.complete
+            strongest = self._perturbed(image, within.image, label, within.broken)
+            broken = strongest if within.broken else None
+        if self.net.arithmetic == "float32" and broken and broken.distance < (radius or 0.0):
+            raise LinfnetError(
+                f"a change of {broken.distance!r} breaks the certified radius {radius!r}; please report this bug"
+            )
         return Attack(
             class_=self.classes[label],
             radius=radius,
             broken=broken,
-            trials=[Trial(eps=t.epsilon, margin=t.margin, broken=t.broken) for t in found.trials],
-            complete=found.complete,
+            strongest=strongest,
+            trials=[Trial(eps=t.epsilon, margin=t.margin, broken=t.broken) for t in trials],
+            complete=complete,
             seconds=round(time.monotonic() - started, 3),
         )
+
+    def _perturbed(self, image: Tensor, moved: Tensor, label: int, broken: bool) -> Perturbed:
+        if broken:
+            with torch.no_grad(), self.attacked.at_infinity():
+                logits = self.attacked(moved.unsqueeze(0))
+            # In a tie, argmax may return the label: report the best of the other classes.
+            label = int(other_class(logits, torch.tensor([label])))
+        distance = (moved.double() - image.double()).abs().max().item()
+        return Perturbed(distance=distance, class_=self.classes[label], pixels=moved.tolist())
 
 
 def _radius(radii: Tensor | None) -> float | None:

@@ -126,6 +126,7 @@ class Ibp(System):
 
     net_type: ClassVar[type[Classifier]] = IbpNet
     unused: ClassVar[tuple[str, ...]] = (*RELAXATION, *OBJECTIVE)
+    needs_whole_batch: ClassVar[bool] = True
 
     architecture: str = "cnn7"
     """The convolutional net: small, medium or cnn7."""

@@ -16,7 +16,7 @@ from linfnet.boxes import check_images
 from linfnet.data import SetInfo
 from linfnet.errors import number
 from linfnet.nn.classifier import Classifier
-from linfnet.recipes import Recipe
+from linfnet.recipes import Recipe, options_from_mapping
 from linfnet.schedules import StepState
 from linfnet.systems.layers import check_architecture, conv_layers
 from linfnet.systems.system import OBJECTIVE, RELAXATION, SYSTEMS, System
@@ -77,6 +77,8 @@ class SmoothedNet(Classifier):
         std: float = 1.0,
     ) -> None:
         super().__init__(image_shape, classes, mean=mean, std=std)
+        given = {"architecture": architecture, "sigma": sigma, "samples": samples, "alpha": alpha, "votes": votes}
+        options_from_mapping(Smoothing, given, "system")  # a config.json has the same ranges as a recipe
         self.architecture, self.sigma, self.samples, self.alpha, self.votes = architecture, sigma, samples, alpha, votes
         layers, features = conv_layers(architecture, image_shape, batch_norm=True)
         self.base = nn.Sequential(layers, nn.Linear(features, classes))
@@ -113,9 +115,9 @@ class SmoothedNet(Classifier):
 
         An l2 ball of radius r contains the l_inf ball of radius r / sqrt(d).
         """
-        with self.at_infinity():
-            right = super().keeps_class(check_images(images), labels)
-            won = self.counts(images, self.samples, seed=1).gather(1, labels.unsqueeze(1)).squeeze(1)
+        net = self.frozen()
+        right = Classifier.keeps_class(net, check_images(images), labels)
+        won = net.counts(images, self.samples, seed=1).gather(1, labels.unsqueeze(1)).squeeze(1)
         shrink = self.sigma / math.sqrt(math.prod(self.image_shape))
         bounds = [clopper_pearson(count, self.samples, self.alpha) for count in won.tolist()]
         radii = [NormalDist().inv_cdf(p) * shrink if p > 0.5 else 0.0 for p in bounds]
@@ -133,8 +135,7 @@ class SmoothedNet(Classifier):
         A certified label has more than half of the votes, so an attack must show that it has less. The noise differs
         from the noise of the certificate.
         """
-        with self.at_infinity():
-            won = self.counts(images, self.samples, seed=2)
+        won = self.frozen().counts(images, self.samples, seed=2)
         others = (self.samples - won.gather(1, labels.unsqueeze(1)).squeeze(1)).tolist()
         below_half = [clopper_pearson(count, self.samples, self.alpha) > 0.5 for count in others]
         return (won.argmax(1) == labels) | ~torch.tensor(below_half, dtype=torch.bool, device=images.device)
@@ -160,6 +161,7 @@ class Smoothing(System):
 
     net_type: ClassVar[type[Classifier]] = SmoothedNet
     unused: ClassVar[tuple[str, ...]] = (*RELAXATION, *OBJECTIVE)
+    needs_whole_batch: ClassVar[bool] = True
 
     architecture: str = "cnn7"
     """The convolutional net: small, medium or cnn7."""

@@ -38,6 +38,8 @@ class System(ABC):
     net_type: ClassVar[type[Classifier]]
     unused: ClassVar[tuple[str, ...]] = ()
     """Keys or sections of a recipe that have no effect in this system. Changing them is an error; reports omit them."""
+    needs_whole_batch: ClassVar[bool] = False
+    """Whether the loss is not a mean over samples, so that processes which share a batch would train another net."""
 
     def __post_init__(self) -> None:
         check_numbers(self, "system")
@@ -140,7 +142,10 @@ def load_model(folder: Path | str, *, device: torch.device | str = "cpu") -> Cla
         hint = nearest(str(folder), names)
         raise LinfnetError(f"{folder} is not a folder or a packaged model ({', '.join(names)}){hint}")
     if not (path / "config.json").exists() and (path / "recipe.toml").is_file():
-        state = "has only the weights of your own net" if (path / "model.safetensors").exists() else "has not finished"
+        environment = read_table(path / "env.json") if (path / "env.json").is_file() else {}
+        state = "has not finished"
+        if (path / "model.safetensors").exists():
+            state = "has only the weights of your own net" if environment.get("net") else "has lost its config.json"
         raise LinfnetError(f"the run in {folder} {state}; call linfnet.fit(…, resume=True) with the same arguments")
     config = read_table(path / "config.json")
     # Only registered names are accepted: a config.json cannot cause an import.

@@ -4,6 +4,7 @@ from linfnet.train.callbacks import Callback as Callback
 from linfnet.train.callbacks import Callbacks as Callbacks
 from linfnet.train.callbacks import TrainingRun as TrainingRun
 from linfnet.train.checkpoint import StoppedError as StoppedError
+from linfnet.train.event_log import parse_events as parse_events
 from linfnet.train.fit import Fitted as Fitted
 from linfnet.train.fit import fit as fit
 from linfnet.train.history import EpochEvent as EpochEvent
@@ -18,4 +19,3 @@ from linfnet.train.run_folder import RunFolder as RunFolder
 from linfnet.train.run_folder import UnwritableError as UnwritableError
 from linfnet.train.run_folder import environment as environment
 from linfnet.train.run_folder import new_run_path as new_run_path
-from linfnet.train.run_folder import parse_events as parse_events

@@ -43,24 +43,39 @@ def save_checkpoint(
     progress: Progress,
     *,
     recipe_digest: str,
+    log: str,
     keep: int,
 ) -> None:
     """Write `step-N.safetensors`, and delete all but the newest `keep` checkpoints.
 
     Checkpoints of later steps are also deleted. They are damaged: the run would otherwise have resumed from them.
+    `log` is the length and the digest of the event log.
     """
     tensors = {f"model.{name}": tensor for name, tensor in net.state_dict().items()}
     for name, parameter in net.named_parameters():
         for key, value in optimizer.state[parameter].items():
             tensors[f"optimizer.{name}.{key}"] = value
     tensors |= {"record": record, "random": torch.get_rng_state()}
-    path = folder / f"step-{progress.step:09d}.safetensors"
-    metadata = {"linfnet": FORMAT, "progress": json.dumps(asdict(progress)), "recipe": recipe_digest}
+    path = _path(folder, progress.step)
+    metadata = {"linfnet": FORMAT, "progress": json.dumps(asdict(progress)), "recipe": recipe_digest, "log": log}
     write_tensors(path, tensors, metadata)
     existing = find_checkpoints(folder)
-    index = existing.index(path)
-    for other in existing[:index] + existing[index + keep :]:
+    for other in existing[: existing.index(path)]:
         other.unlink(missing_ok=True)
+    prune_checkpoints(folder, progress.step, keep)
+
+
+def prune_checkpoints(folder: Path, step: int, keep: int) -> None:
+    """Delete the checkpoints before a step except the newest ones, so that `keep` remain with that of the step."""
+    existing = find_checkpoints(folder)
+    path = _path(folder, step)
+    if path in existing:
+        for other in existing[existing.index(path) + keep :]:
+            other.unlink(missing_ok=True)
+
+
+def _path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:09d}.safetensors"
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
@@ -80,6 +95,8 @@ def load_checkpoint(
         saved_record, random = tensors.pop("record"), tensors.pop("random")
     except (KeyError, TypeError, ValueError):
         raise LinfnetError(f"{path} is incomplete") from None
+    if random.dtype != torch.uint8:
+        raise LinfnetError(f"{path} is damaged: 'random' has dtype {random.dtype}")
     if saved_record.shape != record.shape:
         raise LinfnetError(f"{path} was written with different data or a different batch size")
     model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
@@ -90,12 +107,16 @@ def load_checkpoint(
         for key, tensor in state.items():
             if key != "step" and tensor.shape != parameter.shape:
                 raise LinfnetError(f"{path}: {prefix}{key} has shape {tuple(tensor.shape)}: it belongs to another net")
+            if tensor.dtype != parameter.dtype and tensor.dtype != torch.float32:
+                raise LinfnetError(f"{path} is damaged: {prefix}{key} has dtype {tensor.dtype}")
             state[key] = tensor.to(parameter.device)
-        if not state and parameter.requires_grad:
+        if parameter.requires_grad and state.keys() != {"step", "exp_avg", "exp_avg_sq"}:
             raise LinfnetError(f"{path} is incomplete: it has no optimizer state for {name}")
         moments[parameter] = state
     if metadata.get("recipe") != recipe_digest:
         raise LinfnetError(f"{path} was written by a run with a different recipe")
+    if path != _path(path.parent, progress.step):
+        raise LinfnetError(f"{path} is damaged: it contains step {progress.step}")
     load_weights(net, model, path)
     record.copy_(saved_record)
     optimizer.state.clear()

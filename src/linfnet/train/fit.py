@@ -272,7 +272,9 @@ def _trained(folder: RunFolder, net: Classifier | None, device: torch.device) ->
         net = load_model(folder.path, device=device)
     else:
         file = folder.path / "model.safetensors"
-        load_weights(net, read_tensors(file)[0], file)
+        # A model folder may store tensors in another form than the net, such as the connections of a sparse net.
+        saved = (folder.path / "config.json").exists()
+        load_weights(net, load_model(folder.path).state_dict() if saved else read_tensors(file)[0], file)
         net.to(device).eval()
         net.p = math.inf
     result = read_results(folder.path).training

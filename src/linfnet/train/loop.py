@@ -22,7 +22,14 @@ from linfnet.results import Results, TrainingResult, write_training
 from linfnet.schedules import StepState
 from linfnet.systems import SYSTEMS, FeatureModule, FeatureSystem, system_of
 from linfnet.train.callbacks import Callbacks, TrainingRun, as_callbacks
-from linfnet.train.checkpoint import Progress, StoppedError, load_newest, save_checkpoint, stop_on_signals
+from linfnet.train.checkpoint import (
+    Progress,
+    StoppedError,
+    load_newest,
+    prune_checkpoints,
+    save_checkpoint,
+    stop_on_signals,
+)
 from linfnet.train.cuda_graphs import STEPS_TO_PAY_OFF, GraphedModule
 from linfnet.train.history import EpochEvent, History, TestEvent
 from linfnet.train.metrics import RECORD_COLUMNS, accuracies, pixel_batches, record_step, summarise
@@ -84,9 +91,14 @@ class Trainer:
         self.record = torch.zeros(self.steps_per_epoch, RECORD_COLUMNS, device=device)
         sizes = [min(self.batch, len(self.images) - start) for start in range(0, len(self.images), self.batch)]
         self.sizes = torch.tensor(sizes, dtype=torch.float64)
-        # Batch norm needs at least two images in each process.
-        least = 2 if any(isinstance(each, nn.BatchNorm1d | nn.BatchNorm2d) for each in self.net.modules()) else 1
-        if min(sizes) < least * group.size:
+        batch_norm = any(isinstance(each, nn.BatchNorm1d | nn.BatchNorm2d) for each in self.net.modules())
+        if group.size > 1 and (batch_norm or self.system.needs_whole_batch):
+            reason = f"system {recipe.system_name!r}" if self.system.needs_whole_batch else "batch norm"
+            raise ArgumentError(
+                f"the run has {group.size} processes, but {reason} needs all images of a batch in one; start a single "
+                "process, without torchrun"
+            )
+        if min(sizes) < (2 if batch_norm else group.size):
             raise ArgumentError(
                 f"optimizer.batch is {self.batch}: it leaves a last batch of {min(sizes)} images, "
                 f"too few for {f'{group.size} processes' if group.size > 1 else 'batch norm'}"
@@ -115,6 +127,7 @@ class Trainer:
             self.net.p = self.view.state.p
         if self._output:
             self._output.rewind(self.progress.step)
+            prune_checkpoints(self._output.checkpoints, self.progress.step, self.recipe.run.keep_checkpoints)
             self.view.history = History.from_json(self._output.events())
         self.view.step, self.view.resumed, self.view.skipped = self.progress.step, True, tuple(errors)
         return errors
@@ -256,7 +269,9 @@ class Trainer:
             keep = self.recipe.run.keep_checkpoints
             state = (self.net, self.optimizer, self.record, self.progress)
             with self._output.guarded():
-                save_checkpoint(self._output.checkpoints, *state, recipe_digest=self.recipe_digest, keep=keep)
+                # A checkpoint must not be more durable than the events before it.
+                log = self._output.log_digest()
+                save_checkpoint(self._output.checkpoints, *state, recipe_digest=self.recipe_digest, log=log, keep=keep)
         self.saved_at = time.monotonic()
 
     def _stops(self, stop: Event) -> bool:

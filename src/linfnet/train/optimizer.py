@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from linfnet.nn import Classifier, DistanceModule
+from linfnet.nn import Classifier, DistanceModule, SparseDistance
 from linfnet.ops import snapped_p
 from linfnet.recipes import Recipe
 from linfnet.schedules import StepState, cosine_learning_rate, relaxation_p
@@ -64,10 +64,32 @@ def decay_rows(weight: Tensor, p: float, amount: float) -> None:
     rows.addcmul_(shares.div_(norms).pow_(p - 1).mul_(norms * largest), rows.sign(), value=-amount)
 
 
+@torch.no_grad()
+def decay_connections(layer: SparseDistance, amount: float) -> None:
+    """Decay the weights of a sparse layer in place, as `decay_rows` does for a row with the same entries."""
+    sizes, offsets, p = layer.weight.abs(), layer.offsets.long(), layer.p
+    neurons = torch.repeat_interleave(offsets.diff())
+    largest = torch.segment_reduce(sizes, "max", offsets=offsets)
+    if math.isinf(p):
+        attained = (sizes == largest[neurons]).nonzero().squeeze(1)
+        first = torch.full_like(largest, len(sizes), dtype=torch.int64)
+        first.scatter_reduce_(0, neurons[attained], attained, "amin")
+        layer.weight[first] -= amount * layer.weight[first]
+        return
+    largest.clamp_(min=torch.finfo(sizes.dtype).tiny)
+    shares = sizes.div_(largest[neurons])
+    norms = torch.segment_reduce(shares.pow(p), "sum", offsets=offsets).pow_(1 / p).clamp_(min=1)
+    shares.div_(norms[neurons]).pow_(p - 1).mul_((norms * largest)[neurons])
+    layer.weight.addcmul_(shares, layer.weight.sign(), value=-amount)
+
+
 def decay_weights(net: Classifier, amount: float) -> None:
     """Decay the weights and biases of all layers: distance layers with their p, other layers with p = 2."""
     if amount == 0:
         return
     for module in list(net.modules())[1:]:  # skip the net itself: its parameter s does not decay
         for parameter in module.parameters(recurse=False):
-            decay_rows(parameter, module.p if isinstance(module, DistanceModule) else 2.0, amount)
+            if isinstance(module, SparseDistance) and parameter is module.weight:
+                decay_connections(module, amount)
+            else:
+                decay_rows(parameter, module.p if isinstance(module, DistanceModule) else 2.0, amount)

@@ -6,6 +6,7 @@ model.safetensors, config.json, results.json: written when the run has finished
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import platform
@@ -13,6 +14,7 @@ import shlex
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Generator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -23,19 +25,25 @@ from filelock import FileLock, Timeout
 
 from linfnet import plugins
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.files import cut_short, read_table, write_json, write_text
+from linfnet.files import (
+    check_table,
+    check_tensors,
+    read_table,
+    table_digest,
+    write_table,
+    write_text,
+)
 from linfnet.nn.model_path import packaged_hint
 from linfnet.recipes import Recipe, load_recipe, missing_sections, recipe_to_toml
 from linfnet.results.storage import RESULTS_FILE
 from linfnet.systems import SYSTEMS
-from linfnet.train.metrics import MEANS
+from linfnet.train.event_log import describe_log, parse_lines
 from linfnet.version import __version__
 
-# The numeric fields of each kind of event.
-_NUMBERS = {
-    "epoch": ("epoch", "seconds", "lambda", "lr", "scale", *MEANS),
-    "test": ("epoch", "seconds", "accuracy_at_p", "clean"),
-}
+# The last line of recipe.toml begins with this.
+_DIGEST = "# digest: "
+# Temporary files of `linfnet.files` and, in older versions, of safetensors.
+_TEMPORARY = (".*.tmp", ".tmp*")
 
 
 class UnwritableError(LinfnetError):
@@ -70,11 +78,13 @@ class RunFolder:
             if (self.path / "recipe.toml").exists():
                 raise LinfnetError(f"output folder {self.path} is already used by another run")
             self._sweep()
-            write_text(self.path / "recipe.toml", recipe_to_toml(self.recipe))
             entries = (type(self.recipe.loss), SYSTEMS[self.recipe.system_name])
             imports = sorted({name for entry in entries if (name := plugins.origin(entry))})
             more = {"imports": imports} if imports else {}
-            write_json(self.path / "env.json", {**environment(), **more, **(facts or {})})
+            write_table(self.path / "env.json", {**environment(), **more, **(facts or {})})
+            # Written last: a run without this file has not started.
+            text = recipe_to_toml(self.recipe)
+            write_text(self.path / "recipe.toml", f"{text}\n{_DIGEST}{table_digest(tomllib.loads(text))}\n")
         except OSError as error:
             raise UnwritableError(f"output folder {self.path} cannot be written: {error.strerror}") from None
 
@@ -90,8 +100,10 @@ class RunFolder:
         except ArgumentError as error:
             raise ArgumentError(f"{file}: {error}{plugins.missing_imports(path)}") from None
         # A run writes all sections. In a truncated file, defaults would silently replace the missing ones.
-        if missing := missing_sections(file.read_text(encoding="utf-8")):
+        text = file.read_text(encoding="utf-8")
+        if missing := missing_sections(text):
             raise LinfnetError(f"{file} is truncated: it has no section [{missing[0]}]")
+        check_recipe(file, text)
         return cls(path, recipe)
 
     def lock(self) -> None:
@@ -106,7 +118,7 @@ class RunFolder:
 
     def _sweep(self) -> None:
         """Remove temporary files. Call this only before training: later, an evaluation may be writing such files."""
-        for temporary in (*self.path.glob(".*.tmp"), *self.checkpoints.glob(".*.tmp")):
+        for temporary in find_leftovers(self.path):
             temporary.unlink(missing_ok=True)
 
     def release(self) -> None:
@@ -118,16 +130,16 @@ class RunFolder:
         """Whether a process is training this run."""
         if not (self.path / ".lock").exists():
             return False
+        # `linfnet watch` may be run by another user, who can only read the file: a shared lock needs no more.
         try:
-            # Wait long enough for another process to finish the same check.
-            with self._new_lock().acquire(timeout=0.05, poll_interval=0.01):
+            with (self.path / ".lock").open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return False
         except OSError as error:
-            return isinstance(error, Timeout)  # any other error means that the file system has no locks
+            return isinstance(error, BlockingIOError)  # any other error means that the file system has no locks
 
     def _new_lock(self) -> FileLock:
-        # All users need access, because `linfnet watch` may be run by another user and tries to acquire the lock.
-        return FileLock(self.path / ".lock", mode=0o666)
+        return FileLock(self.path / ".lock", mode=0o644)
 
     @property
     def own_net(self) -> dict[str, Any]:
@@ -155,8 +167,16 @@ class RunFolder:
 
     @property
     def complete(self) -> bool:
-        """Whether the trained model has been written and its file is not truncated."""
-        return self.finished and not cut_short(self.path / "model.safetensors")
+        """Whether the trained model has been written and its files are whole; a resumed run writes others again."""
+        if not self.finished:
+            return False
+        try:
+            check_tensors(self.path / "model.safetensors")
+            if not self.own_net:
+                read_table(self.path / "config.json")
+        except LinfnetError:
+            return False
+        return True
 
     @contextlib.contextmanager
     def guarded(self) -> Generator[None]:
@@ -175,10 +195,20 @@ class RunFolder:
         with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"event": event, **values}, allow_nan=False) + "\n")
 
+    def log_digest(self) -> str:
+        """Write the log to the disk durably; return its length and digest, which a checkpoint stores."""
+        with (self.path / "events.jsonl").open("ab+") as file:
+            os.fsync(file.fileno())
+            file.seek(0)
+            return describe_log(file.read())
+
     def events(self) -> list[dict[str, Any]]:
         """Return all events so far, without lines that are truncated or not events."""
+        return [event for _, event in self._lines()]
+
+    def _lines(self) -> list[tuple[str, dict[str, Any]]]:
         file = self.path / "events.jsonl"
-        return parse_events(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else []
+        return parse_lines(file.read_text(encoding="utf-8", errors="replace")) if file.is_file() else []
 
     def rewind(self, step: int) -> None:
         """Remove temporary files and all events after the step from which training resumes.
@@ -189,9 +219,8 @@ class RunFolder:
         self._sweep()
         # Also remove an earlier `resume` event of this step, after which no step was completed.
         last = {"resume": step - 1, "finish": -1}
-        events = (event for event in self.events() if event.get("step", 0) <= last.get(event["event"], step))
-        lines = [json.dumps(event, allow_nan=False) + "\n" for event in events]
-        write_text(self.path / "events.jsonl", "".join(lines))
+        kept = (line for line, event in self._lines() if event.get("step", 0) <= last.get(event["event"], step))
+        write_text(self.path / "events.jsonl", "".join(f"{line}\n" for line in kept))
         before: dict[str, Any] = {}
         with contextlib.suppress(LinfnetError):  # without a readable env.json, all values count as changed
             before = read_table(self.path / "env.json")
@@ -200,29 +229,18 @@ class RunFolder:
         self.log("resume", step=step, environment=changes)
 
 
-def parse_events(text: str) -> list[dict[str, Any]]:
-    """Return the events of a log, without lines that are truncated or have missing or non-numeric values."""
-    events: list[dict[str, Any]] = []
-    for line in text.splitlines():
-        try:
-            event: Any = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(event, dict) and _is_event(cast(dict[str, Any], event)):
-            events.append(cast(dict[str, Any], event))
-    return events
+def find_leftovers(path: Path) -> list[Path]:
+    """Return the temporary files in a run folder: those of processes that write now, or that were killed."""
+    folders = (path, path / "checkpoints")
+    return sorted(file for folder in folders for pattern in _TEMPORARY for file in folder.glob(pattern))
 
 
-def _is_event(event: dict[str, Any]) -> bool:
-    kind = event.get("event")
-    numbers = [event.get("step", 0), *(event.get(key) for key in _NUMBERS.get(str(kind), ()))]
-    if kind == "epoch":
-        numbers.append(0 if event.get("p") == "inf" else event.get("p"))
-    if kind == "test":
-        certified: Any = event.get("certified")
-        numbers += certified.values() if isinstance(certified, dict) else [None]
-    known = isinstance(kind, str) and all(isinstance(number, int | float) for number in numbers)
-    return known and (kind != "epoch" or event["epoch"] >= 1)
+def check_recipe(file: Path, text: str) -> bool:
+    """Return whether the recipe.toml of a run has a digest; raise an error if it does not match."""
+    comments = [line for line in text.splitlines() if line.startswith("#")]
+    stored = next((line for line in comments if "digest:" in line or "sha256:" in line), None)
+    found = None if stored is None else stored.removeprefix(_DIGEST)
+    return check_table(file, tomllib.loads(text), found, f"line {_DIGEST!r}")
 
 
 def new_run_path(name: str) -> Path:
@@ -232,7 +250,8 @@ def new_run_path(name: str) -> Path:
 
 def _is_unused(path: Path) -> bool:
     """Return whether a folder is empty or has only the traces of a run that was killed before it wrote its recipe."""
-    entries = [entry for entry in path.iterdir() if entry.name != ".lock" and not entry.match(".*.tmp")]
+    traces = (".lock", "env.json", *_TEMPORARY) if (path / ".lock").exists() else _TEMPORARY
+    entries = [entry for entry in path.iterdir() if not any(map(entry.match, traces))]
     return all(entry.name == "checkpoints" and entry.is_dir() and not any(entry.iterdir()) for entry in entries)
 
 

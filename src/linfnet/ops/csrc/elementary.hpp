@@ -130,6 +130,22 @@ struct Reciprocal {
   }
 };
 
+// The same for a vector of values of any size: |d| * shift * inverse = |d| / value, or |d| where the value is 0. The
+// residue is 0 where the value is 0 or not finite.
+struct Reciprocals {
+  F shift, inverse, residue;
+
+  explicit LINFNET_INLINE Reciprocals(F value) {
+    const F one = set1(1.0f), zero = set1(0.0f), least = set1(0x1p-149f), most = set1(0x1.fffffep127f);
+    const Mask small = within(value, least, set1(TINY)), large = within(value, set1(HUGE_), most);
+    shift = select(small, set1(0x1p100f), select(large, set1(0x1p-100f), one));
+    const F scaled = select(equal(value, zero), one, mul(value, shift));
+    inverse = div(one, scaled);
+    const F product = mul(scaled, inverse), rest = sub(sub(one, product), product_error(scaled, inverse, product));
+    residue = select(within(value, least, most), rest, zero);
+  }
+};
+
 void elementary(int which, const float* a, float* out, double p, long count) {
   const Root root(p);
   by_vectors(count, [&](long i, int n) {

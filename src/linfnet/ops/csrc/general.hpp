@@ -37,6 +37,8 @@ struct Term {
 
   LINFNET_INLINE Term(const Reciprocal& r, float p)
       : shift(set1(r.shift)), inverse(set1(r.inverse)), p(set1(p)), offset(set1(p * r.residue * LOG2_E)) {}
+  LINFNET_INLINE Term(const Reciprocals& r, float p)
+      : shift(r.shift), inverse(r.inverse), p(set1(p)), offset(mul(r.residue, set1(p * LOG2_E))) {}
 
   LINFNET_INLINE F operator()(F size) const {
     return exp2_of(fma(p, log2_of_product(mul(size, shift), inverse), offset));

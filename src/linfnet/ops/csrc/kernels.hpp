@@ -39,9 +39,18 @@ struct Kernels {
                  int* far, Shape shape);
   // y = max |x - w| over the connections of a neuron; decisive (may be null) receives the first that attains it.
   void (*sparse_infinity)(const float* x, Connections net, float* y, int* decisive, SparseShape shape);
+  // y = these distances - mean + bias (each may be null). sizes [1 + terms, rows] receives a bound on the magnitude of
+  // the results of each step that rounds: of the distances, and of the sums with each term.
+  void (*sparse_measured)(const float* x, Connections net, const float* mean, const float* bias, float* y, float* sizes,
+                          SparseShape shape);
   // The smallest and largest of these distances over a box, and the connections that attain them (may be null).
   void (*sparse_bounds)(const float* lower, const float* upper, Connections net, float* smallest, float* largest,
                         int* near, int* far, SparseShape shape);
+  // y = (sum |x - w|^p)^(1/p) over the connections of a neuron, for finite p >= 1.
+  void (*sparse_power)(const float* x, Connections net, float* y, double p, SparseShape shape);
+  // Gradients of `sparse_power`; grad_x or grad_w may be null.
+  void (*sparse_power_gradients)(const float* grad, const float* x, Connections net, const float* y, float* grad_x,
+                                 float* grad_w, double p, SparseShape shape);
   // Compute log2, exp2 or the p-th root of `count` numbers like the kernels do, to test the errors.
   void (*elementary)(int which, const float* a, float* out, double p, long count);
 };

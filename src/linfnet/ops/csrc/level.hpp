@@ -9,13 +9,22 @@
   CASE(20) CASE(24) CASE(28) CASE(32)
 // clang-format on
 
-#include "gradient.hpp"
-#include "sparse.hpp"
+#include "sparse_slopes.hpp"
 
 namespace linfnet {
 namespace {
 constexpr Kernels table(const char* name) {
-  return {name, infinity, power, gradients, bounds, sparse_infinity, sparse_bounds, elementary};
+  return {name,
+          infinity,
+          power,
+          gradients,
+          bounds,
+          sparse_infinity,
+          sparse_measured,
+          sparse_bounds,
+          sparse_power,
+          sparse_power_gradients,
+          elementary};
 }
 }  // namespace
 }  // namespace linfnet

@@ -1,12 +1,17 @@
 // The Python module: functions take addresses and sizes and return nothing. It does not depend on torch.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "kernels.hpp"
+#include "search.hpp"
 
 namespace nb = nanobind;
 using namespace linfnet;
@@ -111,6 +116,37 @@ void sparse_forward(Address x, Address weight, Address index, Address offsets, A
   });
 }
 
+// A stack of layers. `layers` has 8 numbers for each: the addresses of weight, index, offsets, mean and bias (0 if there
+// is none), outputs, connections and threads. sizes: [1 + terms of each layer, rows].
+void sparse_measured(Address x, const std::vector<Address>& layers, Address y, Address sizes, long rows,
+                     long features) {
+  constexpr size_t NUMBERS = 8;
+  long total = 0, widest = 0;
+  for (size_t k = 0; k < layers.size(); k += NUMBERS) {
+    total += long(layers[k + 6]);
+    widest = std::max(widest, long(layers[k + 5]));
+  }
+  run(SparseShape{rows, 0, features, total, 1}, [&] {
+    std::unique_ptr<float[]> outputs[2];
+    const float* input = floats(x);
+    float* bound = floats(sizes);
+    long inputs = features;
+    for (size_t k = 0; k < layers.size(); k += NUMBERS) {
+      const Address* const layer = &layers[k];
+      const SparseShape shape{rows, long(layer[5]), inputs, long(layer[6]), int(layer[7])};
+      auto& buffer = outputs[k / NUMBERS % 2];
+      const bool last = k + NUMBERS == layers.size();
+      if (!last && !buffer) buffer.reset(new float[rows * widest]);
+      float* const output = last ? floats(y) : buffer.get();
+      current->sparse_measured(input, connections(layer[0], layer[1], layer[2]), floats(layer[3]), floats(layer[4]),
+                               output, bound, shape);
+      bound += rows * (1 + (layer[3] != 0) + (layer[4] != 0));
+      input = output;
+      inputs = shape.outs;
+    }
+  });
+}
+
 void sparse_backward(Address grad, Address x, Address weight, Address index, Address decisive, Address grad_x,
                      Address grad_w, long rows, long outs, long features, long count, int threads) {
   const SparseShape shape{rows, outs, features, count, threads};
@@ -130,8 +166,40 @@ void sparse_bounds(Address lower, Address upper, Address weight, Address index, 
   });
 }
 
+void sparse_power(Address x, Address weight, Address index, Address offsets, Address y, double p, long rows, long outs,
+                  long features, long count, int threads) {
+  const SparseShape shape{rows, outs, features, count, threads};
+  run(shape, [&] { current->sparse_power(floats(x), connections(weight, index, offsets), floats(y), p, shape); });
+}
+
+void sparse_power_backward(Address grad, Address x, Address weight, Address index, Address offsets, Address y,
+                           Address grad_x, Address grad_w, double p, long rows, long outs, long features, long count,
+                           int threads) {
+  const SparseShape shape{rows, outs, features, count, threads};
+  run(shape, [&] {
+    current->sparse_power_gradients(floats(grad), floats(x), connections(weight, index, offsets), floats(y),
+                                    floats(grad_x), floats(grad_w), p, shape);
+  });
+}
+
 void elementary(int which, Address a, Address out, double p, long count) {
   current->elementary(which, floats(a), floats(out), p, count);
+}
+
+// The outcome and the number of branches.
+nb::tuple search_circuit(Address kinds, Address starts, Address offsets, Address index, Address weight, Address low,
+                         Address high, Address image, Address found, long stages, long nodes, long pixels, long own,
+                         long rival, long branches, double seconds) {
+  const auto whole = [](Address a) { return reinterpret_cast<const std::int64_t*>(a); };
+  const Query query{whole(kinds), whole(starts), whole(offsets), whole(index), floats(weight),
+                    floats(low),  floats(high),  floats(image),  stages,       nodes,
+                    pixels,       own,           rival,          branches,     seconds};
+  Verdict verdict;
+  {
+    nb::gil_scoped_release release;
+    verdict = search(query, floats(found));
+  }
+  return nb::make_tuple(int(verdict.outcome), verdict.branches);
 }
 
 }  // namespace
@@ -141,9 +209,13 @@ NB_MODULE(_cpu, m) {
   m.def("backward", &backward);
   m.def("bounds", &bounds);
   m.def("sparse_forward", &sparse_forward);
+  m.def("sparse_measured", &sparse_measured);
   m.def("sparse_backward", &sparse_backward);
   m.def("sparse_bounds", &sparse_bounds);
+  m.def("sparse_power", &sparse_power);
+  m.def("sparse_power_backward", &sparse_power_backward);
   m.def("elementary", &elementary);
+  m.def("search", &search_circuit);
   m.def("levels", &levels, "The instruction-set levels that run on this machine, best first.");
   m.def(
       "level", [] { return current->name; }, "The level in use.");

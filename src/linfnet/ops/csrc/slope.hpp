@@ -29,25 +29,19 @@ template <int ROWS> struct Coefficients {
   void fill(const float* grad, const float* y, long stride, long outs, float cut) {
     for (int r = 0; r < ROWS; ++r)
       by_vectors(outs, [&](long o, int n) {
-        const F distance = load_part(y + r * stride + o, n);
-        const F one = set1(1.0f), zero = set1(0.0f), least = set1(0x1p-149f), most = set1(0x1.fffffep127f);
-        const Mask small = within(distance, least, set1(TINY)), large = within(distance, set1(HUGE_), most);
-        const Mask none = equal(distance, zero);
-        const F by = select(small, set1(0x1p100f), select(large, set1(0x1p-100f), one));
-        const F scaled = select(none, one, mul(distance, by)), reciprocal = div(one, scaled);
+        const F distance = load_part(y + r * stride + o, n), zero = set1(0.0f), most = set1(0x1.fffffep127f);
+        const Reciprocals by(distance);
+        store(inverse[r] + o, by.inverse);
+        store(shift[r] + o, by.shift);
         // Correct the rounding error of the reciprocal to first order.
-        const F product = mul(scaled, reciprocal);
-        const F residue = sub(sub(one, product), product_error(scaled, reciprocal, product));
-        const F factor = select(within(distance, least, most), fma(set1(exponent), residue, one), one);
-        store(inverse[r] + o, reciprocal);
-        store(shift[r] + o, by);
+        const F factor = fma(set1(exponent), by.residue, set1(1.0f));
         store(weight[r] + o, mul(load_part(grad + r * stride + o, n), factor));
         // A non-finite gradient makes every slope NaN, since 0 * NaN is NaN: no slope may be dropped.
         const Mask flows = within(abs(load_part(grad + r * stride + o, n)), zero, most);
-        const F cutoff = select(none, set1(__builtin_inff()), mul(distance, set1(cut)));
+        const F cutoff = select(equal(distance, zero), set1(__builtin_inff()), mul(distance, set1(cut)));
         store(threshold[r] + o, select(flows, cutoff, zero));
-        const unsigned finite = bits(within(distance, zero, most));
-        if ((bits(small) | bits(large) | ~finite) & ((1u << n) - 1)) extreme = true;
+        const unsigned moved = ~bits(equal(by.shift, set1(1.0f))), finite = bits(within(distance, zero, most));
+        if ((moved | ~finite) & ((1u << n) - 1)) extreme = true;
       });
   }
 };

@@ -3,6 +3,7 @@
 // One image: the sizes |x - w| of consecutive connections are written to a buffer, whose rows are then reduced.
 // Batches: images are processed in blocks of LINE, transposed so that the values of one input are in one cache line. A
 // connection then reads one cache line for the whole block.
+// Layers for certificates subtract the mean, add the bias and find the largest magnitude in the same pass.
 #pragma once
 #include "infinity.hpp"
 
@@ -50,13 +51,20 @@ LINFNET_INLINE void transpose(const int* from, long from_stride, int* to, long t
 // What is maximised: PLANES numbers for each connection, from INPUTS values.
 struct SparseDistance {
   static constexpr int INPUTS = 1, PLANES = 1;
+  static constexpr bool MEASURED = false;
   static LINFNET_INLINE void sizes(const F* x, F w, I* out) { out[0] = as_int(abs(sub(x[0], w))); }
   static LINFNET_INLINE void finish(F*, I*) {}
+};
+
+// Distances, to which `Layer` is applied.
+struct SparseMeasured : SparseDistance {
+  static constexpr bool MEASURED = true;
 };
 
 // Plane 0 is the gap between box and w, plane 1 the farthest distance.
 struct SparseBounds {
   static constexpr int INPUTS = 2, PLANES = 2;
+  static constexpr bool MEASURED = false;
   static LINFNET_INLINE void sizes(const F* x, F w, I* out) {
     const F below = sub(x[0], w), above = sub(x[1], w);
     out[0] = maxi(set1i(0), maxi(as_int(below), as_int(sub(w, x[1]))));
@@ -70,9 +78,63 @@ struct SparseBounds {
   }
 };
 
+typedef int __attribute__((may_alias)) Bits;  // of a float
+
+// Return the largest of some numbers that are not negative.
+LINFNET_INLINE float largest_lane(F a) {
+  const F four[4] = {a, a, a, a};
+  float folded[4];
+  fold4<FoldMax>(four, folded);
+  return folded[0];
+}
+
+// What follows the distances in a layer. All magnitudes are compared as integers, so that NaN is the largest.
+struct Layer {
+  const float *mean, *bias;  // [outs], may be null
+  Bits* largest;             // [rows], the largest distance or, without a mean, the largest |output|
+
+  // Return the output for a distance, and add its magnitude to `most`.
+  LINFNET_INLINE F apply(F distance, F own_mean, F own_bias, I& most) const {
+    F y = mean ? sub(distance, own_mean) : distance;
+    if (bias) y = add(y, own_bias);
+    most = maxi(most, as_int(abs(mean ? distance : y)));
+    return y;
+  }
+
+  // Neuron `o` of several images.
+  LINFNET_INLINE F apply(F distance, long o, I& most) const {
+    return apply(distance, set1(mean ? mean[o] : 0.0f), set1(bias ? bias[o] : 0.0f), most);
+  }
+
+  // Neurons `begin` to `end` of one image, in place.
+  void apply(float* y, long begin, long end) const {
+    I most = set1i(0);
+    for (long o = begin; o < end; o += LANES) {
+      const int n = int(min_of(LANES, end - o));
+      const F zero = set1(0.0f);
+      store_part(
+          y + o,
+          apply(load_part(y + o, n), mean ? load_part(mean + o, n) : zero, bias ? load_part(bias + o, n) : zero, most),
+          n);
+    }
+    merge(0, largest_lane(as_float(most)));
+  }
+
+  // Several threads may compute neurons of the same image.
+  void merge(long row, float size) const {
+    int most;
+    __builtin_memcpy(&most, &size, sizeof most);
+    int known = __atomic_load_n(largest + row, __ATOMIC_RELAXED);
+    while (most > known &&
+           !__atomic_compare_exchange_n(largest + row, &known, most, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+  }
+};
+
 struct Outputs {
   float* best[2];
   int* where[2];  // may be null
+  Layer layer;
 };
 
 // Neurons `begin` to `end` of one image.
@@ -142,6 +204,7 @@ void one_image(const float* const* x, const Connections& net, long begin, long e
       }
     }
   }
+  if (Step::MEASURED) out.layer.apply(out.best[0], begin, end);
 }
 
 // Neurons `begin` to `end` of a block of at most LINE images. x: [features, INPUTS, LINE].
@@ -151,6 +214,8 @@ template <class Step, bool SAVING> void image_block(const float* x, const Connec
   constexpr int GROUP = min_of(VECTORS, 4 / PLANES);  // vectors computed together: their maxima fit in registers
   alignas(64) float staged[PLANES][STAGE * LINE];
   alignas(64) int places[PLANES][STAGE * LINE];
+  I most[VECTORS];
+  for (int v = 0; v < VECTORS; ++v) most[v] = set1i(0);
   for (long o = begin; o < end; o += STAGE) {
     const long many = min_of(STAGE, end - o);
     for (long j = 0; j < many; ++j)
@@ -176,6 +241,7 @@ template <class Step, bool SAVING> void image_block(const float* x, const Connec
           F values[PLANES];
           for (int k = 0; k < PLANES; ++k) values[k] = as_float(best[v][k]);
           Step::finish(values, where[v]);
+          if (Step::MEASURED) values[0] = out.layer.apply(values[0], o + j, most[group + v]);
           const long at = j * LINE + (group + v) * LANES;
           for (int k = 0; k < PLANES; ++k) {
             store(staged[k] + at, values[k]);
@@ -187,6 +253,11 @@ template <class Step, bool SAVING> void image_block(const float* x, const Connec
       transpose(staged[k], LINE, out.best[k] + o, outs, many, rows);
       if (SAVING) transpose(places[k], LINE, out.where[k] + o, outs, many, rows);
     }
+  }
+  if (Step::MEASURED) {
+    float lanes[LINE];
+    for (int v = 0; v < VECTORS; ++v) store(lanes + v * LANES, as_float(most[v]));
+    for (long r = 0; r < rows; ++r) out.layer.merge(r, lanes[r]);
   }
 }
 
@@ -208,6 +279,7 @@ void sparse_run(const float* const* x, const Connections& net, const Outputs& ou
         moved.best[k] += r * outs;
         if (moved.where[k]) moved.where[k] += r * outs;
       }
+      if (Step::MEASURED) moved.layer.largest += r;
       return moved;
     };
     if (rows <= FEW) {
@@ -229,13 +301,37 @@ void sparse_run(const float* const* x, const Connections& net, const Outputs& ou
 }
 
 void sparse_infinity(const float* x, Connections net, float* y, int* decisive, SparseShape shape) {
-  sparse_run<SparseDistance>(&x, net, Outputs{{y, nullptr}, {decisive, nullptr}}, shape);
+  sparse_run<SparseDistance>(&x, net, Outputs{{y, nullptr}, {decisive, nullptr}, {}}, shape);
+}
+
+// Return the largest magnitude of `count` numbers; NaN if there is one.
+float largest_magnitude(const float* numbers, long count) {
+  I most = set1i(0);
+  for (long k = 0; k < count; k += LANES)
+    most = maxi(most, as_int(abs(count - k >= LANES ? load(numbers + k) : load_part(numbers + k, int(count - k)))));
+  return largest_lane(as_float(most));
+}
+
+void sparse_measured(const float* x, Connections net, const float* mean, const float* bias, float* y, float* sizes,
+                     SparseShape shape) {
+  const long rows = shape.rows;
+  __builtin_memset(sizes, 0, rows * sizeof(float));
+  const Layer layer{mean, bias, reinterpret_cast<Bits*>(sizes)};
+  sparse_run<SparseMeasured>(&x, net, Outputs{{y, nullptr}, {nullptr, nullptr}, layer}, shape);
+  // Rounding is monotone: the rounded sum of two bounds is a bound on every rounded sum.
+  const float* const terms[2] = {mean, bias};
+  for (const float* const term : terms) {
+    if (!term) continue;
+    const float most = largest_magnitude(term, shape.outs);
+    for (long r = 0; r < rows; ++r) sizes[rows + r] = sizes[r] + most;
+    sizes += rows;
+  }
 }
 
 void sparse_bounds(const float* lower, const float* upper, Connections net, float* smallest, float* largest, int* near,
                    int* far, SparseShape shape) {
   const float* const box[2] = {lower, upper};
-  sparse_run<SparseBounds>(box, net, Outputs{{smallest, largest}, {near, far}}, shape);
+  sparse_run<SparseBounds>(box, net, Outputs{{smallest, largest}, {near, far}, {}}, shape);
 }
 
 }  // namespace

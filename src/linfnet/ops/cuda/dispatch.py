@@ -23,6 +23,7 @@ from linfnet.ops.cuda.pruned import Pruned
 from linfnet.ops.cuda.tensor_core import TensorCore
 from linfnet.ops.implementations import KERNELS, bounds_like, gradients_like
 from linfnet.ops.powers import LARGEST_PAIRED, snapped_after, snapped_p, uses_ratio
+from linfnet.ops.reference import Reference
 
 # Number of next values of p whose kernels are compiled ahead: a short run uses each value for few steps only.
 SNAPPED_AHEAD = 2
@@ -85,12 +86,18 @@ def status() -> str:
     return f"cuda kernels: {torch.cuda.get_device_name()}, NVRTC {major}.{minor}, cache {nvrtc.cache_folder()}"
 
 
+def _accurate(p: float) -> bool:
+    """Whether the gradients of the kernels meet their error bound at p; otherwise the reference is used."""
+    return p < 1e6 or math.isinf(p)
+
+
 @KERNELS.register("cuda")
 class Cuda:
     """NVRTC kernels; implements `linfnet.ops.implementations.Implementation` for float32 on CUDA devices."""
 
     def __init__(self, launcher: Launcher | None = None) -> None:
         self._launcher = launcher or Launcher()
+        self._reference = Reference()
 
     def supports(self, device_type: str, dtype: torch.dtype) -> bool:
         if device_type != "cuda" or dtype != torch.float32:
@@ -114,9 +121,11 @@ class Cuda:
     def forward(self, x: Tensor, w: Tensor, p: float) -> Tensor:
         if 0 in (x.shape[0], *w.shape):
             return x.new_zeros(x.shape[0], w.shape[0])
-        return self._layer(x, w, p, training=False).forward()
+        return self._layer(x, w, p, training=False).forward() if _accurate(p) else self._reference.forward(x, w, p)
 
     def forward_saving(self, x: Tensor, w: Tensor, p: float) -> tuple[Tensor, Tensor]:
+        if not _accurate(p):
+            return self._reference.forward_saving(x, w, p)
         layer, n = self._layer(x, w, p), x.shape[0]
         saved = layer.saved_like()
         if 0 in (n, *w.shape):
@@ -126,11 +135,13 @@ class Cuda:
         return layer.forward(saved), saved
 
     def saved_like(self, x: Tensor, w: Tensor, p: float) -> Tensor:
-        return self._layer(x, w, p).saved_like()
+        return self._layer(x, w, p).saved_like() if _accurate(p) else self._reference.saved_like(x, w, p)
 
     def backward(
         self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, need_x: bool, need_w: bool
     ) -> tuple[Tensor, Tensor]:
+        if not _accurate(p):
+            return self._reference.backward(grad, x, w, y, saved, p, need_x, need_w)
         results = gradients_like(x, w, need_x, need_w)
         if grad.numel() == 0 or x.shape[1] == 0 or not (need_x or need_w):
             return results[0].zero_(), results[1].zero_()

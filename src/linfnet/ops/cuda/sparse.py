@@ -1,13 +1,14 @@
-"""Sparse distances by CUDA kernels, with the bits of the reference; no call waits for the device.
+"""Sparse distances by CUDA kernels, at infinity with the bits of the reference; no call waits for the device.
 
-The exception is the first call with new connections, which checks them. Gradients are sums in ascending order of the
-outputs (grad_x) and of the rows (grad_weight), like those of the reference on a CPU.
+The exception is the first call with new connections, which checks them. At infinity, gradients are sums in ascending
+order of the outputs (grad_x) and of the rows (grad_weight), like those of the reference on a CPU.
 """
 
 import math
 import weakref
 from collections.abc import Mapping
 from functools import cache, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,14 +16,17 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from linfnet.ops import implementations
 from linfnet.ops.cuda.layout import line
-from linfnet.ops.cuda.nvrtc import Grid, Kernel, Launcher
+from linfnet.ops.cuda.nvrtc import Argument, Grid, Kernel, Launcher
+from linfnet.ops.powers import LARGEST_CHAINED
 from linfnet.ops.sparse_reference import SPARSE_KERNELS, check_connections, gradients_like, outputs_like
 
 # Threads per block of the forward kernels, and outputs that their warps process at a time.
 THREADS = 1024
 _BLOCK_OUTS = THREADS // 32 * 4
-# Most rows of x per block: each connection is read once for all of them.
-MOST_ROWS = 8
+# Most rows of x per block, at infinity and at a finite p: each connection is read once for all of them.
+MOST_ROWS, MOST_POWER_ROWS = 8, 4
+# Slopes below 2^-SLOPE_BITS are dropped unless they are computed by multiplication; as in the CPU kernels.
+SLOPE_BITS = 48
 # The time to start a block and to copy its rows, relative to the time for all outputs of its rows; it only affects the
 # choice between few long and many short blocks.
 _START = 0.1
@@ -37,8 +41,21 @@ def forward_kernel(function: str, rows: int, save: bool) -> Kernel:
     return Kernel("sparse.cu", function, (("ROWS", rows), ("SAVE", int(save))))
 
 
+@cache
+def power_kernel(function: str, rows: int) -> Kernel:
+    """Return a kernel of sparse_power.cu for blocks of some rows."""
+    return Kernel("sparse_power.cu", function, (("ROWS", rows),))
+
+
+def _whole(p: float) -> int:
+    """Return p if powers are computed by multiplication, otherwise -1."""
+    return int(p) if p <= LARGEST_CHAINED and p == int(p) else -1
+
+
 @lru_cache(1024)
-def plan(n: int, out: int, row_bytes: int, shared: int, multiprocessors: int) -> tuple[Grid, int]:
+def plan(
+    n: int, out: int, row_bytes: int, shared: int, multiprocessors: int, most_rows: int = MOST_ROWS
+) -> tuple[Grid, int]:
     """Return the grid of the forward kernels and the rows per block; there are n rows of `row_bytes` in all.
 
     `shared` is the shared memory of a block. Rows that do not fit are processed one by one, without shared memory.
@@ -46,7 +63,7 @@ def plan(n: int, out: int, row_bytes: int, shared: int, multiprocessors: int) ->
     >>> plan(512, 5120, 4 * 5120, 227 * 1024, 132), plan(1, 5120, 4 * 5120, 227 * 1024, 132)
     (((64, 2, 1), 8), ((1, 40, 1), 1))
     """
-    rows = MOST_ROWS
+    rows = most_rows
     while rows > 1 and (rows >= 2 * n or rows * row_bytes > shared):
         rows //= 2
     groups = math.ceil(n / rows)
@@ -63,7 +80,8 @@ class SparseCuda:
 
     def __init__(self, launcher: Launcher | None = None) -> None:
         self._launcher = launcher or Launcher()
-        # For each checked `index`: with which offsets, numbers of changes and features, and the order of the outputs.
+        # For each checked `index`: with which offsets, numbers of changes and features, the order of the outputs, and
+        # the result of `_by_input` once it was needed.
         self._known = WeakIdKeyDictionary()
 
     def supports(self, device_type: str, dtype: torch.dtype) -> bool:
@@ -78,6 +96,68 @@ class SparseCuda:
         y, decisive = outputs_like(x, offsets), outputs_like(x, offsets, torch.int32)
         self._launch("sparse_distance", x, weight, index, offsets, {"x": x}, {"y": y, "decisive": decisive})
         return y, decisive
+
+    def power(self, x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor, p: float) -> Tensor:
+        y = outputs_like(x, offsets)
+        (n, features), out = x.shape, y.shape[1]
+        order = self._order(index, offsets, features)
+        if y.numel() == 0:
+            return y
+        whole = _whole(p)
+        # Terms that together change y by less than 2^-26 of its value are dropped.
+        cut = 0.0 if whole >= 0 else 2.0 ** (-(26 + math.log2(features) - math.log2(p)) / p)
+        self._launch_power(
+            "sparse_power", x.device, n, out, 4 * features,
+            x=x, weight=weight, index=index, offsets=offsets, order=order, y=y, p=p, whole=whole, cut=cut,
+            out=out, features=features,
+        )  # fmt: skip
+        return y
+
+    def power_backward(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        index: Tensor,
+        offsets: Tensor,
+        y: Tensor,
+        p: float,
+        need_x: bool,
+        need_w: bool,
+    ) -> tuple[Tensor, Tensor]:
+        grad_x, grad_w = results = gradients_like(x, weight, need_x, need_w)
+        (n, features), out = x.shape, grad.shape[1]
+        self._order(index, offsets, features)
+        if grad.numel() == 0:
+            return grad_x.zero_(), grad_w.zero_()
+        whole = _whole(p)
+        cut = 0.0 if whole >= 0 else 2.0 ** (-SLOPE_BITS / (p - 1))
+        slopes: dict[str, Any] = {"exponent": p - 1, "whole": max(-1, whole - 1), "cut": cut}
+        slopes |= {"out": out, "features": features}
+        tensors = {"grad": grad, "y": y, "x": x}
+        if grad_x.numel():
+            entries, neuron, starts, order = self._by_input(index, offsets, features)
+            self._launch_power(
+                "sparse_power_inputs", x.device, n, features, 8 * out,
+                **tensors, weight=weight[entries], neuron=neuron, starts=starts, order=order, grad_x=grad_x, **slopes,
+            )  # fmt: skip
+        if grad_w.numel():
+            self._launcher.launch(
+                x.device, power_kernel("sparse_power_weights", 1), line(out, _WARPS), threads=32 * _WARPS,
+                **tensors, weight=weight, index=index, offsets=offsets, grad_w=grad_w, n=n, **slopes,
+            )  # fmt: skip
+        return results
+
+    def _launch_power(
+        self, function: str, device: torch.device, n: int, results: int, row_bytes: int, **arguments: Argument
+    ) -> None:
+        """Launch a kernel that computes `results` numbers for each of n rows, from rows of `row_bytes`."""
+        shared, multiprocessors = self._launcher.shared_memory(device), self._launcher.multiprocessors(device)
+        grid, rows = plan(n, results, row_bytes, shared, multiprocessors, MOST_POWER_ROWS)
+        self._launcher.launch(
+            device, power_kernel(function, rows), grid,
+            threads=THREADS, shared=rows * row_bytes if rows > 1 else 0, n=n, **arguments,
+        )  # fmt: skip
 
     def bounds(
         self, lower: Tensor, upper: Tensor, weight: Tensor, index: Tensor, offsets: Tensor
@@ -159,5 +239,21 @@ class SparseCuda:
         if known is None or known[0]() is not offsets or known[1] != versions:
             check_connections(index, offsets, features)
             order = offsets.diff().argsort(descending=True, stable=True).int()
-            known = self._known[index] = weakref.ref(offsets), versions, order
+            known = self._known[index] = weakref.ref(offsets), versions, order, []
         return known[2]
+
+    def _by_input(self, index: Tensor, offsets: Tensor, features: int) -> tuple[Tensor, ...]:
+        """Return all connections ordered by their inputs, for checked connections.
+
+        Returns the connections, their neurons, where the list of each input starts, and the inputs by falling length of
+        their lists.
+        """
+        stored: list[tuple[Tensor, ...]] = self._known[index][3]
+        if not stored:
+            entries = index.argsort(stable=True)
+            neurons = torch.repeat_interleave(offsets.long().diff())
+            counts = torch.bincount(index, minlength=features)
+            starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
+            order = counts.argsort(descending=True, stable=True).int()
+            stored.append((entries, neurons[entries].int(), starts, order))
+        return stored[0]

@@ -22,6 +22,11 @@ function blank(svg, height) {
   return width;
 }
 
+// Return a length in 255ths, rounded down: the product may be rounded up, the factor makes it too small.
+export function levels(value) {
+  return `${floor(value * 255 * (1 - 2 ** -52), 1)}/255`;
+}
+
 export function showImage(canvas, pixels) {
   const [channels, rows, columns] = [pixels.length, pixels[0].length, pixels[0][0].length];
   canvas.width = columns;

@@ -24,6 +24,21 @@ function draw(levels) {
   return canvas;
 }
 
+// Fill a box with a button for each test image of the data set; `chosen` is called with the PNG file and the name of its class.
+export function offerTestImages(box, samples, chosen) {
+  box.append(...samples.map(({ url, label }) => {
+    const button = document.createElement("button"), image = document.createElement("img");
+    button.type = "button";
+    button.title = label.name;
+    button.setAttribute("aria-label", `Test image: ${label.name}`);
+    image.src = url;
+    image.alt = "";
+    button.append(image);
+    button.addEventListener("click", async () => chosen(await (await fetch(url)).blob(), label.name));
+    return button;
+  }));
+}
+
 // Fill a box with a button for each digit; `chosen` is called with the canvas and the pixels [1][8][8] in [0, 1].
 export function offerSamples(box, chosen) {
   box.append(...DIGITS.map((levels, digit) => {

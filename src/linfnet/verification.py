@@ -1,0 +1,104 @@
+"""Say which files of a run or model folder are whole, by the digests that `linfnet.files` writes into them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from linfnet.errors import LinfnetError
+from linfnet.files import check_tensors, read_checked_table
+from linfnet.nn.model_path import check_model
+from linfnet.results.storage import RESULTS_FILE
+from linfnet.train import RunFolder
+from linfnet.train.checkpoint import find_checkpoints
+from linfnet.train.event_log import describe_log
+from linfnet.train.run_folder import check_recipe
+
+
+@dataclass(frozen=True)
+class FileState:
+    """The state of a file."""
+
+    file: Path
+    has_digest: bool
+    """Whether the file has a digest; damage to the content of other files is not noticed."""
+    problem: str = ""
+    """Why the file cannot be used; empty if it is readable and matches its digest."""
+
+
+def verify_folder(folder: Path) -> list[FileState]:
+    """Return the state of each file of a run or model folder; model cards and CSV files have no digest.
+
+    >>> from linfnet.nn.model_path import find_model
+    >>> [(state.file.name, state.has_digest, state.problem) for state in verify_folder(find_model("mnist-small"))]
+    [('model.safetensors', True, ''), ('config.json', True, '')]
+    """
+    check_model(folder)
+    return [_state(file, check) for file, check in _files(folder)]
+
+
+def _state(file: Path, check: Callable[[Path], bool]) -> FileState:
+    try:
+        return FileState(file, check(file))
+    except (LinfnetError, OSError) as error:
+        return FileState(file, has_digest=False, problem=str(error))
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, Callable[[Path], bool]]]:
+    """Yield the files with the functions that check them. A run has a model only when it has finished."""
+    recipe, log, environment = (folder / name for name in ("recipe.toml", "events.jsonl", "env.json"))
+    is_run = recipe.is_file()
+    own_net = is_run and environment.is_file() and _own_net(environment)
+    finished = not is_run or (folder / RESULTS_FILE).is_file()
+    if finished or (folder / "model.safetensors").is_file():
+        yield folder / "model.safetensors", _tensors
+    if (finished and not own_net) or (folder / "config.json").is_file():
+        yield folder / "config.json", _table
+    for file in (folder / RESULTS_FILE, environment):
+        if file.is_file():
+            yield file, _table
+    yield from ((file, _tensors) for file in sorted(folder.glob("*.broken.safetensors")))
+    if is_run:
+        checkpoints = find_checkpoints(folder / "checkpoints")
+        yield recipe, _recipe
+        if log.is_file():
+            yield log, partial(_log, checkpoints=checkpoints)
+        yield from ((file, _tensors) for file in checkpoints)
+
+
+def _own_net(environment: Path) -> bool:
+    try:
+        return bool(read_checked_table(environment)[0].get("net"))
+    except LinfnetError:
+        return False
+
+
+def _tensors(file: Path) -> bool:
+    return check_tensors(file)[1]
+
+
+def _table(file: Path) -> bool:
+    return read_checked_table(file)[1]
+
+
+def _recipe(file: Path) -> bool:
+    RunFolder.open(file.parent)
+    return check_recipe(file, file.read_text(encoding="utf-8"))
+
+
+def _log(file: Path, checkpoints: list[Path]) -> bool:
+    """Compare the event log with the newest checkpoint that is whole and says what the log was."""
+    content = file.read_bytes()
+    for checkpoint in checkpoints:
+        try:
+            stored = check_tensors(checkpoint)[0].get("log")
+        except LinfnetError:
+            continue
+        if stored is not None:
+            length = stored.split()[0]
+            if describe_log(content[: int(length)]) != stored:
+                raise LinfnetError(
+                    f"{file} is damaged: its first {length} bytes are not those before {checkpoint.name}"
+                )
+            return True
+    return False

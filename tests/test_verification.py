@@ -1,0 +1,110 @@
+"""`linfnet verify` and the files that it checks."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from linfnet.cli.main import main
+from linfnet.errors import LinfnetError
+from linfnet.files import read_table, write_json
+from linfnet.systems import load_model
+from linfnet.train import RunFolder
+from linfnet.verification import verify_folder
+
+TINY = ["--set", "limit=100", "width=8", "depth=2", "epochs=[1, 1, 1]", "checkpoint_every=1", "test_every=1"]
+FILES = {
+    "model.safetensors",
+    "config.json",
+    "results.json",
+    "env.json",
+    "recipe.toml",
+    "events.jsonl",
+    "step-000000001.safetensors",
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "run"
+    assert main(["train", "digits", "--out", str(run), *TINY]) == 0
+    assert main(["evaluate", str(run), "--limit", "20", "--steps", "1", "--eps", "0.5"]) == 0
+    return run
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def test_a_finished_run_is_whole(run: Path, capsys: pytest.CaptureFixture[str]):
+    states = verify_folder(run)
+    assert {state.file.name for state in states} >= FILES - {"step-000000001.safetensors"}
+    assert any(state.file.name.endswith(".broken.safetensors") for state in states)
+    assert all(state.has_digest and not state.problem for state in states)
+    assert main(["verify", str(run)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.count("whole: ") == len(states)
+    assert printed.err == ""
+
+
+def test_a_flipped_bit_of_any_file_is_found(run: Path, capsys: pytest.CaptureFixture[str]):
+    draw = random.Random(3)
+    for file in [state.file for state in verify_folder(run)]:
+        whole = bytearray(file.read_bytes())
+        # The last event, `finish`, was written after the last checkpoint.
+        covered = whole.rindex(b'{"event": "finish"') if file.name == "events.jsonl" else len(whole)
+        for _ in range(10):
+            damaged, bit = whole[:], draw.randrange(8 * covered)
+            damaged[bit // 8] ^= 1 << bit % 8
+            file.write_bytes(damaged)
+            found = [state for state in verify_folder(run) if state.problem]
+            assert [state.file for state in found] == [file], (bit, found)
+        capsys.readouterr()
+        assert main(["verify", str(run)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert str(file) in line
+        file.write_bytes(whole)
+
+
+def test_missing_and_old_files_are_told(run: Path, capsys: pytest.CaptureFixture[str]):
+    write_json(run / "config.json", read_table(run / "config.json"))
+    (run / "model.safetensors").unlink()
+    (run / "checkpoints" / ".tmp123456").touch()
+    capsys.readouterr()
+    assert main(["verify", str(run)]) == 2
+    printed = capsys.readouterr()
+    assert "readable, but without a digest: config.json" in printed.out
+    assert "temporary, of a process that writes now or was killed: checkpoints/.tmp123456" in printed.out
+    assert printed.err == f"{run / 'model.safetensors'} does not exist\n"
+
+
+def test_a_run_that_has_not_finished_needs_no_model(run: Path):
+    for name in ("model.safetensors", "config.json", "results.json"):
+        (run / name).unlink()
+    assert not any(state.problem for state in verify_folder(run))
+
+
+def test_a_lost_or_damaged_config_is_written_again(run: Path, capsys: pytest.CaptureFixture[str]):
+    config = run / "config.json"
+    whole = config.read_bytes()
+    config.unlink()
+    with pytest.raises(LinfnetError, match=r"has lost its config\.json; call linfnet\.fit"):
+        load_model(run)
+    assert not RunFolder.open(run).complete
+    assert main(["train", "--resume", str(run)]) == 0
+    assert config.read_bytes() == whole
+    config.write_bytes(whole.replace(b'"classes": 10', b'"classes": 11'))
+    with pytest.raises(LinfnetError, match=r"config\.json does not match its digest"):
+        load_model(run)
+    assert main(["train", "--resume", str(run)]) == 0
+    assert config.read_bytes() == whole
+    assert RunFolder.open(run).complete
+
+
+def test_equal_models_are_equal_files(run: Path, tmp_path: Path):
+    net = load_model(run)
+    net.save(tmp_path / "copy", class_names=read_table(run / "config.json")["class_names"])
+    for name in ("model.safetensors", "config.json"):
+        assert (tmp_path / "copy" / name).read_bytes() == (run / name).read_bytes()
