@@ -34,7 +34,7 @@ from linfnet.ops.powers import addition_chain, half_source
 # The environment variable that enables these kernels if its value is 1.
 SWITCH = "LINFNET_HALF"
 # The smallest and the largest p for which these kernels are used.
-SMALLEST_P, LARGEST_P = 12.0, 40.0
+SMALLEST_P, LARGEST_P = 12.0, 32.0
 # Smallest number of (row, output, feature) triples.
 SMALLEST = 1 << 24
 # Rows of x from which the factors of the outputs are estimated.
@@ -49,8 +49,8 @@ MOST_SHARED = SHARES + 2 * ROWS * (6 * OUTS + 2 * FEATURES)
 # Length of the saved head: the largest |x| and |w| as bits, and the flag that makes the float32 kernels compute the
 # layer.
 HEAD = 3
-# Largest fraction of pairs that are recomputed; above it, the dense kernels compute the layer.
-MOST_UNTRUSTED = 0.02
+# Largest fraction of pairs that are recomputed, each by a warp; above it, the dense kernels compute the layer.
+MOST_UNTRUSTED = 0.1
 
 
 @lru_cache(64)
@@ -127,7 +127,7 @@ class Half(Layer):
         factors = x.new_empty(self.out, dtype=torch.int32)
         factor_kernel = forward_kernel("half_factors", p)
         self.launch_flagged(
-            factor_kernel, line(self.out, 4), x=x, w=w, input_max=input_max, factors=factors, **self.sizes
+            factor_kernel, line(self.out, 4), x=x, w=w, input_max=input_max, factors=factors, **self.sizes, p=self.p
         )  # fmt: skip
         of_x, of_w = (self._words(matrix, scales, input_max) for matrix, scales in ((x, None), (w, factors)))
         grid, span = forward_plan(self.n, self.out, words, self.multiprocessors())

@@ -16,14 +16,17 @@ static constexpr int pairs_unrolled = UNROLL;
 #define PAIRS (8 * COLUMNS)
 #define LOADS (TILE / 32)
 #define FOLD 2            // stages that are summed in float16
+#define CENTRE 4.0f       // log2 of a typical p-th power
 #define GROUP 4           // outputs per block of half_factors
 #define LEAST_SUM 0x1p-9f // smallest trusted sum: terms below 2^-25 are lost
 #define LEAST_SIZE 0x1p-6f  // smallest trusted distance, relative to the layer's largest |x| + |w|
 
-// Estimate the factor of each output: 1 / (the mean over SAMPLES rows of the largest |x - w|), rounded to float16.
+// Estimate the factor of each output: the geometric mean over SAMPLES rows of the largest |x - w|, times the factor, to the
+// power of p is 2^CENTRE. The middle of the range of trusted sums is 2^3.5; few distances are much larger than this mean,
+// more are much smaller. The factor is rounded to float16.
 extern "C" __global__ void __launch_bounds__(256)
     half_factors(const float* __restrict__ x, const float* __restrict__ w, const u32* __restrict__ input_max,
-                 u32* __restrict__ factors, int n, int out, int features, const int* __restrict__ use_dense) {
+                 u32* __restrict__ factors, int n, int out, int features, float p, const int* __restrict__ use_dense) {
   if (dense_disabled(use_dense)) return;
   __shared__ u32 most[GROUP][SAMPLES];
   if (threadIdx.x < GROUP * SAMPLES) most[threadIdx.x / SAMPLES][threadIdx.x % SAMPLES] = 0;
@@ -55,10 +58,11 @@ extern "C" __global__ void __launch_bounds__(256)
   __syncthreads();
   int o = blockIdx.x * GROUP + threadIdx.x;
   if (threadIdx.x >= GROUP || o >= out) return;
-  float sum = 0.0f;
+  float logs = 0.0f;
 #pragma unroll
-  for (int s = 0; s < SAMPLES; ++s) sum += __uint_as_float(most[threadIdx.x][s]);
-  float factor = SAMPLES / (sum * layer_scale(input_max));
+  for (int s = 0; s < SAMPLES; ++s)
+    logs += log2f(fmaxf(__uint_as_float(most[threadIdx.x][s]) * layer_scale(input_max), LEAST_SIZE));
+  float factor = exp2f(CENTRE / p - logs / SAMPLES);
   factors[o] = half2_of(factor, factor);
 }
 
