@@ -100,7 +100,7 @@ def test_lists_have_priority(kernels: Cuda) -> None:
 @pytest.mark.parametrize("p", [8.0, 12.0, 28.0, 64.0, math.inf])
 def test_only_training_at_finite_p_uses_float16(p: float) -> None:
     """Certificates are computed at p = infinity, accuracies by `forward`, bounds by `bounds`: always in float32."""
-    x, w, grad = draw((64, 72, 512))
+    x, w, grad = draw((130, 72, 512))
     recorder = Recorder()
     kernels = Cuda(recorder)
     kernels.forward(x, w, p)
@@ -110,7 +110,47 @@ def test_only_training_at_finite_p_uses_float16(p: float) -> None:
     y, saved = kernels.forward_saving(x, w, p)
     kernels.backward(grad, x, w, y, saved, p, True, True)
     used = any(name.startswith("half_") for name in recorder.functions)
-    assert used == (p in (12.0, 28.0))
+    assert used == (p in (12.0, 28.0, 64.0))
+
+
+def listed(shape: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw a layer with short lists, and gradients of very different sizes."""
+    x, w, grad = pruned.spiked(shape, "cpu")
+    return x, w, grad * torch.exp(2 * torch.randn(grad.shape))
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(130, 72, 320), (300, 40, 260), (530, 33, 257)], ids=str)
+@pytest.mark.parametrize("p", [28.0, 64.0, 128.0])
+def test_gradients_from_lists(kernels: Cuda, p: float, shape: tuple[int, int, int]) -> None:
+    x, w, grad = listed(shape)
+    check(kernels, x, w, grad, p, most=p * 2.0**-10)
+    recorder = Recorder()
+    step(Cuda(recorder), x, w, grad, p)
+    assert {"half_listed_grad_w", "half_listed_grad_x"} <= set(recorder.functions)
+
+
+@needs_compiler
+def test_gradients_from_lists_out_of_range_are_computed_in_float32(
+    kernels: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def steps(x: Tensor, w: Tensor, grad: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        made = step(kernels, x, w, grad, 100.0)
+        with monkeypatch.context() as patch:
+            patch.delenv(half.SWITCH)
+            return made, step(kernels, x, w, grad, 100.0)
+
+    x, w, grad = listed((130, 40, 320))
+    w[7] = x[3]  # a distance of zero is in range
+    made, plain = steps(x, w, grad)
+    assert torch.equal(made[0], plain[0])
+    assert not torch.equal(made[2], plain[2])
+    assert all(torch.isfinite(gradient).all() for gradient in made)
+    w[9] = x[4] + 1e-3 * x[5]
+    for (row, column), number in (((0, 0), grad[0, 0].item()), ((4, 8), math.nan)):
+        grad[row, column] = number
+        made, plain = steps(x, w, grad)
+        assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(made, plain, strict=True))
 
 
 def test_float16_is_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from linfnet.errors import LinfnetError
-from linfnet.ops.cuda import dense, half, nvrtc, pruned, tensor_core
+from linfnet.ops.cuda import dense, half, nvrtc, pruned, pruned_half, tensor_core
 from linfnet.ops.cuda.dense import Dense
 from linfnet.ops.cuda.half import Half
 from linfnet.ops.cuda.infinity import Infinity, maximum_kernel
@@ -46,6 +46,8 @@ def kernels_ahead(p: float, n: int, shared: int) -> list[Kernel]:
             kernels += half.kernels(q)
         if q >= pruned.SMALLEST_P:
             kernels += pruned.kernels(q, n)
+        if pruned_half.applies(q, n):
+            kernels += pruned_half.kernels(q, n)
     return kernels
 
 

@@ -118,12 +118,16 @@ class Half(Layer):
         head, residual = aligned_parts(saved, self._lengths())
         self.gradients(grad, y, head, residual.view(torch.float32), results)
 
-    def distances(self, head: Tensor, residual: Tensor, into: Tensor | None = None) -> Tensor:
-        """Return the distances; write `head`, and `residual` if the float32 kernels compute the layer."""
+    def distances(self, head: Tensor, residual: Tensor, into: Tensor | None = None, *, known: bool = False) -> Tensor:
+        """Return the distances; write `head`, and `residual` if the float32 kernels compute the layer.
+
+        `known`: the largest |x| and |w| are already in `head`.
+        """
         x, w, p = self.x, self.w, int(self.p)
         y = x.new_empty(self.n, self.out) if into is None else into
         input_max, fallback, words = head[:2], head[2:], self.words
-        input_max.copy_(Dense(self.launcher, x, w, self.p, self.use_dense).largest(x, w))
+        if not known:
+            input_max.copy_(Dense(self.launcher, x, w, self.p, self.use_dense).largest(x, w))
         factors = x.new_empty(self.out, dtype=torch.int32)
         factor_kernel = forward_kernel("half_factors", p)
         self.launch_flagged(
@@ -169,22 +173,29 @@ class Half(Layer):
         )  # fmt: skip
         return target
 
+    def gradient_maxima(self, grad: Tensor) -> Tensor:
+        """Return the bits of the largest |grad| of each row and each output, int32 [n + out]."""
+        n, out = self.n, self.out
+        maxima = torch.zeros(n + out, dtype=torch.int32, device=grad.device)
+        self.launch_flagged(
+            backward_kernel("half_gradient_max", int(self.p)), (-(-out // 256), -(-n // 64), 1),
+            grad=grad, row_max=maxima[:n], out_max=maxima[n:], n=n, out=out,
+        )  # fmt: skip
+        return maxima
+
     def gradients(
-        self, grad: Tensor, y: Tensor, head: Tensor, residual: Tensor, results: tuple[Tensor, Tensor]
-    ) -> None:
-        """Write the gradients into `results`."""
+        self, grad: Tensor, y: Tensor, head: Tensor, residual: Tensor, results: tuple[Tensor, Tensor],
+        maxima: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Write the gradients into `results`; `maxima`: what `gradient_maxima` returns, if known."""
         x, w, n, out, p = self.x, aligned_copy(self.w), self.n, self.out, int(self.p)
         # The kernels also run if the float32 kernels compute the layer afterwards, which is rare.
         dense = Dense(self.launcher, x, w, self.p, self.use_dense)
         output_max = dense.largest(y, grad)
-        maxima = torch.zeros(n + out, dtype=torch.int32, device=x.device)
+        maxima = self.gradient_maxima(grad) if maxima is None else maxima
         flags = torch.zeros(n + out, dtype=torch.int32, device=x.device)
         input_max, fallback = head[:2], head[2:]
         known = {"input_max": input_max, "row_max": maxima[:n], "out_max": maxima[n:]}
-        self.launch_flagged(
-            backward_kernel("half_gradient_max", p), (-(-out // 256), -(-n // 64), 1),
-            grad=grad, row_max=maxima[:n], out_max=maxima[n:], n=n, out=out,
-        )  # fmt: skip
         coefficient = x.new_empty(n, out, dtype=torch.int32)
         factor = x.new_empty(n, out, dtype=torch.float16)
         pairs = {"coefficient": coefficient, "factor": factor}

@@ -8,6 +8,7 @@
 //   ROWS            rows per iteration
 //   UNROLL          number of these rows by which the inner loop is unrolled
 //   slope           source from linfnet/ops/powers.py: the (p - 1)-th powers of two numbers
+#include "common.cuh"
 #include "half.cuh"
 #include "power"
 
@@ -15,7 +16,6 @@ static_assert(WARPS == 8 && HALF_FEATURES == 128 && HALF_OUTS == 64 && ROWS == 3
 static constexpr int rows_unrolled = UNROLL;
 #define WARP_OUTS (HALF_OUTS / WARPS)
 #define WARP_ROWS (ROWS / WARPS)
-#define TOP_EXPONENT 11  // the largest |g| of a row or an output is scaled to 2^11: c = 2^-10 g is at most 2
 
 // Whether half_gradients computes a pair; otherwise, `repair` does (with general = 1).
 static __device__ __forceinline__ bool half_in_range(float relative) {
@@ -61,11 +61,6 @@ extern "C" __global__ void __launch_bounds__(256)
   factor[at] = h;
   coefficient[at] = half2_of(c * scale_for(__uint_as_float(row_max[b]), TOP_EXPONENT),
                              c * scale_for(__uint_as_float(out_max[o]), TOP_EXPONENT));
-}
-
-// 1 / scale_for(largest, TOP_EXPONENT), exactly.
-static __device__ __forceinline__ float inverse_of_scale(u32 largest) {
-  return __int_as_float(0x7f000000 - __float_as_int(scale_for(__uint_as_float(largest), TOP_EXPONENT)));
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)

@@ -5,6 +5,7 @@
 //   UNROLL        pairs of words per iteration of the inner loop; about 700 instructions fit in the first instruction cache
 //   SAMPLES       rows of x from which the factors are estimated
 //   add_power     source from linfnet/ops/powers.py: adds the p-th powers of two numbers to two sums
+#include "common.cuh"
 #include "half.cuh"
 #include "exact.cuh"
 #include "stage.cuh"

@@ -17,7 +17,7 @@ static __device__ __forceinline__ float listed_slope(float x, float w, float sca
   return copysignf(size, x - w);
 }
 
-// Each block computes one output; its four warps divide the list. The caller sets `grad_w` to zero.
+// Each block computes one output; its four warps divide the list.
 extern "C" __global__ void __launch_bounds__(128)
     listed_grad_w(const float* __restrict__ x_transposed, const int2* __restrict__ entries,
                   const int* __restrict__ counts, const float* __restrict__ scales,
@@ -32,6 +32,8 @@ extern "C" __global__ void __launch_bounds__(128)
   int warp = threadIdx.x >> 5, o = blockIdx.x, count = counts[o];
   entries += (i64)o * features;
   grad_w += (i64)o * features;
+  for (int i = threadIdx.x; i < features; i += 128) grad_w[i] = 0.0f;
+  __syncthreads();
   int start = part_start(count, warp), stop = part_start(count, warp + 1);
   float scale = scales[o], inverse_scale = inverse_gradient_scale(output_max);
   for (int group = 0; group < padded; group += GROUP_ROWS) {
