@@ -6,7 +6,7 @@
 1. Every candidate on initial weights: errors against the float32 kernels, times of one layer.
 2. A run of 49 epochs with LINFNET_HALF=1 (without, if a check failed) by train_states.py: its certified accuracy is
    compared with records/cifar10-8-49-epochs-snapped-seed-1.json, and its states are used below.
-3. Training steps by train_step.py on these states: baseline, this checkout, this checkout with LINFNET_HALF=1.
+3. Training steps by train_step.py on these states: this checkout with LINFNET_HALF=1, and the baseline.
 4. Errors and times of the layers on these states, and the kernels of a step by the profiler.
 
 All results are appended to OUT/candidates.jsonl as they come; a failure is recorded and the next part runs. The state
@@ -14,7 +14,6 @@ folders stay in OUT/states.
 """
 
 import argparse
-import itertools
 import json
 import math
 import os
@@ -32,12 +31,12 @@ from torch import Tensor
 from train_step import State, state_at, times
 
 from linfnet.ops import lp_distance
-from linfnet.ops.cuda import Cuda, half, pruned
+from linfnet.ops.cuda import Cuda, half, pruned, pruned_half
 from linfnet.ops.cuda.nvrtc import Launcher
 
 HERE = Path(__file__).parent
-STATES = (12, 16, 20, 24, 28, 40, 64, 128, 512)
-STEPS = (8, 12, 16, 20, 24, 28, 40, 64, 128, 512, math.inf)
+STATES = (12, 20, 24, 28, 40, 64, 96, 128, 512)
+STEPS = (8, 12, 20, 24, 28, 40, 64, 96, 128, 512, math.inf)
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
 
 
@@ -149,41 +148,24 @@ def compare(out: Output, state: State, p: float, indices: tuple[int, ...]) -> fl
         exact, plain = measure(layers[index], p)
         found, errors = {"float32": plain}, dict[str, Any]()
         listed = not math.isinf(p) and pruned.supports(*layers[index][:2], p)
-        if listed:
-            pruned.OVERLAP = False
-            found["float32, one stream"] = measure(layers[index], p)[1]
-            pruned.OVERLAP = True
         set_half(True)
-        if half.supports(Launcher(), *layers[index][:2], p):
-            limit = pruned.MOST_SHARE_OF_HALF
+        x, w, _ = layers[index]
+        made: dict[str, tuple[Tensor, ...]] = {}
+        limit = pruned.MOST_SHARE_OF_HALF
+        if half.supports(Launcher(), x, w, p):
             pruned.MOST_SHARE_OF_HALF = 0.0  # no lists
-            made, found["half"] = measure(layers[index], p)
-            if listed:
-                pruned.MOST_SHARE_OF_HALF = 1.0
-                found["lists"] = measure(layers[index], p)[1]
-            pruned.MOST_SHARE_OF_HALF = limit
-            for name, a, b in zip(("y", "grad_x", "grad_w"), made, exact, strict=True):
-                errors[name] = quantiles(a, b)
-                worst = max(worst, errors[name]["norm"] if math.isfinite(errors[name]["norm"]) else math.inf)
+            made["half"], found["half"] = measure(layers[index], p)
+            pruned.MOST_SHARE_OF_HALF = 1.0
+        if listed and pruned_half.supports(x, w, p):
+            made["lists"], found["lists"] = measure(layers[index], p)
+        pruned.MOST_SHARE_OF_HALF = limit
+        for kind, results in made.items():
+            for name, a, b in zip(("y", "grad_x", "grad_w"), results, exact, strict=True):
+                errors[f"{kind} {name}"] = made_error = quantiles(a, b)
+                worst = max(worst, made_error["norm"] if math.isfinite(made_error["norm"]) else math.inf)
         set_half(False)
         out.row(what="layer", state=state.name, p=p, layer=index, **found, errors=errors)
     return worst
-
-
-def unrolled(out: Output, p: float) -> None:
-    """Record the times of one layer with other numbers of unrolled iterations."""
-    layer = layers_of(state_at(p, None), p)[2]
-    set_half(True)
-    usual = half.UNROLLED
-    for counts in ((2, 2), (1, 1), (4, 4)):
-        half.UNROLLED = counts
-        half.forward_kernel.cache_clear()
-        half.backward_kernel.cache_clear()
-        out.row(what="unrolled", p=p, counts=counts, **measure(layer, p)[1])
-    half.UNROLLED = usual
-    half.forward_kernel.cache_clear()
-    half.backward_kernel.cache_clear()
-    set_half(False)
 
 
 def profile(out: Output, state: State, p: float, on: bool) -> None:
@@ -232,8 +214,6 @@ def check(out: Output) -> bool:
     worst: list[float] = []
     for p in (12.0, 20.0, 28.0):
         out.attempt(f"check p = {p:g}", lambda p=p: worst.append(compare(out, state_at(p, None), p, (0, 2))))
-    for p in (12.0, 20.0):
-        out.attempt("unrolled", lambda p=p: unrolled(out, p))
     return len(worst) == 3 and max(worst) < 0.05
 
 
@@ -258,9 +238,9 @@ def main() -> None:
         switch = {half.SWITCH: str(int(good))}
         out.attempt("states", lambda: script(out, "train_states.py", arguments, switch, root, 150))
     if "steps" in options.parts:
-        trees = [("half", root, "1"), ("this", root, "0")]
+        trees = [("half", root, "1")]
         if options.baseline:
-            trees.insert(1, ("baseline", options.baseline.resolve(), "0"))
+            trees.append(("baseline", options.baseline.resolve(), "0"))
         for name, tree, on in trees:
             record = options.out / f"train_step-{name}.jsonl"
             arguments = ["--states", str(states), "--repeats", "7", "--record", str(record), "--p", *map(str, STEPS)]
@@ -268,12 +248,11 @@ def main() -> None:
             out.attempt(f"steps, {name}", run)
     if "layers" in options.parts:
         for p in STATES:
-            out.attempt(f"layers, p = {p}", lambda p=float(p): compare(out, state_at(p, states), p, (0, 2, 4, 5)))
+            out.attempt(f"layers, p = {p}", lambda p=float(p): compare(out, state_at(p, states), p, (0, 2, 4)))
     if "kernels" in options.parts:
-        for p, on in itertools.product((12, 20, 28, 64, 512), (False, True)):
-            if not on or half.SMALLEST_P <= p <= half.LARGEST_P:
-                what = f"kernels, p = {p}"
-                out.attempt(what, lambda p=float(p), on=on: profile(out, state_at(p, states), p, on))
+        for p in (12, 20, 28, 64, 128, 512):
+            what = f"kernels, p = {p}"
+            out.attempt(what, lambda p=float(p): profile(out, state_at(p, states), p, on=True))
     out.row(what="end", total_s=round(time.monotonic() - out.start, 1))
 
 

@@ -20,7 +20,7 @@ SMALLEST_P, LARGEST_P = 22.0, 128.0
 # Rows that a warp of 32 lanes processes with one uint4 (8 float16) per lane.
 WORD_GROUP = 2 * LANE_GROUP
 # Largest number of uint4 (of rows) that a lane processes.
-GRAD_W_VECTORS, GRAD_X_VECTORS = 2, 1
+GRAD_W_VECTORS, GRAD_X_VECTORS = 2, 2
 
 
 @lru_cache(64)  # limited, because a schedule may use a different p in every step
