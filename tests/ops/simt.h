@@ -130,9 +130,7 @@ static u16 half_of_double(double a) {
 static float low_float(u32 a) { return from_half(a & 0xffff); }
 static float high_float(u32 a) { return from_half(a >> 16); }
 static u32 half2_of(float low, float high) { return to_half(low) | (u32)to_half(high) << 16; }
-static u32 half2_of_doubles(double low, double high) {
-  return half_of_double(low) | (u32)half_of_double(high) << 16;
-}
+static u32 half2_of_doubles(double low, double high) { return half_of_double(low) | (u32)half_of_double(high) << 16; }
 static u32 half2_add(u32 a, u32 b) {
   return half2_of_doubles((double)low_float(a) + low_float(b), (double)high_float(a) + high_float(b));
 }

@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
                     float* __restrict__ part_w, int n, int out, int features, int out_span, int row_span, int aligned,
                     float exponent, int target_exponent, const int* __restrict__ use_dense) {
   if (dense_disabled(use_dense)) return;
-  __shared__ __align__(16) float cs[2][ROWS][BLOCK_OUTS];                // coefficients
+  __shared__ __align__(16) float cs[2][ROWS][BLOCK_OUTS];                          // coefficients
   __shared__ __align__(16) float fs[2][GENERAL || PAIRED ? ROWS : 1][BLOCK_OUTS];  // offsets
   __shared__ float2 xs[2][ROWS][32];
   DYNAMIC_SHARED(float2, shares);  // [2][WARPS][ROWS][32], only if NEED_X

@@ -43,8 +43,7 @@ extern "C" __global__ void __launch_bounds__(256)
     half_coefficients(const float* __restrict__ grad, const float* __restrict__ y, const u32* __restrict__ output_max,
                       const u32* __restrict__ input_max, const u32* __restrict__ row_max,
                       const u32* __restrict__ out_max, u32* __restrict__ coefficient, u16* __restrict__ factor,
-                      int* __restrict__ flags, int n, int out, float exponent,
-                      const int* __restrict__ use_dense) {
+                      int* __restrict__ flags, int n, int out, float exponent, const int* __restrict__ use_dense) {
   if (dense_disabled(use_dense)) return;
   i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (at >= (i64)n * out) return;
@@ -65,10 +64,9 @@ extern "C" __global__ void __launch_bounds__(256)
 
 extern "C" __global__ void __launch_bounds__(256, 2)
     half_gradients(const u32* __restrict__ x, const float* __restrict__ w, const u32* __restrict__ coefficient,
-                   const u16* __restrict__ factor, const u32* __restrict__ input_max,
-                   const u32* __restrict__ row_max, const u32* __restrict__ out_max, float* __restrict__ part_x,
-                   float* __restrict__ part_w, int n, int out, int features, int words, int out_span, int row_span,
-                   const int* __restrict__ use_dense) {
+                   const u16* __restrict__ factor, const u32* __restrict__ input_max, const u32* __restrict__ row_max,
+                   const u32* __restrict__ out_max, float* __restrict__ part_x, float* __restrict__ part_w, int n,
+                   int out, int features, int words, int out_span, int row_span, const int* __restrict__ use_dense) {
   if (dense_disabled(use_dense)) return;
   __shared__ __align__(16) u32 cs[2][ROWS][HALF_OUTS];
   __shared__ __align__(16) u32 hs[2][ROWS][HALF_OUTS / 2];

@@ -16,10 +16,10 @@ static constexpr int pairs_unrolled = UNROLL;
 #define COLUMNS 4
 #define PAIRS (8 * COLUMNS)
 #define LOADS (TILE / 32)
-#define FOLD 2            // stages that are summed in float16
-#define CENTRE 4.0f       // log2 of a typical p-th power
-#define GROUP 4           // outputs per block of half_factors
-#define LEAST_SUM 0x1p-9f // smallest trusted sum: terms below 2^-25 are lost
+#define FOLD 2              // stages that are summed in float16
+#define CENTRE 4.0f         // log2 of a typical p-th power
+#define GROUP 4             // outputs per block of half_factors
+#define LEAST_SUM 0x1p-9f   // smallest trusted sum: terms below 2^-25 are lost
 #define LEAST_SIZE 0x1p-6f  // smallest trusted distance, relative to the layer's largest |x| + |w|
 
 // Estimate the factor of each output: the geometric mean over SAMPLES rows of the largest |x - w|, times the factor, to the

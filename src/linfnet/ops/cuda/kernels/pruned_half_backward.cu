@@ -12,10 +12,11 @@
 
 #define WORD_GROUP (2 * LANE_GROUP)
 #define LANE_WORDS (4 * GROUP_ROWS / WORD_GROUP)
-#define MERGED 4           // entries whose sums over the lanes are computed together
-#define TERMS 16           // terms that are summed in float16
-#define LEAST_SIZE 0x1p-4f // smallest distance of these kernels, relative to the layer's largest |x| + |w|
-static_assert(GROUP_ROWS % WORD_GROUP == 0 && LANE_WORDS <= TERMS, "a lane loads words in fours and sums them in float16");
+#define MERGED 4            // entries whose sums over the lanes are computed together
+#define TERMS 16            // terms that are summed in float16
+#define LEAST_SIZE 0x1p-4f  // smallest distance of these kernels, relative to the layer's largest |x| + |w|
+static_assert(GROUP_ROWS % WORD_GROUP == 0 && LANE_WORDS <= TERMS,
+              "a lane loads words in fours and sums them in float16");
 
 // Load the words of this lane from the group that starts at `from`.
 static __device__ __forceinline__ void load_words(u32 (&to)[LANE_WORDS], const u32* __restrict__ from) {
@@ -96,9 +97,9 @@ extern "C" __global__ void __launch_bounds__(32)
 // Each block computes one output; its four warps divide the list.
 extern "C" __global__ void __launch_bounds__(128)
     half_listed_grad_w(const u32* __restrict__ words, const int2* __restrict__ entries, const int* __restrict__ counts,
-                       const u32* __restrict__ factors, const u32* __restrict__ of_w,
-                       const u32* __restrict__ input_max, const u32* __restrict__ out_max, float* __restrict__ grad_w,
-                       int features, int padded, const int* __restrict__ use_dense) {
+                       const u32* __restrict__ factors, const u32* __restrict__ of_w, const u32* __restrict__ input_max,
+                       const u32* __restrict__ out_max, float* __restrict__ grad_w, int features, int padded,
+                       const int* __restrict__ use_dense) {
   if (*use_dense) return;
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, o = blockIdx.x, count = counts[o];
   entries += (i64)o * features;
@@ -147,10 +148,9 @@ extern "C" __global__ void __launch_bounds__(128)
 // transposed.
 extern "C" __global__ void __launch_bounds__(128)
     half_listed_grad_x(const u32* __restrict__ words, const int2* __restrict__ entries, const int* __restrict__ counts,
-                       const u32* __restrict__ factors, const u32* __restrict__ of_x,
-                       const u32* __restrict__ input_max, const u32* __restrict__ row_max,
-                       float* __restrict__ grad_x_transposed, int n, int out, int padded,
-                       const int* __restrict__ use_dense) {
+                       const u32* __restrict__ factors, const u32* __restrict__ of_x, const u32* __restrict__ input_max,
+                       const u32* __restrict__ row_max, float* __restrict__ grad_x_transposed, int n, int out,
+                       int padded, const int* __restrict__ use_dense) {
   if (*use_dense) return;
   __shared__ float shared[LIST_WARPS][GROUP_ROWS];
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, i = blockIdx.x, count = counts[i];

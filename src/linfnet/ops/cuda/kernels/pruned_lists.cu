@@ -33,8 +33,8 @@ extern "C" __global__ void __launch_bounds__(256)
 // Compute the smallest and largest value of each feature in the batch (NaN if any value is NaN); one warp per feature.
 // input_max[0], if given, becomes the bits of the largest |x|; it must be 0 before.
 extern "C" __global__ void __launch_bounds__(256)
-    ranges(const float* __restrict__ x_transposed, float2* __restrict__ range, u32* __restrict__ input_max, int features,
-           int padded) {
+    ranges(const float* __restrict__ x_transposed, float2* __restrict__ range, u32* __restrict__ input_max,
+           int features, int padded) {
   int feature = blockIdx.x * 8 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
   if (feature >= features) return;
   float low = -INFINITY_F, high = -INFINITY_F;  // low: the largest -x, that is, minus the smallest x
