@@ -22,8 +22,8 @@ from linfnet.nn.model_card import model_card
 from linfnet.nn.model_path import find_model, system_name
 from linfnet.nn.nonexpansive import modules_of
 from linfnet.nn.normalization import Normalize
-from linfnet.nn.weights import check_weights, count_parameters, load_weights
-from linfnet.results import Results
+from linfnet.nn.weights import WEIGHTS, check_pair, check_weights, count_parameters, load_weights, weights_digest
+from linfnet.results import Results, guarantee
 
 if TYPE_CHECKING:  # wrapped imports this module
     from linfnet.nn.wrapped import WrappedNet
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # wrapped imports this module
 FORMAT = "linfnet-model-1"
 # Keys of config.json that are not arguments of the constructor: the data of packaged and compressed models
 # (`KnownData`), and the figures of packaged models (`ModelInfo`).
-ABOUT = ("format", "system", "class_names", "data", "eps", "resize", "mode", "split_seed", "measured", DIGEST)
+ABOUT = ("format", "system", "class_names", "data", "eps", "resize", "mode", "split_seed", "measured", WEIGHTS, DIGEST)
 
 
 class Classifier(nn.Module):
@@ -132,8 +132,12 @@ class Classifier(nn.Module):
             (net.least_margin(lower, upper, labels) > 0) | torch.as_tensor(epsilon == 0)
         )
 
+    def certified_in_training(self, images: Tensor, labels: Tensor, epsilon: Fraction | Tensor) -> Tensor:
+        """Return what training reports: `certified`, but without checks that the assumptions of a proof hold."""
+        return self.certified(images, labels, epsilon)
+
     def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
-        """Return a lower bound [N] on the margin over the box lower <= image <= upper, in real arithmetic."""
+        """Return a lower bound [N] on the margin over the box lower <= image <= upper, for the net's arithmetic."""
         raise LinfnetError(
             f"{type(self).__name__} defines neither least_margin nor certified, so it has no certificate; for modules "
             "with distance layers use linfnet.Classifier.wrap; docs/extending.md describes other nets"
@@ -162,6 +166,11 @@ class Classifier(nn.Module):
         return 1.0
 
     @property
+    def guarantee(self) -> str:
+        """What the certificates of the net promise, as a phrase."""
+        return guarantee(self.arithmetic, self.confidence)
+
+    @property
     def lipschitz(self) -> float | None:
         """The Lipschitz constant in l_inf from pixels to logits, or None if it is not known by construction."""
         return None
@@ -179,6 +188,16 @@ class Classifier(nn.Module):
     def p(self, value: float) -> None:
         for layer in self.distance_layers():
             layer.p = value
+
+    @property
+    def slopes_p(self) -> float:
+        """The largest exponent of the gradients in training mode (see `DistanceModule.slopes_p`), of all layers."""
+        return next((layer.slopes_p for layer in self.modules() if isinstance(layer, DistanceModule)), math.inf)
+
+    @slopes_p.setter
+    def slopes_p(self, value: float) -> None:
+        for layer in self.distance_layers():
+            layer.slopes_p = value
 
     def distance_layers(self) -> list[DistanceModule]:
         """Return all distance layers, in order."""
@@ -278,7 +297,7 @@ class Classifier(nn.Module):
     def describe(self) -> str:
         """Return one or two sentences for the model card about the kind of net and its certificates."""
         names = ", ".join(self.certificate_names)
-        return f"A net of system `{self.system}`. Its certificates ({names}) hold in real arithmetic."
+        return f"A net of system `{self.system}`. Its certificates ({names}): {self.guarantee}."
 
     def save(self, folder: Path | str, *, class_names: Sequence[str] = (), results: Results | None = None) -> None:
         """Write `model.safetensors`, `config.json` and the model card `README.md` with the results into a folder.
@@ -291,11 +310,13 @@ class Classifier(nn.Module):
                 raise ArgumentError(f"{name!r} of the net has dtype {dtype}; expected torch.float32: save net.float()")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        config = {**self.config(), "class_names": list(map(printable, class_names))}
         write_tensors(folder / "model.safetensors", self.saved_tensors(), {"format": "pt", "linfnet": FORMAT})
+        names = list(map(printable, class_names))
+        config = {**self.config(), "class_names": names, WEIGHTS: weights_digest(folder)}
         write_table(folder / "config.json", config)
         name = folder.resolve().name
-        card = model_card(config, self.describe(), count_parameters(self), results, name=name, source=name)
+        about = (config, self.describe(), self.guarantee, count_parameters(self))
+        card = model_card(*about, results, name=name, source=name)
         write_text(folder / "README.md", card)
 
     def saved_tensors(self) -> dict[str, Tensor]:
@@ -324,6 +345,7 @@ class Classifier(nn.Module):
                 check_weights(cls.from_config(config), tensors, source)
         net = cls.from_config(config)
         load_weights(net, tensors, source)
+        check_pair(folder, config)
         return net.to(device).eval()
 
 
