@@ -80,6 +80,15 @@ class DistanceModule(Nonexpansive):
         return distance if self.bias is None else distance + along(self.bias, self.dim, distance)
 
 
+@torch.no_grad()
+def copy_inputs(weight: Tensor) -> None:
+    """Change weights [out, in] so that output i is a copy of input i mod in, if in <= out."""
+    out_features, in_features = weight.shape
+    if in_features <= out_features:
+        outputs = torch.arange(out_features)
+        weight[outputs, outputs % in_features] = IDENTITY_WEIGHT
+
+
 class LpDistance(DistanceModule):
     """Compute u_o(x) = ||x - w_o||_p, optionally with mean shift and bias; 1-Lipschitz in l_inf at p = inf.
 
@@ -108,10 +117,8 @@ class LpDistance(DistanceModule):
     ) -> None:
         super().__init__(torch.randn(out_features, in_features), out_features, -1, p, bias, mean_shift)
         self.in_features, self.out_features = in_features, out_features
-        if identity_init and in_features <= out_features:
-            outputs = torch.arange(out_features)
-            with torch.no_grad():
-                self.weight[outputs, outputs % in_features] = IDENTITY_WEIGHT
+        if identity_init:
+            copy_inputs(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs [..., out_features] for x [..., in_features]."""

@@ -74,9 +74,7 @@ def _call_saving(x: Tensor, w: Tensor, factors: Sequence[float], impl: str) -> t
     return _distance(x, w, factors, impl, index), index
 
 
-def _call_bounds(
-    lower: Tensor, upper: Tensor, w: Tensor, factors: Sequence[float], impl: str
-) -> tuple[Tensor, Tensor]:
+def _call_bounds(lower: Tensor, upper: Tensor, w: Tensor, factors: Sequence[float], impl: str) -> tuple[Tensor, Tensor]:
     if impl == "cpu" and cpu.sorts() and 0 not in (lower.shape[0], w.shape[0]):
         return cpu.sorted_bounds(lower.contiguous(), upper.contiguous(), w.contiguous(), factors)
     return _reference_bounds(lower, upper, w, factors)
@@ -94,9 +92,7 @@ def _saving_fake(x: Tensor, w: Tensor, factors: Sequence[float], impl: str) -> t
     return x.new_empty(x.shape[0], w.shape[0]), _index_like(x, w, factors)
 
 
-def _bounds_fake(
-    lower: Tensor, upper: Tensor, w: Tensor, factors: Sequence[float], impl: str
-) -> tuple[Tensor, Tensor]:
+def _bounds_fake(lower: Tensor, upper: Tensor, w: Tensor, factors: Sequence[float], impl: str) -> tuple[Tensor, Tensor]:
     return bounds_like(lower, w)
 
 
