@@ -112,6 +112,6 @@ def shift_kept(shift: MeanShift, x: Tensor, kept: Kept, group: int) -> Tensor:
     mean = total / count.clamp(min=1)
     assert shift.momentum is not None
     with torch.no_grad():
-        shift.running_mean.lerp_(mean, (count > 0) * shift.momentum)
+        shift.running_mean.lerp_(mean, count.clamp(max=1) * shift.momentum)
     means = mean[kept.index]
     return torch.cat([part - means[number] for number, part in enumerate(x.split(group))])
