@@ -16,6 +16,8 @@ from torch import Tensor
 from linfnet.errors import ArgumentError
 from linfnet.ops import cpu
 from linfnet.ops.api import check_pair
+from linfnet.ops.cuda import sorted as cuda
+from linfnet.ops.cuda.nvrtc import Launcher
 from linfnet.ops.implementations import bounds_like, choose
 from linfnet.ops.reference import blocks
 
@@ -60,8 +62,11 @@ def _reference_bounds(lower: Tensor, upper: Tensor, w: Tensor, factors: Sequence
 
 
 def _distance(x: Tensor, w: Tensor, factors: Sequence[float], impl: str, index: Tensor | None) -> Tensor:
-    if impl == "cpu" and cpu.sorts() and 0 not in (x.shape[0], w.shape[0]):
-        return cpu.sorted_distance(x.contiguous(), w.contiguous(), factors, index)
+    if 0 not in (x.shape[0], w.shape[0]):
+        if impl == "cpu" and cpu.sorts():
+            return cpu.sorted_distance(x.contiguous(), w.contiguous(), factors, index)
+        if impl == "cuda":
+            return cuda.distance(Launcher(), x.contiguous(), w.contiguous(), factors, index)
     return _reference(x, w, factors, index)
 
 
@@ -75,8 +80,11 @@ def _call_saving(x: Tensor, w: Tensor, factors: Sequence[float], impl: str) -> t
 
 
 def _call_bounds(lower: Tensor, upper: Tensor, w: Tensor, factors: Sequence[float], impl: str) -> tuple[Tensor, Tensor]:
-    if impl == "cpu" and cpu.sorts() and 0 not in (lower.shape[0], w.shape[0]):
-        return cpu.sorted_bounds(lower.contiguous(), upper.contiguous(), w.contiguous(), factors)
+    if 0 not in (lower.shape[0], w.shape[0]):
+        if impl == "cpu" and cpu.sorts():
+            return cpu.sorted_bounds(lower.contiguous(), upper.contiguous(), w.contiguous(), factors)
+        if impl == "cuda":
+            return cuda.bounds(Launcher(), lower.contiguous(), upper.contiguous(), w.contiguous(), factors)
     return _reference_bounds(lower, upper, w, factors)
 
 
@@ -120,29 +128,35 @@ sorted_bounds = _define(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, w, ctx.factors, _ = inputs
+    x, w, ctx.factors, ctx.impl = inputs
     ctx.save_for_backward(x, w, output[1])
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Return the gradients in plain torch: each output depends on one input for each factor."""
+    """Return the gradients: each output depends on one input for each factor."""
     if grad is None:
         return None, None, None, None
     x, w, index = ctx.saved_tensors
     (n, out, terms), (need_x, need_w) = index.shape, ctx.needs_input_grad[:2]
-    by_row = index.long().view(n, out * terms)
-    by_neuron = index.long().transpose(0, 1).reshape(out, n * terms)
-    anchor = w.gather(1, by_neuron).view(out, n, terms).transpose(0, 1)
-    sign = (x.gather(1, by_row).view(n, out, terms) - anchor).sign_()
+    by_row, by_neuron = index.view(n, out * terms), index.transpose(0, 1).reshape(out, n * terms)
+    anchor = w.gather(1, by_neuron.long()).view(out, n, terms).transpose(0, 1)
+    sign = (x.gather(1, by_row.long()).view(n, out, terms) - anchor).sign_()
     flow = sign.mul_(grad.new_tensor(ctx.factors)).mul_(grad.unsqueeze(-1))
     grad_x, grad_w = None, None
     if need_x:
-        grad_x = torch.zeros_like(x).scatter_add_(1, by_row, flow.view(n, out * terms))
+        grad_x = _added(by_row, flow.view(n, out * terms), x.shape[1], ctx.impl)
     if need_w:
-        grad_w = torch.zeros_like(w).scatter_add_(1, by_neuron, flow.neg().transpose(0, 1).reshape(out, n * terms))
+        grad_w = _added(by_neuron, flow.neg().transpose(0, 1).reshape(out, n * terms), x.shape[1], ctx.impl)
     return grad_x, grad_w, None, None
+
+
+def _added(index: Tensor, flow: Tensor, features: int, impl: str) -> Tensor:
+    """Return [rows, features]: the sums of flow [rows, items] at the indices [rows, items]."""
+    if impl == "cuda" and flow.numel():
+        return cuda.scatter_add(Launcher(), index, flow, features)
+    return flow.new_zeros(len(flow), features).scatter_add_(1, index.long(), flow)
 
 
 torch.library.register_autograd("linfnet::sorted_linf_distance", _gradients, setup_context=_save, lib=_library)
