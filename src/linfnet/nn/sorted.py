@@ -12,7 +12,7 @@ from linfnet.nn.distance import DistanceModule, copy_inputs
 from linfnet.ops import linf_distance_bounds, lp_distance, sorted_linf_bounds, sorted_linf_distance
 from linfnet.ops.sorted import MOST_TERMS
 
-# The smallest keep rate. Distances are at most the output / 0.01, so they do not overflow where certificates hold.
+# The smallest keep rate. The first factor is above half of it, so distances do not overflow where certificates hold.
 LEAST_KEEP = 0.01
 
 

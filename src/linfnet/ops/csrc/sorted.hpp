@@ -60,7 +60,8 @@ LINFNET_INLINE int bound_of(const I* classes, int terms) {
   int bound = -1;
   for (int c = 0; c < CLASSES; ++c) {
     int reached = CLASSES;
-    for (int v = 0; v < CLASSES / LANES; ++v) reached -= __builtin_popcount(bits(greater(set1i(maxima[c]), classes[v])));
+    for (int v = 0; v < CLASSES / LANES; ++v)
+      reached -= __builtin_popcount(bits(greater(set1i(maxima[c]), classes[v])));
     const int allowed = reached >= terms ? maxima[c] : -1;
     bound = allowed > bound ? allowed : bound;
   }
@@ -128,9 +129,7 @@ LINFNET_INLINE float weighted_sum(const Largest& found, const Terms& terms) {
   return sum;
 }
 
-int* sizes_buffer(long features) {
-  return static_cast<int*>(scratch(blocks_of(features, WORD) * WORD * sizeof(int)));
-}
+int* sizes_buffer(long features) { return static_cast<int*>(scratch(blocks_of(features, WORD) * WORD * sizeof(int))); }
 
 void sorted(const float* x, const float* w, float* y, int* index, Terms terms, Shape shape) {
   const long in = shape.features;
@@ -140,7 +139,8 @@ void sorted(const float* x, const float* w, float* y, int* index, Terms terms, S
       for (long r = row; r < row + rows; ++r) {
         const float *a = x + r * in, *b = w + o * in;
         Largest found;
-        find_largest(in, terms.count, buffer, [&](long k, int n) { return distance_of(a + k, b + k, n); }, found);
+        find_largest(
+            in, terms.count, buffer, [&](long k, int n) { return distance_of(a + k, b + k, n); }, found);
         const long pair = r * shape.outs + o;
         y[pair] = weighted_sum(found, terms);
         if (index) __builtin_memcpy(index + pair * terms.count, found.feature, terms.count * sizeof(int));

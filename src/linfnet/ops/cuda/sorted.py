@@ -1,7 +1,7 @@
 """Weighted sums of the largest |x - w|, their bounds and their gradients, by CUDA kernels."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from torch import Tensor
@@ -37,7 +37,8 @@ def _sums(
     (n, features), out = x.shape, w.shape[0]
     y = x.new_empty(n, out)
     rest, grid = [0.0] * (MOST_TERMS - len(factors)), (math.ceil(n / SIDE), math.ceil(out / SIDE), 1)
-    launcher.launch(
+    launch: Callable[..., None] = launcher.launch
+    launch(
         x.device, sums_kernel(len(factors), measure, index is not None), grid,
         x=x, upper=upper, w=w, y=y, index=index, n=n, out=out, features=features,
         aligned=aligned(features, x, w) and (upper is None or aligned(features, upper)),

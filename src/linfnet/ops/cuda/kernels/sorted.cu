@@ -64,15 +64,16 @@ static __device__ __forceinline__ void sizes_at(const Tiles& tiles, int row, int
       for (int c = 0; c < 4; ++c) size[i][j][c] = size_of(x[i][c], MEASURE == DISTANCE ? 0.0f : upper[i][c], w[j][c]);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, TERMS <= 10 ? 2 : 1)
     sorted_sums(const float* __restrict__ x, const float* __restrict__ upper, const float* __restrict__ w, float* y,
-                int* index, int n, int out, int features, int aligned, float f0, float f1, float f2, float f3,
-                float f4, float f5, float f6, float f7, float f8, float f9, float f10, float f11, float f12, float f13,
-                float f14, float f15) {
+                int* index, int n, int out, int features, int aligned, float f0, float f1, float f2, float f3, float f4,
+                float f5, float f6, float f7, float f8, float f9, float f10, float f11, float f12, float f13, float f14,
+                float f15) {
   __shared__ __align__(16) Tiles tiles;
   i64 top = (i64)blockIdx.x * SIDE, left = (i64)blockIdx.y * SIDE;
   int row = threadIdx.x / 16, column = threadIdx.x % 16;
-  i64 x_at = min(top + threadIdx.x / 8, (i64)n - 1) * features, w_at = min(left + threadIdx.x / 8, (i64)out - 1) * features;
+  i64 x_at = min(top + threadIdx.x / 8, (i64)n - 1) * features,
+      w_at = min(left + threadIdx.x / 8, (i64)out - 1) * features;
   const float *x_row = x + x_at, *upper_row = MEASURE == DISTANCE ? x_row : upper + x_at, *w_row = w + w_at;
 
   int limit[2][2];  // sizes that are not above the limit do not count
