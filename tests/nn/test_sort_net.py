@@ -15,7 +15,7 @@ from linfnet.certificates import certify_by_margin, interval_radius
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_table, write_table
 from linfnet.nn import LinfNet, SortDistance, SortNet, means_at_infinity, reestimate_means
-from linfnet.nn.input_dropout import draw_kept
+from linfnet.nn.input_dropout import Kept, draw_kept, kept_distances
 from linfnet.nn.sorted import rounded_steps, sorted_factors
 from linfnet.ops import default_implementation
 
@@ -119,6 +119,24 @@ def test_gradients_of_a_masked_step_in_float32(impl: str):
     exact = torch.autograd.grad(logits.square().sum(), list(net.layers.parameters()))
     for ours, theirs in zip(found, exact, strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-5 * theirs.abs().max().item())
+
+
+def test_slopes_of_a_smaller_p():
+    torch.manual_seed(0)
+    net, images = SortNet(SHAPE, 4, (12,), keep=0.6, identity_init=False).train(), torch.rand(9, *SHAPE)
+    values = net.dropped(images, 2)
+    net.slopes_p = 4.0
+    assert torch.equal(net.dropped(images, 2), values)
+    layer, x = net.layers[1], torch.rand(9, 5, requires_grad=True)
+    inputs = Kept(torch.tensor([[0, 2, 3, 7, 8]]), 12)
+
+    def distances(p: float) -> Tensor:
+        return kept_distances(x, layer.weight, inputs, None, 9, p)
+
+    found, grad = layer.with_slopes(distances), torch.randn(9, 4)
+    assert torch.equal(found, distances(math.inf))
+    slopes = [torch.autograd.grad(each, (x, layer.weight), grad) for each in (found, distances(4.0))]
+    assert all(torch.equal(*pair) for pair in zip(*slopes, strict=True))
 
 
 def test_masks_have_the_published_distribution():

@@ -70,17 +70,17 @@ class _Parts(torch.autograd.Function):
 
 
 def kept_distances(
-    x: Tensor, weight: Tensor, p: float, inputs: Kept | None, outputs: Kept | None, group: int
+    x: Tensor, weight: Tensor, inputs: Kept | None, outputs: Kept | None, group: int, p: float
 ) -> Tensor:
     """Return the l_p distances of the kept inputs to the weights of the kept outputs.
 
     Args:
         x: [B, kept inputs]; every `group` consecutive rows are a group.
         weight: [out, in].
-        p: a number >= 1, or infinity.
         inputs: the inputs that x consists of, or None for all of them.
         outputs: the outputs to compute, or None for all of them.
         group: number of samples in a group; the last group may be smaller.
+        p: a number >= 1, or infinity.
 
     Returns:
         [B, kept outputs], differentiable in x and weight.

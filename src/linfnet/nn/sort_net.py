@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -99,7 +100,7 @@ class SortNet(ProvenNet):
         for layer in self.distance_layers():
             keeps = layer.shift is not None and self.drops_inputs  # the logits are not dropped
             following = draw_kept(layer.weight.shape[0], self.keep, groups, counts, subsets) if keeps else None
-            x = kept_distances(x, layer.weight, layer.p, kept, following, size)
+            x = layer.with_slopes(partial(kept_distances, x, layer.weight, kept, following, size))
             if layer.shift is not None:
                 x = layer.shift(x) if following is None else shift_kept(layer.shift, x, following, size)
             x, kept = x if layer.bias is None else x + layer.bias, following

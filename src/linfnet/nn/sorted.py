@@ -106,12 +106,12 @@ class SortDistance(DistanceModule):
                 sizes.append(size)
         return self._finish(distance), sizes
 
-    def _distance(self, x: Tensor) -> Tensor:
+    def _distance_at(self, x: Tensor, p: float) -> Tensor:
         if len(self.factors) == 1:
-            return lp_distance(x, self.weight, self.p)
-        if math.isinf(self.p):
+            return lp_distance(x, self.weight, p)
+        if math.isinf(p):
             return sorted_linf_distance(x, self.weight, self.factors)
-        return self.keep ** (1 / self.p) * lp_distance(x, self.weight, self.p)
+        return self.keep ** (1 / p) * lp_distance(x, self.weight, p)
 
     def _distance_bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         if len(self.factors) == 1:

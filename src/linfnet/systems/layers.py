@@ -1,6 +1,7 @@
 """Building blocks of the baseline systems: small convolutional nets, and interval bounds through their layers.
 
-Bounds hold in real arithmetic. They are propagated as centre and radius: a matrix product multiplies the centre by W
+These bounds are for training: they can be differentiated, and ignore rounding. The bounds of certificates are in
+`linfnet.certificates.outward`. Boxes are propagated as centre and radius: a matrix product multiplies the centre by W
 and the radius by |W|.
 """
 
