@@ -15,7 +15,7 @@ from linfnet.certificates import certify_by_margin, interval_radius
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_table, write_table
 from linfnet.nn import LinfNet, SortDistance, SortNet, means_at_infinity, reestimate_means
-from linfnet.nn.input_dropout import Kept, draw_kept, kept_distances
+from linfnet.nn.input_dropout import Kept, draw_kept, kept_distances, mask_sources
 from linfnet.nn.sorted import rounded_steps, sorted_factors
 from linfnet.ops import default_implementation
 
@@ -91,10 +91,9 @@ def test_a_training_step_is_the_one_with_masks(p: float, group: int, samples: in
     net = small_net(0.6, p).double().train()
     images = torch.rand(samples, *SHAPE, dtype=torch.float64)
     size = group or samples
-    counts, subsets = torch.Generator().manual_seed(9), torch.Generator().manual_seed(9)
-    masks = []
+    sources, masks = mask_sources(9, torch.device("cpu")), []
     for width in HIDDEN:
-        index = draw_kept(width, 0.6, -(-samples // size), counts, subsets).index
+        index = draw_kept(width, 0.6, -(-samples // size), *sources).index
         own = torch.zeros(len(index), width, dtype=torch.float64).scatter(1, index, 1.0)
         masks.append(own.repeat_interleave(size, 0)[:samples])
     expected, means = masked_logits(net, images, masks, 0.1)
@@ -141,10 +140,10 @@ def test_slopes_of_a_smaller_p():
 
 def test_masks_have_the_published_distribution():
     """One binomial count for all groups, then an independent subset of this size for each group."""
-    counts, subsets = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
+    sources = mask_sources(0, torch.device("cpu"))
     sizes, total = [], torch.zeros(50)
     for _ in range(2000):
-        kept = draw_kept(50, 0.8, 3, counts, subsets)
+        kept = draw_kept(50, 0.8, 3, *sources)
         assert kept.index.shape == (3, kept.index.shape[1])
         assert bool((kept.index.diff(dim=1) > 0).all())
         sizes.append(kept.index.shape[1])
@@ -155,7 +154,7 @@ def test_masks_have_the_published_distribution():
     assert abs(count.var().item() - 8) < 5 * 8 * math.sqrt(2 / 2000)
     assert bool(((total / 2000 - 0.8).abs() < 5 * math.sqrt(0.16 / 2000)).all())
     assert not torch.equal(kept.index[0], kept.index[1])
-    assert draw_kept(3, 0.01, 1, counts, subsets).index.shape[1] >= 1
+    assert draw_kept(3, 0.01, 1, *sources).index.shape[1] >= 1
 
 
 def test_the_mean_of_many_dropout_passes_is_the_sorted_neuron():
@@ -275,7 +274,7 @@ def test_wrong_arguments(options: dict[str, float]):
     with pytest.raises(ArgumentError, match=r"(keep|terms) is"):
         SortDistance(10, 10, **options)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ArgumentError, match=r"(keep|terms) is"):
-        SortNet(SHAPE, 4, HIDDEN, **options)  # pyright: ignore[reportArgumentType]
+        SortNet(SHAPE, 4, (), **options)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ArgumentError, match="hidden is"):
         SortNet(SHAPE, 4, (3, 0), keep=0.5)
     with pytest.raises(ArgumentError, match="group is -1"):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from linfnet.nn.normalization import MeanShift
@@ -23,6 +24,12 @@ class Kept:
     """int64 [groups, count], ascending in each group."""
     features: int
     """The number of features of the layer."""
+
+
+def mask_sources(seed: int, device: torch.device) -> tuple[torch.Generator, torch.Generator]:
+    """Return the arguments `counts` and `subsets` of `draw_kept`."""
+    counts = torch.Generator().manual_seed(seed)
+    return counts, torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=counts)))
 
 
 def draw_kept(features: int, keep: float, groups: int, counts: torch.Generator, subsets: torch.Generator) -> Kept:
@@ -103,15 +110,16 @@ def shift_kept(shift: MeanShift, x: Tensor, kept: Kept, group: int) -> Tensor:
         kept: the outputs that x consists of.
         group: as in `kept_distances`.
     """
-    sizes = [len(part) for part in x.split(group)]
+    groups = len(kept.index)
+    padded = F.pad(x, (0, 0, 0, groups * group - len(x))).unflatten(0, (groups, group))
+    samples = torch.full_like(kept.index, group, dtype=x.dtype)
+    samples[-1] = len(x) - (groups - 1) * group
     # A matrix with a row for each group, and then a sum over rows: unlike `index_add`, its order is fixed on a GPU.
-    sums = torch.stack([part.sum(0) for part in x.split(group)])
-    total = sums.new_zeros(len(sizes), kept.features).scatter(1, kept.index, sums).sum(0)
-    samples = sums.new_tensor(sizes).unsqueeze(1).expand(-1, kept.index.shape[1])
-    count = sums.new_zeros(len(sizes), kept.features).scatter(1, kept.index, samples).sum(0)
+    empty = x.new_zeros(groups, kept.features)
+    total = empty.scatter(1, kept.index, padded.sum(1)).sum(0)
+    count = empty.scatter(1, kept.index, samples).sum(0)
     mean = total / count.clamp(min=1)
     assert shift.momentum is not None
     with torch.no_grad():
         shift.running_mean.lerp_(mean, count.clamp(max=1) * shift.momentum)
-    means = mean[kept.index]
-    return torch.cat([part - means[number] for number, part in enumerate(x.split(group))])
+    return (padded - mean[kept.index].unsqueeze(1)).flatten(0, 1)[: len(x)]

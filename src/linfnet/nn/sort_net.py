@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from linfnet.errors import ArgumentError, at_least
 from linfnet.nn.distance import DistanceModule, LpDistance
-from linfnet.nn.input_dropout import draw_kept, kept_distances, shift_kept
+from linfnet.nn.input_dropout import draw_kept, kept_distances, mask_sources, shift_kept
 from linfnet.nn.nonexpansive import Rounding
 from linfnet.nn.proven import ProvenNet
-from linfnet.nn.sorted import SortDistance
+from linfnet.nn.sorted import SortDistance, check_sums
 
 
 class SortNet(ProvenNet):
@@ -56,6 +56,7 @@ class SortNet(ProvenNet):
     ) -> None:
         if not isinstance(hidden, Sequence) or any(width < 1 for width in hidden):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(f"hidden is {hidden}; expected a sequence of widths above 0, such as (128, 128)")
+        check_sums(keep, terms)
         super().__init__(image_shape, classes, mean=mean, std=std, learn_scale=True)
         self.hidden, self.keep, self.terms = tuple(hidden), keep, terms
         widths = [math.prod(self.image_shape), *hidden, classes]
@@ -94,12 +95,11 @@ class SortNet(ProvenNet):
         """
         at_least("group", group, 0)
         x = self.normalize(self.check_shape(images)).flatten(1)
-        counts, subsets = torch.Generator().manual_seed(seed), torch.Generator(x.device).manual_seed(seed)
-        size = group or max(len(x), 1)
+        sources, size = mask_sources(seed, x.device), group or len(x)
         groups, kept = -(-len(x) // size), None
         for layer in self.distance_layers():
             keeps = layer.shift is not None and self.drops_inputs  # the logits are not dropped
-            following = draw_kept(layer.weight.shape[0], self.keep, groups, counts, subsets) if keeps else None
+            following = draw_kept(layer.weight.shape[0], self.keep, groups, *sources) if keeps else None
             x = layer.with_slopes(partial(kept_distances, x, layer.weight, kept, following, size))
             if layer.shift is not None:
                 x = layer.shift(x) if following is None else shift_kept(layer.shift, x, following, size)

@@ -1,7 +1,9 @@
 """The layer of SortNet: weighted sums of the largest |x - w|, and their rounding errors."""
 
 import math
+import operator
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -16,6 +18,13 @@ from linfnet.ops.sorted import MOST_TERMS
 LEAST_KEEP = 0.01
 
 
+def check_sums(keep: float, terms: int) -> None:
+    """Raise an error unless there are neurons with this keep rate and number of terms."""
+    at_least("keep", keep, LEAST_KEEP, most=1)
+    at_least("terms", operator.index(terms), 1, most=MOST_TERMS)
+
+
+@lru_cache
 def sorted_factors(keep: float, terms: int) -> tuple[float, ...]:
     """Return the factors of the largest |x - w|: keep * (1 - keep)^t for t < terms, divided by their sum.
 
@@ -35,6 +44,7 @@ def _float32_below(value: Fraction) -> float:
     return float(near if Fraction(float(near)) <= value else np.nextafter(near, np.float32(0)))
 
 
+@lru_cache
 def rounded_steps(factors: tuple[float, ...]) -> int:
     """Return how many rounded steps bound the rounding error of a weighted sum (docs/certificates.md).
 
@@ -78,13 +88,16 @@ class SortDistance(DistanceModule):
         mean_shift: bool = False,
         identity_init: bool = False,
     ) -> None:
-        at_least("keep", keep, LEAST_KEEP, most=1)
-        at_least("terms", terms, 1, most=MOST_TERMS)
+        check_sums(keep, terms)
         super().__init__(torch.randn(out_features, in_features), out_features, -1, p, bias, mean_shift)
         self.in_features, self.out_features, self.keep, self.terms = in_features, out_features, keep, terms
-        self.factors = sorted_factors(keep, min(terms, in_features))
         if identity_init:
             copy_inputs(self.weight)
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """The factors of the largest |x - w|, the largest first."""
+        return sorted_factors(self.keep, min(self.terms, self.in_features))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs [..., out_features] for x [..., in_features]."""
