@@ -84,20 +84,17 @@ def masked_logits(net: SortNet, images: Tensor, masks: list[Tensor], momentum: f
     raise AssertionError
 
 
-@pytest.mark.parametrize("p", [3.0, 8.0, math.inf])
-@pytest.mark.parametrize("group", [0, 5, 8, 20])
-@pytest.mark.parametrize("samples", [20, 1])
-def test_a_training_step_is_the_one_with_masks(p: float, group: int, samples: int):
-    net = small_net(0.6, p).double().train()
-    images = torch.rand(samples, *SHAPE, dtype=torch.float64)
+def check_step(p: float, group: int, samples: int, device: str) -> None:
+    net = small_net(0.6, p).double().train().to(device)
+    images = torch.rand(samples, *SHAPE, dtype=torch.float64).to(device)
     size = group or samples
-    sources, masks = mask_sources(9, torch.device("cpu")), []
+    sources, masks = mask_sources(9, torch.device(device)), []
     for width in HIDDEN:
         index = draw_kept(width, 0.6, -(-samples // size), *sources).index
-        own = torch.zeros(len(index), width, dtype=torch.float64).scatter(1, index, 1.0)
+        own = images.new_zeros(len(index), width).scatter(1, index, 1.0)
         masks.append(own.repeat_interleave(size, 0)[:samples])
     expected, means = masked_logits(net, images, masks, 0.1)
-    grad = torch.randn(samples, 4, dtype=torch.float64)
+    grad = torch.randn_like(expected)
     parameters = list(net.layers.parameters())
     slopes = torch.autograd.grad(expected, parameters, grad)
     logits = net.dropped(images, 9, group=group)
@@ -106,6 +103,23 @@ def test_a_training_step_is_the_one_with_masks(p: float, group: int, samples: in
         torch.testing.assert_close(ours, theirs)
     for layer, mean in zip(net.distance_layers(), means, strict=False):
         torch.testing.assert_close(layer.shift.running_mean, mean)
+
+
+@pytest.mark.parametrize("p", [3.0, 8.0, math.inf])
+@pytest.mark.parametrize("group", [0, 5, 8, 20])
+@pytest.mark.parametrize("samples", [20, 1])
+def test_a_training_step_is_the_one_with_masks(p: float, group: int, samples: int):
+    check_step(p, group, samples, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_training_step_on_a_gpu():
+    check_step(8.0, 8, 20, "cuda")
+    net = small_net(0.7, 8.0).cuda().train()
+    images = torch.rand(50, *SHAPE, device="cuda")
+    steps = [torch.autograd.grad(net.dropped(images, 3).sum(), list(net.layers.parameters())) for _ in range(2)]
+    assert all(torch.equal(*pair) for pair in zip(*steps, strict=True))
 
 
 @pytest.mark.parametrize("impl", ["cpu", "reference"])
