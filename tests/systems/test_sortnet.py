@@ -100,7 +100,7 @@ def test_it_trains_and_is_evaluated(run: Path, capsys: pytest.CaptureFixture[str
 
 def test_attacks_keep_the_sandwich(run: Path, capsys: pytest.CaptureFixture[str]):
     attacks = ["--attacks", "pgd", "best-pgd", "smoothed", "square", "--steps", "4", "--queries", "10"]
-    assert main(["attack", str(run), "--limit", "40", *attacks, "--device", "cpu"]) == 0
+    assert main(["attack", str(run), "--limit", "40", *attacks, "--device", "cpu", "--all"]) == 0
     assert "holds for every sample" in capsys.readouterr().out
 
 
