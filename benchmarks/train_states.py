@@ -9,37 +9,38 @@ STATES gets a run folder `run`, a net saved by `LinfNet.save` in `p64` and so on
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 from linfnet.data import load, to_pixels
-from linfnet.nn import LinfNet
 from linfnet.recipes import load_recipe
-from linfnet.schedules import StepState
-from linfnet.train import RunFolder, Trainer
+from linfnet.train import Callback, RunFolder, Trainer, TrainingRun
 
 BATCH = 512
 
 
-class Saver:
-    """Watches a training run and saves the net at the first step of each required p."""
+class Saver(Callback):
+    """Saves the net at the first step of each required p."""
 
-    def __init__(self, net: LinfNet, folder: Path, wanted: list[float]) -> None:
-        self.net, self.folder, self.wanted = net, folder, sorted(wanted)
+    def __init__(self, folder: Path, wanted: list[float]) -> None:
+        self.folder, self.wanted = folder, sorted(wanted)
 
-    def step(self, step: int, state: StepState, so_far: dict[str, float]) -> None:
+    def on_step(self, run: TrainingRun) -> None:
         """Save the net if p has reached the next required value."""
-        while self.wanted and state.p >= self.wanted[0]:
+        while self.wanted and run.p >= self.wanted[0]:
             p = self.wanted.pop(0)
-            self.net.save(self.folder / f"p{p:g}")
-            print(f"p = {p:g} at step {step} (there p = {state.p:g})", flush=True)
+            run.net.save(self.folder / f"p{p:g}")
+            print(f"p = {p:g} at step {run.step} (there p = {run.p:g})", flush=True)
 
-    def event(self, event: dict[str, Any]) -> None:
-        """Print tests and every tenth epoch."""
-        if event["event"] == "test" or event["epoch"] % 10 == 0:
-            print(event, flush=True)
+    def on_epoch(self, run: TrainingRun) -> None:
+        """Print every tenth epoch."""
+        if run.epoch % 10 == 0:
+            print(run.history.epochs[-1], flush=True)
+
+    def on_test(self, run: TrainingRun) -> None:
+        """Print the test."""
+        print(run.history.tests[-1], flush=True)
 
 
 def main() -> None:
@@ -56,12 +57,13 @@ def main() -> None:
     recipe = load_recipe(options.recipe, (*changes, "run.checkpoint_minutes=1000", *options.set))
     images, test = load("cifar10", "train"), load("cifar10", "test")
     folder = RunFolder.new(options.states / "run", recipe)
-    trainer = Trainer(recipe, images, test, torch.device("cuda"), folder=folder)
+    saver = Saver(options.states, options.p)
+    trainer = Trainer(recipe, images, test, torch.device("cuda"), folder=folder, callbacks=[saver])
     folder.create()
     batch = to_pixels(images.images[:BATCH], images.info.white).contiguous()
     save_file({"pixels": batch.cpu(), "labels": images.labels[:BATCH].cpu()}, options.states / "images.safetensors")
     try:
-        trainer.run(Saver(trainer.net, options.states, options.p))
+        trainer.run()
     finally:
         folder.release()
 

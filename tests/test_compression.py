@@ -235,7 +235,7 @@ class TestCommands:
         few = ["--limit", "30", "--device", "cpu"]
         assert main(["certify", str(folder), "--out", str(tmp_path), *few]) == 0
         attacks = ["--attacks", "pgd", "best-pgd", "smoothed", "square", "--steps", "4", "--queries", "10"]
-        assert main(["attack", str(folder), *attacks, *few]) == 0
+        assert main(["attack", str(folder), *attacks, *few, "--all"]) == 0
         assert "holds for every sample" in capsys.readouterr().out
         np.save(tmp_path / "digit.npy", load("digits", "test").first(1).pixels()[0].numpy())
         assert main(["predict", str(folder), str(tmp_path / "digit.npy")]) == 0

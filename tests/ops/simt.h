@@ -119,6 +119,36 @@ static float from_half(u16 h) {
   return copysignf(size, h & 0x8000 ? -1.0f : 1.0f);
 }
 
+// Two float16 numbers in 32 bits; products and sums of float16 numbers are exact in double, up to one rounding.
+static u16 half_of_double(double a) {
+  float near = (float)a;  // round to odd first, so that the second rounding is the only one
+  if ((double)near != a && near == near && fabsf(near) < INFINITY) {
+    u32 bits = __float_as_uint(near);
+    if (!(bits & 1)) bits += fabs((double)near) < fabs(a) ? 1 : -1;
+    near = __uint_as_float(bits);
+  }
+  return to_half(near);
+}
+static float low_float(u32 a) { return from_half(a & 0xffff); }
+static float high_float(u32 a) { return from_half(a >> 16); }
+static u32 half2_of(float low, float high) { return to_half(low) | (u32)to_half(high) << 16; }
+static u32 half2_of_doubles(double low, double high) { return half_of_double(low) | (u32)half_of_double(high) << 16; }
+static u32 half2_add(u32 a, u32 b) {
+  return half2_of_doubles((double)low_float(a) + low_float(b), (double)high_float(a) + high_float(b));
+}
+static u32 half2_sub(u32 a, u32 b) {
+  return half2_of_doubles((double)low_float(a) - low_float(b), (double)high_float(a) - high_float(b));
+}
+static u32 half2_mul(u32 a, u32 b) {
+  return half2_of_doubles((double)low_float(a) * low_float(b), (double)high_float(a) * high_float(b));
+}
+static u32 half2_fma(u32 a, u32 b, u32 c) {
+  return half2_of_doubles((double)low_float(a) * low_float(b) + low_float(c),
+                          (double)high_float(a) * high_float(b) + high_float(c));
+}
+static u32 low_twice(u32 a) { return (a & 0xffff) | a << 16; }
+static u32 high_twice(u32 a) { return a >> 16 | (a & 0xffff0000u); }
+
 static void await_copies() {
   simt::Fibre& fibre = simt::fibres[simt::current];
   for (int k = 0; k < fibre.pending; ++k) {

@@ -107,6 +107,15 @@ def test_pairs_out_of_range_are_computed_exactly(kernels: Cuda, p: float) -> Non
     assert kernels.forward(x, w, p)[3, 7] == 0
 
 
+@pytest.mark.parametrize("p", [50.0, 60.5, 64.0])
+def test_most_pairs_may_be_out_of_range(kernels: Cuda, p: float) -> None:
+    """One output makes the layer's range too large for a single scale: special functions and scales per pair."""
+    x, w, grad = dense.draw((65, 70, 44), CPU)
+    w[3] *= 5
+    dense.check_against_reference(kernels, x, w, grad, p)
+    dense.check_each_pair(kernels, x, w, p)
+
+
 @pytest.mark.parametrize("factor", [1e-30, 1e30])
 def test_extreme_magnitudes(kernels: Cuda, factor: float) -> None:
     x, w, grad = dense.draw((20, 30, 50), CPU)

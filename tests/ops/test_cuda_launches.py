@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from linfnet.errors import LinfnetError
 from linfnet.ops import implementations
-from linfnet.ops.cuda import Cuda, deciding, dense, dispatch, pruned, sparse, tensor_core
+from linfnet.ops.cuda import Cuda, deciding, dense, dispatch, half, pruned, pruned_half, sparse, tensor_core
 from linfnet.ops.cuda import sorted as sorted_sums
 from linfnet.ops.cuda.dense import backward_kernel, backward_memory, backward_rows, forward_kernel
 from linfnet.ops.cuda.dispatch import kernels_ahead
@@ -293,6 +293,10 @@ def test_sources_compile(architecture: str, tmp_path: Path) -> None:
         *(forward_kernel(p) for p in (8.0, 8.3, None)),
         *(maximum_kernel(runs) for runs in (False, True)),
         *(backward_kernel(p, True, True, 16) for p in (7.0, 7.3, None)),
+        backward_kernel(64.0, True, True, 16),
+        half.forward_kernel("half_sums", 12),
+        half.backward_kernel("half_gradients", 12),
+        *(pruned_half.kernel("", 64, vectors) for vectors in (1, 2)),
         bounds_kernel(True),
         Kernel("finish.cu", "finish_sum", FINISH_DEFINITIONS),
         *(Kernel(file, "") for file in ("gradients.cu", "scale.cu", "scatter.cu", "sparse_gradients.cu")),

@@ -118,6 +118,32 @@ def power_source(name: str, exponent: float | None, *, signed: bool) -> str:
     return "\n".join([*lines, f"  return {result};", "}"])
 
 
+def half_source(name: str, exponent: int, *, add: bool) -> str:
+    """Return the CUDA source of a function that raises two float16 numbers to a whole power >= 2; `add`: to sums.
+
+    >>> print(half_source("slope", 3, add=False))
+    static __device__ __forceinline__ u32 slope(u32 d) {
+      u32 d2 = half2_mul(d, d);
+      u32 d3 = half2_mul(d2, d);
+      return d3;
+    }
+    >>> print(half_source("add_power", 4, add=True).splitlines()[-2])
+      return half2_fma(d2, d2, sum);
+    """
+    lines = [f"static __device__ __forceinline__ u32 {name}(u32 d{', u32 sum' if add else ''}) {{"]
+    chain = addition_chain(exponent)
+    result = f"d{exponent}"
+    for position, value in enumerate(chain[1:], 1):
+        earlier = chain[:position]
+        first = max(a for a in earlier if value - a in earlier)
+        one, other = ("d" if a == 1 else f"d{a}" for a in (first, value - first))
+        if add and value == exponent:
+            result = f"half2_fma({one}, {other}, sum)"
+        else:
+            lines.append(f"  u32 d{value} = half2_mul({one}, {other});")
+    return "\n".join([*lines, f"  return {result};", "}"])
+
+
 def _whole_power(n: int, lines: list[str], *, signed: bool) -> str:
     """Append the products of a chain to `lines`; return an expression for the n-th power."""
     if n == 0:

@@ -15,6 +15,7 @@ from linfnet.ops.cuda.layout import (
     BLOCK_OUTS,
     TILE_DEFINITIONS,
     WARPS,
+    Grid,
     Layer,
     aligned,
     backward_plan,
@@ -24,12 +25,18 @@ from linfnet.ops.cuda.nvrtc import Kernel
 from linfnet.ops.powers import LARGEST_CHAINED, power_source
 
 _ABSOLUTE_MAX = Kernel("scale.cu", "absolute_max")
+_COUNT_UNSAFE = Kernel("finish.cu", "count_unsafe", FINISH_DEFINITIONS)
+_CHOOSE_POWERS = Kernel("finish.cu", "choose_powers", FINISH_DEFINITIONS)
 _FINISH_SUM = Kernel("finish.cu", "finish_sum", FINISH_DEFINITIONS)
 _COEFFICIENTS = Kernel("gradients.cu", "coefficients")
 _ADD_PARTS = Kernel("gradients.cu", "add_parts")
 _REPAIR = Kernel("gradients.cu", "repair")
 # Rows per iteration of the backward kernel: the first number for which the device has enough shared memory is used.
 ROWS = (16, 8)
+# Largest p whose chains have one scale per layer in both passes. Above it, up to LARGEST_CHAINED, the float range holds
+# the powers of distances that differ by a factor of 3 only: gradients have one scale per pair, and distances are
+# computed by special functions if more than MOST_UNSAFE of all sums are out of range.
+LARGEST_SINGLE_SCALE, MOST_UNSAFE, LEAST_UNSAFE = 48, 0.01, 64
 
 
 def chained(p: float) -> bool:
@@ -38,6 +45,11 @@ def chained(p: float) -> bool:
     The error of the special functions is then multiplied by the fraction, not by p.
     """
     return p <= LARGEST_CHAINED
+
+
+def paired(p: float) -> bool:
+    """Whether the chains of the gradients have one scale per pair."""
+    return LARGEST_SINGLE_SCALE < p <= LARGEST_CHAINED
 
 
 @lru_cache(64)  # limited, because a schedule may use a different p in every step
@@ -50,7 +62,12 @@ def forward_kernel(p: float | None) -> Kernel:
 @lru_cache(64)
 def backward_kernel(p: float | None, need_x: bool, need_w: bool, rows: int) -> Kernel:
     """Return the gradient kernel: by multiplication for one p, or by special functions for any p (None)."""
-    flags = (("GENERAL", int(p is None)), ("NEED_X", int(need_x)), ("NEED_W", int(need_w)))
+    flags = (
+        ("GENERAL", int(p is None)),
+        ("PAIRED", int(p is not None and paired(p))),
+        ("NEED_X", int(need_x)),
+        ("NEED_W", int(need_w)),
+    )
     definitions = (*BLOCK_DEFINITIONS, *flags, ("ROWS", rows), ("UNROLL", 4))
     source = power_source("slope", None if p is None else p - 1, signed=True)
     return Kernel("backward.cu", "dense_gradients", definitions, source)
@@ -59,7 +76,8 @@ def backward_kernel(p: float | None, need_x: bool, need_w: bool, rows: int) -> K
 def kernels(p: float, shared: int) -> list[Kernel]:
     """Return the kernels of a training step at p, on a device with `shared` bytes of shared memory per block."""
     power, rows = p if chained(p) else None, backward_rows(p, shared)
-    return [forward_kernel(power), *(backward_kernel(power, need_x, True, rows) for need_x in (True, False))]
+    general = [forward_kernel(None)] if paired(p) else []
+    return [*general, forward_kernel(power), *(backward_kernel(power, need_x, True, rows) for need_x in (True, False))]
 
 
 def backward_memory(rows: int, p: float) -> tuple[int, int]:
@@ -68,7 +86,7 @@ def backward_memory(rows: int, p: float) -> tuple[int, int]:
     Static memory: two buffers for the coefficients (and offsets) and the features of each row. Dynamic memory: two
     buffers for the partial sums of each warp for these features.
     """
-    planes = 1 if chained(p) else 2
+    planes = 1 if chained(p) and not paired(p) else 2
     return 2 * 4 * rows * (BLOCK_OUTS * planes + BLOCK_FEATURES), 2 * 4 * rows * BLOCK_FEATURES * WARPS
 
 
@@ -124,19 +142,44 @@ class Dense(Layer):
 
     def forward(self, saved: Tensor | None = None, into: Tensor | None = None) -> Tensor:
         """Return the distances; write the residuals (exact minus rounded distances) to `saved`."""
-        if chained(self.p):
-            pair_max, input_max = None, self.largest(self.x, self.w)
-        else:
-            pair_max = Infinity(self.launcher, self.x, self.w, math.inf, self.use_dense).forward()
-            input_max = self.largest(pair_max)
-        grid, span = self.forward_plan()
+        if not chained(self.p):
+            return self._forward_by_special_functions(saved, into)
+        grid, input_max = self.forward_plan()[0], self.largest(self.x, self.w)
         sums = self.x.new_empty(grid[2], self.n, self.out)
+        self._sum(sums, None, input_max)
+        if not paired(self.p):
+            return self.finish(sums, input_max, saved, into, None)
+        y = self.x.new_empty(self.n, self.out) if into is None else into
+        chain, special = self._choose_powers(sums).split(1)
+        Dense(self.launcher, self.x, self.w, self.p, chain).finish(sums, input_max, saved, y, None)
+        layer = Dense(self.launcher, self.x, self.w, self.p, special)
+        return layer._forward_by_special_functions(saved, y)
+
+    def _forward_by_special_functions(self, saved: Tensor | None, into: Tensor | None) -> Tensor:
+        pair_max = Infinity(self.launcher, self.x, self.w, math.inf, self.use_dense).forward()
+        input_max = self.largest(pair_max)
+        sums = self.x.new_empty(self.forward_plan()[0][2], self.n, self.out)
+        self._sum(sums, pair_max, input_max)
+        return self.finish(sums, input_max, saved, into, pair_max)
+
+    def _sum(self, sums: Tensor, pair_max: Tensor | None, input_max: Tensor) -> None:
+        """Sum powers: by a chain, or by special functions if `pair_max` is given."""
+        grid, span = self.forward_plan()
         self.launch_flagged(
-            forward_kernel(self.p if chained(self.p) else None), grid,
+            forward_kernel(self.p if pair_max is None else None), grid,
             x=self.x, w=self.w, sums=sums, pair_max=pair_max, input_max=input_max, **self.sizes, span=span,
             aligned=aligned(self.features, self.x, self.w), p=self.p, target_exponent=sum_exponent(self.p),
         )  # fmt: skip
-        return self.finish(sums, input_max, saved, into, pair_max)
+
+    def _choose_powers(self, sums: Tensor) -> Tensor:
+        """Return two flags, int32 [2]: whether the sums of the chain are used, and whether special functions are."""
+        pairs, device = self.n * self.out, self.x.device
+        count, flags = (torch.zeros(size, dtype=torch.int32, device=device) for size in (1, 2))
+        grid = line(pairs, _COUNT_UNSAFE.threads)
+        self.launch_flagged(_COUNT_UNSAFE, grid, part=sums, parts=sums.shape[0], count=count, pairs=pairs)
+        most = max(LEAST_UNSAFE, int(pairs * MOST_UNSAFE))
+        self.launch(_CHOOSE_POWERS, (1, 1, 1), count=count, most=most, active=self.use_dense, flags=flags)
+        return flags
 
     def finish(
         self, sums: Tensor, input_max: Tensor, saved: Tensor | None, into: Tensor | None, pair_max: Tensor | None
@@ -156,10 +199,7 @@ class Dense(Layer):
         """Write the gradients into `results`; `output_max`: bits of the largest y and |grad|, if known."""
         p, coefficients = self.p, self.coefficients(grad, y, saved, output_max)
         grid, out_span, row_span = backward_plan(self.n, self.out, self.features, self.multiprocessors())
-        part_x, part_w = parts = [
-            (result[None] if count == 1 else result.new_empty(count, *result.shape)) if result.numel() else None
-            for result, count in zip(results, grid[1:], strict=True)
-        ]
+        part_x, part_w = parts = self.parts(results, grid)
         rows = backward_rows(p, self.launcher.shared_memory(self.x.device))
         self.launch_flagged(
             backward_kernel(p if chained(p) else None, part_x is not None, part_w is not None, rows), grid,
@@ -168,33 +208,55 @@ class Dense(Layer):
             part_w=part_w, **self.sizes, out_span=out_span, row_span=row_span,
             aligned=aligned(self.out, coefficients.value), exponent=p - 1, **coefficients.scale,
         )  # fmt: skip
+        self.add_parts(parts, results)
+        self.repair(grad, y, coefficients.flags, coefficients.scale, results)
+
+    def parts(self, results: tuple[Tensor, Tensor], grid: Grid) -> tuple[Tensor | None, Tensor | None]:
+        """Return tensors for the partial gradients of x and w on a grid; None for a gradient that is not needed."""
+        part_x, part_w = (
+            (result[None] if count == 1 else result.new_empty(count, *result.shape)) if result.numel() else None
+            for result, count in zip(results, grid[1:], strict=True)
+        )
+        return part_x, part_w
+
+    def add_parts(self, parts: tuple[Tensor | None, Tensor | None], results: tuple[Tensor, Tensor]) -> None:
+        """Add the partial gradients in a fixed order."""
         for part, result in zip(parts, results, strict=True):
             if part is not None and part.shape[0] > 1:
                 size = result.numel()
                 grid = (min(8 * self.multiprocessors(), -(-size // _ADD_PARTS.threads)), 1, 1)
                 self.launch_flagged(_ADD_PARTS, grid, part=part, parts=part.shape[0], sum=result, size=size)
-        self.repair(grad, y, coefficients, results)
 
     def coefficients(self, grad: Tensor, y: Tensor, residual: Tensor, output_max: Tensor | None = None) -> Coefficients:
         """Return the factors of the slopes of each pair."""
-        general = not chained(self.p)
+        general, pair_scales = not chained(self.p), paired(self.p)
         output_max = self.largest(y, grad) if output_max is None else output_max
         scale = {"output_max": output_max, "target_exponent": 0 if general else target_exponent(48, self.p - 1)}
         flags = torch.zeros(self.n + self.out, dtype=torch.int32, device=y.device)
-        value, offset = torch.empty_like(y), torch.empty_like(y) if general else None
+        value, offset = torch.empty_like(y), torch.empty_like(y) if general or pair_scales else None
         self.launch_flagged(
             _COEFFICIENTS, line(y.numel(), _COEFFICIENTS.threads),
             grad=grad, y=y, residual=residual, coefficient=value, offset=offset, flags=flags, n=self.n, out=self.out,
-            exponent=self.p - 1, general=general, **scale,
+            exponent=self.p - 1, general=general, paired=pair_scales, **scale,
         )  # fmt: skip
         return Coefficients(value, offset, flags, scale)
 
-    def repair(self, grad: Tensor, y: Tensor, coefficients: Coefficients, results: tuple[Tensor, Tensor]) -> None:
-        """Add the slopes of the pairs out of range to the gradients of x and w."""
+    def repair(
+        self,
+        grad: Tensor,
+        y: Tensor,
+        flags: Tensor,
+        scale: dict[str, Any],
+        results: tuple[Tensor, Tensor],
+        *,
+        general: bool | None = None,
+    ) -> None:
+        """Add the slopes of the pairs out of range to the gradients of x and w; `scale` as in Coefficients."""
+        general = not chained(self.p) if general is None else general
         for result, of_x in zip(results, (True, False), strict=True):
             if result.numel():
                 self.launch_flagged(
                     _REPAIR, (result.shape[0], 1, 1),
-                    grad=grad, x=self.x, w=self.w, y=y, flags=coefficients.flags, result=result, **self.sizes,
-                    exponent=self.p - 1, general=not chained(self.p), of_x=of_x, **coefficients.scale,
+                    grad=grad, x=self.x, w=self.w, y=y, flags=flags, result=result, **self.sizes,
+                    exponent=self.p - 1, general=general, of_x=of_x, **scale,
                 )  # fmt: skip

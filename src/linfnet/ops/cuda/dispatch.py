@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from linfnet.errors import LinfnetError
-from linfnet.ops.cuda import dense, nvrtc, pruned, tensor_core
+from linfnet.ops.cuda import dense, half, nvrtc, pruned, pruned_half, tensor_core
 from linfnet.ops.cuda.dense import Dense
+from linfnet.ops.cuda.half import Half
 from linfnet.ops.cuda.infinity import Infinity, maximum_kernel
 from linfnet.ops.cuda.layout import Layer
 from linfnet.ops.cuda.nvrtc import Kernel, Launcher
@@ -41,8 +42,12 @@ def kernels_ahead(p: float, n: int, shared: int) -> list[Kernel]:
         kernels += dense.kernels(q, shared)
         if q in tensor_core.POWERS:
             kernels += [tensor_core.kernel(function, int(q)) for function in ("powers", "add_unexpanded")]
+        if half.applies(q):
+            kernels += half.kernels(q)
         if q >= pruned.SMALLEST_P:
             kernels += pruned.kernels(q, n)
+        if pruned_half.applies(q, n):
+            kernels += pruned_half.kernels(q, n)
     return kernels
 
 
@@ -104,9 +109,11 @@ class Cuda:
             _warn_once(obstacle)
         return obstacle is None
 
-    def _layer(self, x: Tensor, w: Tensor, p: float) -> Layer:
+    def _layer(self, x: Tensor, w: Tensor, p: float, *, training: bool = True) -> Layer:
         if tensor_core.supports(x, w, p):
             kind = TensorCore
+        elif training and p < pruned.SMALLEST_P and half.supports(self._launcher, x, w, p):
+            kind = Half
         elif pruned.supports(x, w, p):
             kind = Pruned
         else:
@@ -116,7 +123,7 @@ class Cuda:
     def forward(self, x: Tensor, w: Tensor, p: float) -> Tensor:
         if 0 in (x.shape[0], *w.shape):
             return x.new_zeros(x.shape[0], w.shape[0])
-        return self._layer(x, w, p).forward() if _accurate(p) else self._reference.forward(x, w, p)
+        return self._layer(x, w, p, training=False).forward() if _accurate(p) else self._reference.forward(x, w, p)
 
     def forward_saving(self, x: Tensor, w: Tensor, p: float) -> tuple[Tensor, Tensor]:
         if not _accurate(p):

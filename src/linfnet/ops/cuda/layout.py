@@ -46,6 +46,11 @@ def aligned(features: int, *tensors: Tensor) -> bool:
     return features % 4 == 0 and all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
 
 
+def aligned_copy(matrix: Tensor) -> Tensor:
+    """Return the matrix, or a copy if it does not start at a multiple of 16 bytes."""
+    return matrix if matrix.data_ptr() % 16 == 0 else matrix.clone()
+
+
 @cache
 def forward_plan(n: int, out: int, features: int, multiprocessors: int) -> tuple[Grid, int]:
     """Return the grid of the dense forward kernels, and the number of features per block, a multiple of RUN.
@@ -69,16 +74,23 @@ def _divisions(total: int) -> list[int]:
 
 
 @cache
-def backward_plan(n: int, out: int, features: int, multiprocessors: int) -> tuple[Grid, int, int]:
-    """Return the grid of the dense backward kernel, and the number of outputs and of rows per block.
+def backward_plan(
+    n: int,
+    out: int,
+    features: int,
+    multiprocessors: int,
+    block_outs: int = BLOCK_OUTS,
+    block_features: int = BLOCK_FEATURES,
+) -> tuple[Grid, int, int]:
+    """Return the grid of a dense backward kernel, and the number of outputs and of rows per block.
 
     The division has the smallest estimated time: full waves of blocks and little traffic for partial results.
 
     >>> backward_plan(512, 5120, 5120, 132)
     ((80, 8, 2), 640, 256)
     """
-    columns, tiles, stages = math.ceil(features / BLOCK_FEATURES), math.ceil(out / BLOCK_OUTS), math.ceil(n / ROW_UNIT)
-    least, best = math.inf, ((columns, 1, 1), tiles * BLOCK_OUTS, stages * ROW_UNIT)
+    columns, tiles, stages = math.ceil(features / block_features), math.ceil(out / block_outs), math.ceil(n / ROW_UNIT)
+    least, best = math.inf, ((columns, 1, 1), tiles * block_outs, stages * ROW_UNIT)
     for out_parts in _divisions(tiles):
         for row_parts in _divisions(stages):
             partial = 4 * features * max(out_parts * n, row_parts * out)
@@ -91,7 +103,7 @@ def backward_plan(n: int, out: int, features: int, multiprocessors: int) -> tupl
             block = tile_share * (math.ceil(min(n, row_share * ROW_UNIT) / 8) * 2000 + 3000) * 4
             time = waves * block + traffic / 1500
             if time < least:
-                least, best = time, ((columns, out_parts, row_parts), tile_share * BLOCK_OUTS, row_share * ROW_UNIT)
+                least, best = time, ((columns, out_parts, row_parts), tile_share * block_outs, row_share * ROW_UNIT)
     return best
 
 

@@ -11,7 +11,7 @@ import importlib.util
 import os
 import re
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Generator, Hashable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -249,6 +249,11 @@ def _function(kernel: Kernel, device: int) -> ctypes.c_void_p:
     return function
 
 
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
 class Launcher:
     """Launches kernels on the current stream of a device; compiles and loads each kernel at its first launch."""
 
@@ -270,6 +275,20 @@ class Launcher:
             source = kernel.source()
             if (source, architecture) not in _ahead:
                 _ahead[source, architecture] = _pool().submit(binary, source, kernel.file, architecture)
+
+    @contextlib.contextmanager
+    def beside(self, device: torch.device) -> Generator[Callable[[], None]]:
+        """Launch the kernels of the `with` block on another stream, beside those that follow; yield a function to join.
+
+        The block must not allocate memory. The caller must call the function before it uses or frees the tensors.
+        """
+        if device.type != "cuda":
+            yield lambda: None
+            return
+        current, side = torch.cuda.current_stream(device), _side_stream(device)
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            yield lambda: current.wait_stream(side)
 
     def launch(
         self, device: torch.device, kernel: Kernel, grid: Grid, threads: int = 0, shared: int = 0, **arguments: Argument

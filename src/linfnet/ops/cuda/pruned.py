@@ -7,13 +7,16 @@ batch, and are listed on the device. If the lists are too long, a flag on the de
 kernels compute the layer; otherwise the dense kernels return at once.
 """
 
+import contextlib
 import math
 from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 
+from linfnet.ops.cuda import half, pruned_half
 from linfnet.ops.cuda.dense import Dense, target_exponent
+from linfnet.ops.cuda.half import HEAD, Half
 from linfnet.ops.cuda.infinity import Infinity
 from linfnet.ops.cuda.layout import (
     LANE_GROUP,
@@ -27,6 +30,7 @@ from linfnet.ops.cuda.layout import (
     squares,
 )
 from linfnet.ops.cuda.nvrtc import Kernel, Launcher
+from linfnet.ops.cuda.pruned_half import ListedGradients
 from linfnet.ops.powers import PowerMode, power_mode, power_source, uses_ratio
 
 # Smallest p for which lists are used: for smaller p, too many features contribute in most layers.
@@ -35,6 +39,10 @@ SMALLEST_P = 22.0
 MOST_ROWS = 1024
 # Largest number of float4 (of rows) that a lane processes.
 DISTANCE_VECTORS, GRAD_W_VECTORS, GRAD_X_VECTORS = 2, 4, 2
+# Largest fraction of listed features if the alternative are the kernels in float16.
+MOST_SHARE_OF_HALF = 0.38
+# Whether both gradients are computed at the same time, on two streams.
+OVERLAP = True
 # Largest number of weights of a layer: the lists of larger layers would need gigabytes.
 MOST_WEIGHTS = 1 << 28
 
@@ -107,21 +115,23 @@ def cut(p: float) -> float:
     return 1.0 if math.isinf(p) else 2.0 ** ((math.log2(p) - 30) / p)
 
 
-def most_share(p: float) -> float:
-    """Return the fraction of listed features above which the dense kernels are faster."""
+def most_share(p: float, *, half: bool = False) -> float:
+    """Return the fraction of listed features above which the dense kernels, or those in float16, are faster."""
+    if half:
+        return MOST_SHARE_OF_HALF
     return 0.15 if math.isinf(p) else 0.34 if power_mode(p) == PowerMode.SCALE_PER_OUTPUT else 0.5
 
 
 class Lists:
     """The listed features of each output and the data they are computed from, in one int32 tensor.
 
-    use_dense: [1]; first and second: numbers saved for each pair [out, padded], or None; x_transposed: [features,
-    padded]; ranges: [features, 2]; thresholds and scales: [out]; entries: [out, features, 2], feature and weight;
-    counts: [out].
+    use_dense: [1]; head: what `Half` saves, or empty; first and second: numbers saved for each pair [out, padded], or
+    None; x_transposed: [features, padded]; ranges: [features, 2]; thresholds and scales: [out]; entries: [out,
+    features, 2], feature and weight; counts: [out].
     """
 
     def __init__(self, memory: Tensor, lengths: tuple[int, ...]) -> None:
-        self.use_dense, *floats, self.entries, self.counts = aligned_parts(memory, lengths)
+        self.use_dense, self.head, *floats, self.entries, self.counts = aligned_parts(memory, lengths)
         first, second, *others = (part.view(torch.float32) for part in floats)
         self.first, self.second = (plane if plane.numel() else None for plane in (first, second))
         self.x_transposed, self.ranges, self.thresholds, self.scales = others
@@ -146,7 +156,12 @@ class Pruned(Layer):
         """Return the lengths of the parts of `Lists`; one number is saved per pair, or two if pairs have scales."""
         out, features, first = self.out, self.features, self.out * self.padded if saving else 0
         second = 0 if power_mode(self.p) == PowerMode.SCALE_PER_OUTPUT else first
-        return (1, first, second, features * self.padded, 2 * features, out, out, 2 * out * features, out)
+        head = HEAD if self._half_dense() or pruned_half.supports(self.x, self.w, self.p) else 0
+        return (1, head, first, second, features * self.padded, 2 * features, out, out, 2 * out * features, out)
+
+    def _half_dense(self) -> bool:
+        """Whether the kernels in float16 that read all features replace the dense kernels."""
+        return half.supports(self.launcher, self.x, self.w, self.p)
 
     def saved_like(self) -> Tensor:
         if math.isinf(self.p):
@@ -163,7 +178,8 @@ class Pruned(Layer):
         lengths = self._lengths(saving=saved is not None)
         lists = Lists(x.new_empty(sum(filled(lengths)), dtype=torch.int32) if saved is None else saved, lengths)
         total = torch.zeros(1, dtype=torch.int32, device=x.device)
-        common = {"features": features, "range": lists.ranges}
+        input_max = lists.head[:2].zero_() if lists.head.numel() else None
+        common = {"features": features, "range": lists.ranges, "input_max": input_max}
         self.launch(
             list_kernel("transpose"), squares(padded, features),
             source=x, target=lists.x_transposed, rows=self.n, columns=features, padded=padded,
@@ -176,7 +192,8 @@ class Pruned(Layer):
             counts=lists.counts, total=total, cut=cut(self.p),
             target_exponent=target_exponent(100, self.p),  # powers of the largest |d| stay below 2^100
         )  # fmt: skip
-        decide_dense(self, total, int(self.out * features * most_share(self.p)), lists.use_dense)
+        most = most_share(self.p, half=saved is not None and self._half_dense())
+        decide_dense(self, total, int(self.out * features * most), lists.use_dense)
         return lists
 
     def forward(self, saved: Tensor | None = None) -> Tensor:
@@ -200,6 +217,8 @@ class Pruned(Layer):
         if infinite:
             return Infinity(self.launcher, x, w, p, lists.use_dense).forward(saved, y)
         residual = None if lists.first is None else lists.first[: y.numel()]
+        if residual is not None and self._half_dense():
+            return Half(self.launcher, x, w, p, lists.use_dense).distances(lists.head, residual, y, known=True)
         return Dense(self.launcher, x, w, p, lists.use_dense).forward(residual, y)
 
     def _transpose_back(
@@ -218,40 +237,62 @@ class Pruned(Layer):
             return
         lists = Lists(saved, self._lengths(saving=True))
         assert lists.first is not None
-        dense = Dense(self.launcher, self.x, self.w, self.p, lists.use_dense)
-        # Slopes from ratios are at most 1 and need no scale; in that case only the dense kernels use the maxima.
-        output_max = (dense if uses_ratio(self.p) else Dense(self.launcher, self.x, self.w, self.p)).largest(y, grad)
-        self._gradients(grad, y, lists, output_max, results)
-        dense.backward(grad, y, lists.first[: y.numel()], results, output_max)
+        maxima = None
+        if lists.head.numel():
+            maxima = Half(self.launcher, self.x, self.w, self.p).gradient_maxima(grad)
+        output_max = self._gradients(grad, y, lists, maxima, results)
+        residual = lists.first[: y.numel()]
+        if self._half_dense():
+            half_layer = Half(self.launcher, self.x, self.w, self.p, lists.use_dense)
+            half_layer.gradients(grad, y, lists.head, residual, results, maxima)
+            return
+        Dense(self.launcher, self.x, self.w, self.p, lists.use_dense).backward(grad, y, residual, results, output_max)
 
     def _gradients(
-        self, grad: Tensor, y: Tensor, lists: Lists, output_max: Tensor, results: tuple[Tensor, Tensor]
-    ) -> None:
-        """Compute gradients from the lists; they are valid if use_dense is 0."""
-        grad_x, grad_w = results
+        self, grad: Tensor, y: Tensor, lists: Lists, maxima: Tensor | None, results: tuple[Tensor, Tensor]
+    ) -> Tensor | None:
+        """Compute gradients from the lists, valid if use_dense is 0; return the largest y and |grad| if computed."""
+        (grad_x, grad_w), listed_half, skip = results, None, lists.use_dense
+        if maxima is not None and pruned_half.supports(self.x, self.w, self.p):
+            listed_half = ListedGradients(
+                self, grad, y, lists.x_transposed, lists.head[:2], maxima, lists.use_dense
+            )  # fmt: skip
+            skip, run = listed_half.skip_float, listed_half.run_float
+        else:
+            # Slopes from ratios are at most 1 and need no scale; in that case only the dense kernels use the maxima.
+            run = lists.use_dense if uses_ratio(self.p) else None
+        output_max = Dense(self.launcher, self.x, self.w, self.p, run).largest(y, grad)
         coefficients = self.x.new_empty(self.out * self.padded)
         nonfinite = torch.zeros(self.n + self.out, dtype=torch.int32, device=self.x.device)
         numbers = {"output_max": output_max, "padded": self.padded, "exponent": self.p - 1}
-        common = {**lists.saved, **numbers, "coefficients": coefficients}
+        common = {**lists.saved, **numbers, "coefficients": coefficients, "use_dense": skip}
         self.launch(
             list_kernel("transposed_coefficients"), squares(self.padded, self.out),
             **common, grad=grad, y=y, saved_second=lists.second, nonfinite=nonfinite, n=self.n, out=self.out,
         )  # fmt: skip
-        if grad_w.numel():
-            grad_w.zero_()
-            self.launch(
-                backward_kernel(self.p, min(self.vectors, GRAD_W_VECTORS), "listed_grad_w"), (self.out, 1, 1),
-                **common, **lists.listed, nonfinite=nonfinite[self.n :], grad_w=grad_w, features=self.features,
-            )  # fmt: skip
+        # Both gradients read the same data; the lists by feature are computed beside grad_w.
+        beside = self.launcher.beside(self.x.device) if OVERLAP else contextlib.nullcontext(lambda: None)
+        with beside as join:
+            if grad_w.numel():
+                if listed_half:
+                    listed_half.write_grad_w(lists.entries, lists.counts, grad_w)
+                self.launch(
+                    backward_kernel(self.p, min(self.vectors, GRAD_W_VECTORS), "listed_grad_w"), (self.out, 1, 1),
+                    **common, **lists.listed, nonfinite=nonfinite[self.n :], grad_w=grad_w, features=self.features,
+                )  # fmt: skip
         if grad_x.numel():
             entries, counts = self._feature_lists(lists)
             vectors, transposed = min(self.vectors, GRAD_X_VECTORS), self.x.new_empty(self.features, self.padded)
+            if listed_half:
+                listed_half.write_grad_x(entries, counts, transposed)
             self.launch(
                 backward_kernel(self.p, vectors, "listed_grad_x"), self._grid(self.features, vectors),
                 **common, x_transposed=lists.x_transposed, entries=entries, counts=counts,
                 grad_x_transposed=transposed, out=self.out,
             )  # fmt: skip
             self._transpose_back(transposed, grad_x, lists.use_dense, nonfinite)
+        join()
+        return None if listed_half else output_max
 
     def _feature_lists(self, lists: Lists) -> tuple[Tensor, Tensor]:
         """Return the lists by feature: entries [features, out, 2] (output and weight) and counts [features]."""

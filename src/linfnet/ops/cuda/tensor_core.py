@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from linfnet.ops.cuda.dense import Dense, sum_exponent
-from linfnet.ops.cuda.layout import Grid, Layer, aligned_parts, filled, line
+from linfnet.ops.cuda.layout import Grid, Layer, aligned_copy, aligned_parts, filled, line
 from linfnet.ops.cuda.nvrtc import Kernel, Launcher
 from linfnet.ops.cuda.pruned import decide_dense
 
@@ -98,11 +98,6 @@ def _products(a: Tensor, b: Tensor, into: Tensor | None = None) -> Tensor:
     return torch.ops.aten.bmm.dtype_out(a, b, torch.float32, out=into)
 
 
-def _aligned(matrix: Tensor) -> Tensor:
-    """Return the matrix, or a copy if it does not start at a multiple of 16 bytes."""
-    return matrix if matrix.data_ptr() % 16 == 0 else matrix.clone()
-
-
 def _by_sums(halves: Tensor, chunks: int) -> Tensor:
     """View [rows, p - 1, features] as [(p - 1) * chunks, rows, features / chunks], without a copy."""
     rows, terms, features = halves.shape
@@ -135,7 +130,12 @@ class TensorCore(Layer):
 
     def _sums(self, input_max: Tensor, use_dense: Tensor, unexpanded: Tensor | None) -> Tensor:
         """Return sums of scaled powers [n, out]; set `use_dense` and the bits of `unexpanded`."""
-        x, w, chunks, pairs = _aligned(self.x), _aligned(self.w), chunks_of(self.features) or 1, self.n * self.out
+        x, w, chunks, pairs = (
+            aligned_copy(self.x),
+            aligned_copy(self.w),
+            chunks_of(self.features) or 1,
+            self.n * self.out,
+        )
         of_x, power_sum_x = self._layer_powers(x, input_max, of_x=True)
         of_w, power_sum_w = self._layer_powers(w, input_max, of_x=False)
         main = _products(_by_sums(of_x[0], chunks), _by_sums(of_w[0], chunks).mT)
@@ -170,7 +170,7 @@ class TensorCore(Layer):
         residual = residual.view(torch.float32)
         coefficients = self._dense().coefficients(grad, y, residual)
         input_max = self._dense().largest(self.x, self.w)
-        self.x, self.w = _aligned(self.x), _aligned(self.w)
+        self.x, self.w = aligned_copy(self.x), aligned_copy(self.w)
         slopes = {"c": coefficients.value, "unexpanded": unexpanded}
         for result, of_x in zip(results, (True, False), strict=True):
             if result.numel():
@@ -180,7 +180,7 @@ class TensorCore(Layer):
                     kernel("add_unexpanded", self.power), (result.shape[0], 1, 1),
                     **slopes, x=self.x, w=self.w, result=result, **self.sizes, of_x=of_x, **coefficients.scale,
                 )  # fmt: skip
-        self._dense().repair(grad, y, coefficients, results)
+        self._dense().repair(grad, y, coefficients.flags, coefficients.scale, results)
         self._dense(use_dense).backward(grad, y, residual, results, coefficients.scale["output_max"])
 
     def _gradient_of_x(self, slopes: dict[str, Tensor], input_max: Tensor, scale: dict[str, Any], into: Tensor) -> None:

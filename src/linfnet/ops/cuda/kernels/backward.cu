@@ -4,6 +4,7 @@
 // at a time. grad_w is summed over the rows in registers. grad_x is summed over the warps in a fixed order, then over
 // the outputs of the block in part_x.
 //   GENERAL         0: slope() is a chain; 1: g 2^((p - 1) log2 (s |d|) + offset) by special functions
+//   PAIRED          1: the chain is of s |d| times the power of two of each pair, which is stored in `offset`
 //   NEED_X, NEED_W  which gradients are computed
 //   ROWS            rows per iteration
 //   UNROLL          number of these rows by which the inner loop is unrolled
@@ -30,8 +31,8 @@ extern "C" __global__ void __launch_bounds__(256, 2)
                     float* __restrict__ part_w, int n, int out, int features, int out_span, int row_span, int aligned,
                     float exponent, int target_exponent, const int* __restrict__ use_dense) {
   if (dense_disabled(use_dense)) return;
-  __shared__ __align__(16) float cs[2][ROWS][BLOCK_OUTS];                // coefficients
-  __shared__ __align__(16) float fs[2][GENERAL ? ROWS : 1][BLOCK_OUTS];  // offsets
+  __shared__ __align__(16) float cs[2][ROWS][BLOCK_OUTS];                          // coefficients
+  __shared__ __align__(16) float fs[2][GENERAL || PAIRED ? ROWS : 1][BLOCK_OUTS];  // offsets
   __shared__ float2 xs[2][ROWS][32];
   DYNAMIC_SHARED(float2, shares);  // [2][WARPS][ROWS][32], only if NEED_X
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -74,6 +75,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
       next_x[e] = make_float2(x[first_row * features + column[0]], x[first_row * features + column[1]]);
       // With this offset their slope is 2^-inf = 0, even at the limits of the float range.
       if constexpr (GENERAL) next_f[e] = make_float4(-INFINITY_F, -INFINITY_F, -INFINITY_F, -INFINITY_F);
+      if constexpr (PAIRED) next_f[e] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
 
     // The first iteration, r = -ROWS, only loads rows.
@@ -92,13 +94,14 @@ extern "C" __global__ void __launch_bounds__(256, 2)
         next_c[e] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (r + ROWS + e * WARPS + warp < rows) {
           next_c[e] = fetch4(c_from + (i64)e * WARPS * out, left, whole, 0.0f);
-          if constexpr (GENERAL) next_f[e] = fetch4(f_from + (i64)e * WARPS * out, left, whole, -INFINITY_F);
+          if constexpr (GENERAL || PAIRED)
+            next_f[e] = fetch4(f_from + (i64)e * WARPS * out, left, whole, GENERAL ? -INFINITY_F : 0.0f);
           const float* from = x_from + (i64)e * WARPS * features;
           next_x[e] = make_float2(from[0], from[apart]);
         }
       }
       c_from += (i64)ROWS * out;
-      if constexpr (GENERAL) f_from += (i64)ROWS * out;
+      if constexpr (GENERAL || PAIRED) f_from += (i64)ROWS * out;
       x_from += (i64)ROWS * features;
       if (r >= 0) {
 #pragma unroll rows_unrolled
@@ -109,13 +112,14 @@ extern "C" __global__ void __launch_bounds__(256, 2)
           for (int q = 0; q < WARP_OUTS; q += 4) {
             float c[4], f[4];
             *reinterpret_cast<float4*>(c) = *reinterpret_cast<const float4*>(&cs[buffer][b][warp * WARP_OUTS + q]);
-            if constexpr (GENERAL)
+            if constexpr (GENERAL || PAIRED)
               *reinterpret_cast<float4*>(f) = *reinterpret_cast<const float4*>(&fs[buffer][b][warp * WARP_OUTS + q]);
 #pragma unroll
             for (int j = 0; j < 4; ++j)
 #pragma unroll
               for (int h = 0; h < 2; ++h) {
-                float t = slope(xv[h] - wv[q + j][h], special, GENERAL ? f[j] : 0.0f);
+                float d = xv[h] - wv[q + j][h];
+                float t = slope(PAIRED ? d * f[j] : d, special, GENERAL ? f[j] : 0.0f);
                 if constexpr (NEED_X) share[h] = fmaf(c[j], t, share[h]);
                 if constexpr (NEED_W) sum_w[q + j][h] = fmaf(c[j], t, sum_w[q + j][h]);
               }
@@ -128,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
       for (int e = 0; e < WARP_ROWS; ++e) {
         int at = e * WARPS + warp;
         *reinterpret_cast<float4*>(&cs[buffer ^ 1][at][lane * 4]) = next_c[e];
-        if constexpr (GENERAL) *reinterpret_cast<float4*>(&fs[buffer ^ 1][at][lane * 4]) = next_f[e];
+        if constexpr (GENERAL || PAIRED) *reinterpret_cast<float4*>(&fs[buffer ^ 1][at][lane * 4]) = next_f[e];
         xs[buffer ^ 1][at][lane] = make_float2(next_x[e].x * scale, next_x[e].y * scale);
       }
       __syncthreads();

@@ -2,20 +2,7 @@
 //   RUN                         features per run
 //   DISTANCE, GAP, FARTHEST     values of `measure`
 #include "common.cuh"
-
-// Compute the exact distance of one pair by a whole warp: first the maximum, then powers of numbers in [0, 1].
-static __device__ double exact_distance(const float* __restrict__ x, const float* __restrict__ w, int features,
-                                        float p) {
-  int lane = threadIdx.x & 31;
-  u32 most = 0;
-  for (int k = lane; k < features; k += 32) most = max(most, __float_as_uint(fabsf(x[k] - w[k])));
-  float top = __uint_as_float(__reduce_max_sync(FULL_MASK, most));
-  if (!(top > 0.0f && top < INFINITY_F)) return top;
-  float sum = 0.0f;
-  for (int k = lane; k < features; k += 32) sum += powf(fabsf(x[k] - w[k]) / top, p);
-  for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(FULL_MASK, sum, step);
-  return top * pow((double)sum, 1.0 / p);
-}
+#include "exact.cuh"
 
 // Compute distances from sums of scaled powers. Pairs whose sum is out of the safe range are recomputed exactly.
 // `pair_max` is null or contains the maximum by which each term of a pair was divided. `residual` is null or receives
@@ -56,6 +43,29 @@ extern "C" __global__ void __launch_bounds__(256)
   float rounded = (float)result;
   y[at] = rounded;
   if (residual) residual[at] = rounded < INFINITY_F ? (float)(result - rounded) : 0.0f;
+}
+
+// Count the pairs whose sums of scaled powers are out of the safe range.
+extern "C" __global__ void __launch_bounds__(256)
+    count_unsafe(const float* __restrict__ part, int parts, u32* __restrict__ count, i64 pairs,
+                 const int* __restrict__ use_dense) {
+  if (dense_disabled(use_dense)) return;
+  i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  float sum = SAFE_SUM;
+  if (at < pairs) {
+    sum = 0.0f;
+    for (int s = 0; s < parts; ++s) sum += part[s * pairs + at];
+  }
+  u32 found = __popc(__ballot_sync(FULL_MASK, !(sum >= SAFE_SUM && sum < INFINITY_F)));
+  if ((threadIdx.x & 31) == 0 && found) atomicAdd(count, found);
+}
+
+// Choose between the chain, flags[0], and special functions, flags[1], if more than `most` sums are out of range.
+extern "C" __global__ void __launch_bounds__(32)
+    choose_powers(const u32* __restrict__ count, int most, const int* __restrict__ active, int* flags) {
+  if (threadIdx.x) return;
+  bool on = !active || *active, general = *count > (u32)most;
+  flags[0] = on && !general, flags[1] = on && general;
 }
 
 extern "C" __global__ void __launch_bounds__(256)

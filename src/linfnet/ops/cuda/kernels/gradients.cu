@@ -9,17 +9,22 @@ static __device__ __forceinline__ bool in_range(float scaled, float exponent, in
 }
 
 // Compute the coefficients c[b, o] = g (s y)^(1 - p), or g and the offset (1 - p) log2 (s y) if `general` is set; g is
-// grad times its scale. Pairs out of range get 0, and their row and output are marked in `flags`. `exponent` is p - 1.
+// grad times its scale. Pairs out of range get 0, and their row and output are marked in `flags`. If `paired` is set, s
+// is multiplied by a power of two per pair, which is stored as the offset: no pair is out of range. `exponent` is p - 1.
 extern "C" __global__ void __launch_bounds__(256)
     coefficients(const float* __restrict__ grad, const float* __restrict__ y, const float* __restrict__ residual,
                  const u32* __restrict__ output_max, float* __restrict__ coefficient, float* __restrict__ offset,
-                 int* __restrict__ flags, int n, int out, float exponent, int target_exponent, int general,
+                 int* __restrict__ flags, int n, int out, float exponent, int target_exponent, int general, int paired,
                  const int* __restrict__ use_dense) {
   if (dense_disabled(use_dense)) return;
   i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (at >= (i64)n * out) return;
   float scale = scale_for(__uint_as_float(output_max[0]), target_exponent), scaled = y[at] * scale, c = 0.0f, f = 0.0f;
-  if (!in_range(scaled, exponent, general)) {
+  if (paired) {
+    f = scale_for(scaled * 0.70710678f, 0);
+    scaled *= f;
+  }
+  if (!paired && !in_range(scaled, exponent, general)) {
     i64 b = at / out;
     flags[b] = 1;
     flags[n + (at - b * out)] = 1;
@@ -27,10 +32,10 @@ extern "C" __global__ void __launch_bounds__(256)
     // (y + residual)^-exponent, to first order in the residual.
     float back = -exponent * (residual[at] / y[at]), g = grad[at] * gradient_scale(output_max);
     c = general ? g : g * fmaf(powf(scaled, -exponent), back, powf(scaled, -exponent));
-    f = fmaf(-exponent, log2f(scaled), 1.4426950408889634f * back);
+    if (general) f = fmaf(-exponent, log2f(scaled), 1.4426950408889634f * back);
   }
   coefficient[at] = c;
-  if (general) offset[at] = f;
+  if (offset) offset[at] = f;
 }
 
 // Add partial results in a fixed order, four numbers at a time if the alignment permits.

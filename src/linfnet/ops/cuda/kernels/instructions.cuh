@@ -54,3 +54,51 @@ static __device__ __forceinline__ void await_copies() { asm volatile("cp.async.w
 
 // Make the compiler compute the value once, here, and not again before each use.
 static __device__ __forceinline__ void materialize(u16& value) { asm volatile("" : "+h"(value)); }
+
+// Two float16 numbers in 32 bits. Each instruction computes both, and rounds each to the nearest float16.
+static __device__ __forceinline__ u32 half2_of(float low, float high) {
+  u32 r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
+static __device__ __forceinline__ u32 half2_add(u32 a, u32 b) {
+  u32 r;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+
+static __device__ __forceinline__ u32 half2_sub(u32 a, u32 b) {
+  u32 r;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+
+static __device__ __forceinline__ u32 half2_mul(u32 a, u32 b) {
+  u32 r;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+
+static __device__ __forceinline__ u32 half2_fma(u32 a, u32 b, u32 c) {
+  u32 r;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
+
+// The first or the second number, twice.
+static __device__ __forceinline__ u32 low_twice(u32 a) {
+  u32 r;
+  asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(r) : "r"(a));
+  return r;
+}
+
+static __device__ __forceinline__ u32 high_twice(u32 a) {
+  u32 r;
+  asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(r) : "r"(a));
+  return r;
+}
+
+static __device__ __forceinline__ float low_float(u32 a) { return from_half((u16)(a & 0xffff)); }
+
+static __device__ __forceinline__ float high_float(u32 a) { return from_half((u16)(a >> 16)); }

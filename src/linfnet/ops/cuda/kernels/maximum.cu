@@ -2,6 +2,7 @@
 //   TILE     rows of x and of w per block
 //   RUN      features per run
 //   FIND_RUN 1: also store the first run in which each maximum is attained
+#include "common.cuh"
 #include "stage.cuh"
 
 static_assert(TILE == 64, "the threads of a block are mapped to 64 x 64 pairs");

@@ -46,17 +46,20 @@ static __device__ __forceinline__ float sum_over_warps(const float (&shares)[LIS
 }
 
 // Return (a / m)^p for 0 <= a <= m, by the series of the logarithm in (m - a) / (m + a). The difference m - a is exact
-// if a > m / 2, so the error stays relative to it. `factor` is power_factor(p). For p > 128 (`large_p`) only a > 0.88 m
-// matters: with two terms of the series the error is below 2^-29 of m^p, and the result for smaller a is below the cut.
-static __device__ __forceinline__ float power_of_ratio(float a, float m, float factor, bool large_p) {
+// if a > m / 2, so the error stays relative to it.
+static __device__ __forceinline__ float power_of_ratio(float a, float m, float p) {
   float z = __fdividef(m - a, m + a), q = z * z;
-  float series =
-      large_p ? fmaf(q, 1.0f / 3, 1.0f)
-              : fmaf(q, fmaf(q, fmaf(q, fmaf(q, fmaf(q, 1.0f / 11, 1.0f / 9), 1.0f / 7), 1.0f / 5), 1.0f / 3), 1.0f);
-  return exp2_fast(factor * (z * series));
+  float series = fmaf(q, fmaf(q, fmaf(q, fmaf(q, fmaf(q, 1.0f / 11, 1.0f / 9), 1.0f / 7), 1.0f / 5), 1.0f / 3), 1.0f);
+  return exp2_fast(-2.885390082f * p * (z * series));
 }
 
-static __device__ __forceinline__ float power_factor(float p) { return -2.885390082f * p; }
+// Return (a / m)^p for p > 128 and `inverse` = 1 / m: with u = 1 - a / m, the series of the logarithm in u. Only u < 0.12
+// matters: three terms change the result by less than 2^-20 of m^p, and results for larger u are below the cut. The
+// rounding of the inverse changes all powers of a pair by the same factor, hence neither y nor the slopes.
+static __device__ __forceinline__ float power_by_inverse(float a, float inverse, float p) {
+  float u = fmaf(-a, inverse, 1.0f), factor = -1.4426950408889634f * p;
+  return exp2_fast(u * fmaf(u, fmaf(u, factor * (1.0f / 3), factor * 0.5f), factor));
+}
 
 // Return the power of two s with 2^-0.5 <= s * largest < 2^0.5, or 0 if largest is infinite: the slopes of finite
 // differences are then zero.

@@ -4,7 +4,7 @@
 //   SCALE_PER_OUTPUT   slope(s (x - w)), c = g (s y)^(1 - p), where s is one power of two per output
 //   SCALE_PER_PAIR     the same, where s is one power of two per pair
 //   LOG_RATIO(_LARGE)  sign(x - w) (|x - w| / pair_max)^(p - 1), c = g S^((1 - p) / p), where S is the saved sum
-// g is grad times its scale. `saved_first` contains s or pair_max of each pair. `exponent` is p - 1.
+// g is grad times its scale. `saved_first` contains s, pair_max or its inverse (LARGE) for each pair. `exponent` is p - 1.
 #include "pruned.cuh"
 #include "power"
 
@@ -12,11 +12,12 @@
 static __device__ __forceinline__ float listed_slope(float x, float w, float scale, float pair, float exponent) {
   if constexpr (POWER_MODE == SCALE_PER_OUTPUT) return slope(fmaf(x, scale, -w * scale), 0.0f, 0.0f);
   if constexpr (POWER_MODE == SCALE_PER_PAIR) return slope((x - w) * pair, 0.0f, 0.0f);
-  float size = power_of_ratio(fabsf(x - w), pair, power_factor(exponent), POWER_MODE == LOG_RATIO_LARGE);
+  float size = POWER_MODE == LOG_RATIO ? power_of_ratio(fabsf(x - w), pair, exponent)
+                                       : power_by_inverse(fabsf(x - w), pair, exponent);
   return copysignf(size, x - w);
 }
 
-// Each block computes one output; its four warps divide the list. The caller sets `grad_w` to zero.
+// Each block computes one output; its four warps divide the list.
 extern "C" __global__ void __launch_bounds__(128)
     listed_grad_w(const float* __restrict__ x_transposed, const int2* __restrict__ entries,
                   const int* __restrict__ counts, const float* __restrict__ scales,
@@ -31,6 +32,8 @@ extern "C" __global__ void __launch_bounds__(128)
   int warp = threadIdx.x >> 5, o = blockIdx.x, count = counts[o];
   entries += (i64)o * features;
   grad_w += (i64)o * features;
+  for (int i = threadIdx.x; i < features; i += 128) grad_w[i] = 0.0f;
+  __syncthreads();
   int start = part_start(count, warp), stop = part_start(count, warp + 1);
   float scale = scales[o], inverse_scale = inverse_gradient_scale(output_max);
   for (int group = 0; group < padded; group += GROUP_ROWS) {

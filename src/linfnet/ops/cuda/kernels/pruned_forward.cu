@@ -3,8 +3,8 @@
 //   SCALE_PER_OUTPUT   sum of power(s (x - w)), where s is one power of two per output; a pair out of range sets
 //                      use_dense; saves the residual of y
 //   SCALE_PER_PAIR     pair_max, then the same sum, where s is one power of two per pair; saves s and S^((1 - p) / p)
-//   LOG_RATIO(_LARGE)  pair_max, then the sum of (|x - w| / pair_max)^p by special functions; saves pair_max and
-//                      S^((1 - p) / p)
+//   LOG_RATIO(_LARGE)  pair_max, then the sum of (|x - w| / pair_max)^p by special functions; saves pair_max (LARGE: its
+//                      inverse) and S^((1 - p) / p)
 #include "pruned.cuh"
 #include "power"
 
@@ -45,6 +45,9 @@ extern "C" __global__ void __launch_bounds__(128)
     if constexpr (POWER_MODE == SCALE_PER_PAIR) {
 #pragma unroll
       for (int r = 0; r < LANE_ROWS; ++r) pair[r] = scale_for_pair(pair[r]);
+    } else if constexpr (POWER_MODE == LOG_RATIO_LARGE) {
+#pragma unroll
+      for (int r = 0; r < LANE_ROWS; ++r) pair[r] = 1.0f / pair[r];
     }
   }
   for (int block = start; block < stop; block += 64) {
@@ -62,8 +65,10 @@ extern "C" __global__ void __launch_bounds__(128)
           part[r] += power(fmaf(x[r], scale, -centre), 0.0f, 0.0f);
         else if constexpr (POWER_MODE == SCALE_PER_PAIR)
           part[r] += power((x[r] - e.w) * pair[r], 0.0f, 0.0f);
+        else if constexpr (POWER_MODE == LOG_RATIO)
+          part[r] += power_of_ratio(fabsf(x[r] - e.w), pair[r], p);
         else
-          part[r] += power_of_ratio(fabsf(x[r] - e.w), pair[r], power_factor(p), POWER_MODE == LOG_RATIO_LARGE);
+          part[r] += power_by_inverse(fabsf(x[r] - e.w), pair[r], p);
       }
     }
 #pragma unroll
@@ -107,13 +112,15 @@ extern "C" __global__ void __launch_bounds__(128)
         float l = log2f(s);
         distance = most * exp2f(l / p);
         factor = exp2f(l / p - l);
-        if (most > 0x1p125f) *(volatile int*)use_dense = 1;  // the fast division in power_of_ratio fails above 2^126
+        // The fast division in power_of_ratio fails above 2^126; inverses leave the float range at both ends.
+        if (most > 0x1p125f || (POWER_MODE == LOG_RATIO_LARGE && most < 0x1p-125f)) *(volatile int*)use_dense = 1;
       } else if (most != most) {
         factor = most;
       }
       y[at] = distance;
       // A maximum of zero is saved as one, so that the slopes become zero.
-      if (saved_first) saved_first[at] = most == 0.0f ? 1.0f : most, saved_second[at] = factor;
+      float saved = most == 0.0f ? 1.0f : POWER_MODE == LOG_RATIO_LARGE ? 1.0f / most : most;
+      if (saved_first) saved_first[at] = saved, saved_second[at] = factor;
     }
   }
 }

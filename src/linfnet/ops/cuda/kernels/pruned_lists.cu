@@ -31,8 +31,10 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // Compute the smallest and largest value of each feature in the batch (NaN if any value is NaN); one warp per feature.
+// input_max[0], if given, becomes the bits of the largest |x|; it must be 0 before.
 extern "C" __global__ void __launch_bounds__(256)
-    ranges(const float* __restrict__ x_transposed, float2* __restrict__ range, int features, int padded) {
+    ranges(const float* __restrict__ x_transposed, float2* __restrict__ range, u32* __restrict__ input_max,
+           int features, int padded) {
   int feature = blockIdx.x * 8 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
   if (feature >= features) return;
   float low = -INFINITY_F, high = -INFINITY_F;  // low: the largest -x, that is, minus the smallest x
@@ -45,7 +47,9 @@ extern "C" __global__ void __launch_bounds__(256)
     low = max_nan(low, __shfl_xor_sync(FULL_MASK, low, step));
     high = max_nan(high, __shfl_xor_sync(FULL_MASK, high, step));
   }
-  if (lane == 0) range[feature] = make_float2(-low, high);
+  if (lane > 0) return;
+  range[feature] = make_float2(-low, high);
+  if (input_max) atomicMax(input_max, __float_as_uint(fabsf(max_nan(low, high))));
 }
 
 static __device__ __forceinline__ float farthest_of(float w, float2 range) {
@@ -53,10 +57,11 @@ static __device__ __forceinline__ float farthest_of(float w, float2 range) {
 }
 
 // Compute the threshold, the scale and the list (in the order of the features) of each output; one block per output.
+// input_max[1], if given, becomes the bits of the largest |w|; it must be 0 before.
 extern "C" __global__ void __launch_bounds__(256)
     output_lists(const float* __restrict__ w, const float2* __restrict__ range, float* __restrict__ thresholds,
                  float* __restrict__ scales, int2* __restrict__ entries, int* __restrict__ counts,
-                 u32* __restrict__ total, int features, float cut, int target_exponent) {
+                 u32* __restrict__ total, u32* __restrict__ input_max, int features, float cut, int target_exponent) {
   __shared__ float gaps[8], farthests[8];
   __shared__ int found[8];
   int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -64,12 +69,16 @@ extern "C" __global__ void __launch_bounds__(256)
   const float* row = w + o * features;
   int span = (features + 255) / 256 * 32, first = warp * span, stop = min(first + span, features);
   float gap = 0.0f, farthest = 0.0f;
+  u32 largest = 0;
   for (int i = first + lane; i < stop; i += 32) {
     float v = row[i];
     float2 r = range[i];
     gap = fmaxf(gap, fmaxf(v - r.y, r.x - v));
     farthest = fmaxf(farthest, farthest_of(v, r));
+    largest = max(largest, __float_as_uint(fabsf(v)));
   }
+  largest = __reduce_max_sync(FULL_MASK, largest);
+  if (input_max && lane == 0) atomicMax(input_max + 1, largest);
 #pragma unroll
   for (int step = 16; step > 0; step >>= 1) {
     gap = fmaxf(gap, __shfl_xor_sync(FULL_MASK, gap, step));

@@ -1,8 +1,6 @@
 // Copy stages of TILE rows and DEPTH features to shared memory while the previous stage is processed: row by row, 16
 // bytes at a time, without using registers. Rows are 20 floats apart, so that 8 neighbouring rows are read without bank
-// conflicts.
-#include "common.cuh"
-
+// conflicts. Include common.cuh first.
 static_assert(DEPTH == 16, "the threads of a block copy 16 features of each row");
 #define STAGE_STRIDE (DEPTH + 4)
 

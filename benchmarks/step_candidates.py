@@ -1,0 +1,260 @@
+"""Candidates for faster training steps against the kernels of another checkout, on one GPU, within some minutes.
+
+    git archive main src benchmarks | tar -x -C baseline      # in an empty folder `baseline`
+    python benchmarks/step_candidates.py OUT [--baseline baseline] [--seconds 330] [--epochs 4 42 3] [--seed 1]
+
+1. Every candidate on initial weights: errors against the float32 kernels, times of one layer.
+2. A run of 49 epochs with LINFNET_HALF=1 (without, if a check failed) by train_states.py: its certified accuracy is
+   compared with records/cifar10-8-49-epochs-snapped-seed-1.json, and its states are used below.
+3. Training steps by train_step.py on these states: this checkout with LINFNET_HALF=1, and the baseline.
+4. Errors and times of the layers on these states, and the kernels of a step by the profiler.
+
+All results are appended to OUT/candidates.jsonl as they come; a failure is recorded and the next part runs. The state
+folders stay in OUT/states.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from train_step import State, state_at, times
+
+from linfnet.ops import lp_distance
+from linfnet.ops.cuda import Cuda, half, pruned, pruned_half
+from linfnet.ops.cuda.nvrtc import Launcher
+
+HERE = Path(__file__).parent
+STATES = (12, 20, 24, 28, 40, 64, 96, 128, 512)
+STEPS = (8, 12, 20, 24, 28, 40, 64, 96, 128, 512, math.inf)
+QUANTILES = (0.5, 0.9, 0.99, 0.999)
+
+
+class Output:
+    """Appends rows to a file and prints them."""
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self.file, self.start, self.seconds = folder / "candidates.jsonl", time.monotonic(), seconds
+
+    def row(self, **values: Any) -> None:
+        text = json.dumps({"at_s": round(time.monotonic() - self.start, 1), **values})
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+        print(text[:600], flush=True)
+
+    def left(self) -> float:
+        return self.seconds - (time.monotonic() - self.start)
+
+    def attempt(self, what: str, action: Callable[[], object]) -> bool:
+        """Run an action; record its failure. Return whether it succeeded."""
+        if self.left() < 5:
+            self.row(what=what, skipped="no time left")
+            return False
+        try:
+            action()
+        except Exception as error:  # the next part must run
+            self.row(what=what, failed=f"{type(error).__name__}: {error}"[:1500], trace=traceback.format_exc()[-1500:])
+            return False
+        return True
+
+
+def set_half(on: bool) -> None:
+    os.environ[half.SWITCH] = "1" if on else "0"
+
+
+def quantiles(made: Tensor, exact: Tensor) -> dict[str, Any]:
+    """Return relative errors of the elements above 1e-10 of the largest, of the norm, and the share of wrong signs."""
+    a, b = made.double().flatten(), exact.double().flatten()
+    counts = b.abs() > 1e-10 * b.abs().max()
+    relative = ((a - b).abs() / b.abs())[counts].float()
+    if len(relative) > 4_000_000:
+        relative = relative[torch.randint(len(relative), (4_000_000,), device=relative.device)]
+    return {
+        "quantiles": [
+            float(f"{q:.3g}") for q in torch.quantile(relative, torch.tensor(QUANTILES).to(relative)).tolist()
+        ],
+        "norm": float(f"{((a - b).norm() / b.norm()).item():.3g}"),
+        "wrong_signs": float(f"{((a * b < 0) & counts).double().mean().item():.3g}"),
+        "lost": float(f"{((a == 0) & counts).double().mean().item():.3g}"),
+        "nonfinite": int((~torch.isfinite(made)).sum()),
+    }
+
+
+def graphed(action: Callable[[], object]) -> Callable[[], None]:
+    """Return a function that replays an action from a CUDA graph."""
+    for _ in range(2):
+        action()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        action()
+    return graph.replay
+
+
+Layer = tuple[Tensor, Tensor, Tensor]
+
+
+def layers_of(state: State, p: float) -> list[Layer]:
+    """Return inputs, weights and gradients of the distances of all layers in a training step, by float32 kernels."""
+    set_half(False)
+    x, found = state.images, []
+    weights = [w.clone().requires_grad_() for w in state.weights]
+    for k, w in enumerate(weights):
+        y = lp_distance(x, w, p, impl="cuda")
+        y.retain_grad()
+        found.append((x.detach(), w.detach(), y))
+        x = y - y.mean(0) if k + 1 < len(weights) else -y
+    torch.nn.functional.multi_margin_loss(x, state.labels).backward()
+    return [(x, w, y.grad.clone()) for x, w, y in found if y.grad is not None]
+
+
+def measure(layer: Layer, p: float) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Return (y, grad_x, grad_w) of a layer, and its times and flags with the current settings."""
+    kernels, (x, w, grad) = Cuda(), layer
+    y, saved = kernels.forward_saving(x, w, p)
+
+    def backward() -> tuple[Tensor, Tensor]:
+        return kernels.backward(grad, x, w, y, saved, p, True, True)
+
+    results = (y, *backward())
+    forward_ms = times(graphed(lambda: kernels.forward_saving(x, w, p)), 5)[0]
+    backward_ms = times(graphed(backward), 5)[0]
+    found: dict[str, Any] = {"ms": [round(forward_ms, 3), round(backward_ms, 3)]}
+    listed = not math.isinf(p) and pruned.supports(x, w, p)
+    if listed:
+        lengths = pruned.Pruned(Launcher(), x, w, p)._lengths(saving=True)  # pyright: ignore[reportPrivateUsage]
+        lists = pruned.Lists(saved, lengths)
+        found["share"] = round(lists.counts.double().mean().item() / x.shape[1], 4)
+        found["lists_too_long"] = int(lists.use_dense.item())
+    if half.supports(Launcher(), x, w, p):
+        found["half_fallback"] = int(saved[66 if listed else 2].item())
+    return results, found
+
+
+def compare(out: Output, state: State, p: float, indices: tuple[int, ...]) -> float:
+    """Record errors and times of some layers with and without float16; return the largest error of a norm."""
+    worst, layers = 0.0, layers_of(state, p)
+    for index in indices:
+        exact, plain = measure(layers[index], p)
+        found, errors = {"float32": plain}, dict[str, Any]()
+        listed = not math.isinf(p) and pruned.supports(*layers[index][:2], p)
+        set_half(True)
+        x, w, _ = layers[index]
+        made: dict[str, tuple[Tensor, ...]] = {}
+        limit = pruned.MOST_SHARE_OF_HALF
+        if half.supports(Launcher(), x, w, p):
+            pruned.MOST_SHARE_OF_HALF = 0.0  # no lists
+            made["half"], found["half"] = measure(layers[index], p)
+            pruned.MOST_SHARE_OF_HALF = 1.0
+        if listed and pruned_half.supports(x, w, p):
+            made["lists"], found["lists"] = measure(layers[index], p)
+        pruned.MOST_SHARE_OF_HALF = limit
+        for kind, results in made.items():
+            for name, a, b in zip(("y", "grad_x", "grad_w"), results, exact, strict=True):
+                errors[f"{kind} {name}"] = made_error = quantiles(a, b)
+                worst = max(worst, made_error["norm"] if math.isfinite(made_error["norm"]) else math.inf)
+        set_half(False)
+        out.row(what="layer", state=state.name, p=p, layer=index, **found, errors=errors)
+    return worst
+
+
+def profile(out: Output, state: State, p: float, on: bool) -> None:
+    """Record the kernels of one forward and backward pass."""
+    set_half(on)
+    weights = [w.clone().requires_grad_() for w in state.weights]
+
+    def step() -> None:
+        x = state.images
+        for k, w in enumerate(weights):
+            x = lp_distance(x, w, p, impl="cuda")
+            x = x - x.mean(0) if k + 1 < len(weights) else -x
+        torch.nn.functional.multi_margin_loss(x, state.labels).backward()
+
+    step()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        step()
+        torch.cuda.synchronize()
+    averages: list[Any] = list(profiler.key_averages())
+    kernels: list[tuple[float, int, str]] = [
+        (round(event.self_device_time_total / 1000, 3), event.count, event.key[:48]) for event in averages
+    ]
+    kernels = sorted(kernels, reverse=True)[:24]
+    out.row(what="kernels", state=state.name, p=p, half=on, ms_and_count=kernels)
+    set_half(False)
+
+
+def script(out: Output, name: str, arguments: list[str], environment: dict[str, str], tree: Path, limit: float) -> None:
+    """Run a script of this folder with the package of a checkout; record the end of its output."""
+    path = os.pathsep.join(filter(None, (str(tree / "src"), os.environ.get("PYTHONPATH", ""))))
+    command = [sys.executable, str(tree / "benchmarks" / name), *arguments]
+    done = subprocess.run(
+        command, env={**os.environ, **environment, "PYTHONPATH": path}, capture_output=True, text=True,
+        timeout=max(5.0, min(limit, out.left())), check=False,
+    )  # fmt: skip
+    out.row(
+        what=name, tree=str(tree), environment=environment, rc=done.returncode,
+        output=done.stdout[-3500:], errors=done.stderr[-1500:] if done.returncode else "",
+    )  # fmt: skip
+    print(done.stdout[-3500:], flush=True)
+
+
+def check(out: Output) -> bool:
+    """Measure every candidate on initial weights; return whether all ran and their errors are small."""
+    worst: list[float] = []
+    for p in (12.0, 20.0, 28.0):
+        out.attempt(f"check p = {p:g}", lambda p=p: worst.append(compare(out, state_at(p, None), p, (0, 2))))
+    return len(worst) == 3 and max(worst) < 0.05
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--baseline", type=Path, metavar="FOLDER", help="another checkout to compare steps with")
+    parser.add_argument("--seconds", type=float, default=330)
+    parser.add_argument("--epochs", type=int, nargs=3, default=[4, 42, 3])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--states", type=Path, help="states of an earlier call; otherwise they are trained")
+    parser.add_argument("--parts", nargs="+", default=["check", "states", "steps", "layers", "kernels"])
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    out, root, states = Output(options.out, options.seconds), HERE.parent, options.states or options.out / "states"
+    out.row(what="machine", gpu=torch.cuda.get_device_name(), torch=torch.__version__)
+
+    good = "check" not in options.parts or check(out)
+    if "states" in options.parts and not options.states:
+        arguments = [str(states), "--epochs", *map(str, options.epochs), "--seed", str(options.seed)]
+        arguments += ["--p", *map(str, STATES)]
+        switch = {half.SWITCH: str(int(good))}
+        out.attempt("states", lambda: script(out, "train_states.py", arguments, switch, root, 150))
+    if "steps" in options.parts:
+        trees = [("half", root, "1")]
+        if options.baseline:
+            trees.append(("baseline", options.baseline.resolve(), "0"))
+        for name, tree, on in trees:
+            record = options.out / f"train_step-{name}.jsonl"
+            arguments = ["--states", str(states), "--repeats", "7", "--record", str(record), "--p", *map(str, STEPS)]
+            run = partial(script, out, "train_step.py", arguments, {half.SWITCH: on}, tree, 60)
+            out.attempt(f"steps, {name}", run)
+    if "layers" in options.parts:
+        for p in STATES:
+            out.attempt(f"layers, p = {p}", lambda p=float(p): compare(out, state_at(p, states), p, (0, 2, 4)))
+    if "kernels" in options.parts:
+        for p in (12, 20, 28, 64, 128, 512):
+            what = f"kernels, p = {p}"
+            out.attempt(what, lambda p=float(p): profile(out, state_at(p, states), p, on=True))
+    out.row(what="end", total_s=round(time.monotonic() - out.start, 1))
+
+
+if __name__ == "__main__":
+    main()
