@@ -86,6 +86,8 @@ def masked_logits(net: SortNet, images: Tensor, masks: list[Tensor], momentum: f
 
 def check_step(p: float, group: int, samples: int, device: str) -> None:
     net = small_net(0.6, p).double().train().to(device)
+    for layer in net.distance_layers()[:-1]:
+        layer.shift.running_mean.normal_()
     images = torch.rand(samples, *SHAPE, dtype=torch.float64).to(device)
     size = group or samples
     sources, masks = mask_sources(9, torch.device(device)), []
