@@ -150,6 +150,20 @@ class ClosedFormNet(LinearNet):
         return torch.where(score > 0, score / 2 - 1e-6, -torch.inf)
 
 
+def test_at_epsilon_0_the_bounds_do_not_count():
+    """Bounds round, so they may be negative for an image that is classified correctly, and positive for another."""
+
+    class Wrong(LinearNet):
+        def least_margin(self, lower: torch.Tensor, upper: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return torch.tensor([-1.0, 1.0])
+
+    net, images = Wrong((1, 1, 2), 2), torch.full((2, 1, 1, 2), 0.75)
+    assert net.certified(images, torch.tensor([0, 0]), Fraction(0)).tolist() == [True, True]
+    assert net.certified(images, torch.tensor([0, 0]), Fraction(1, 10)).tolist() == [False, True]
+    for epsilon in (Fraction(0), Fraction(1, 10)):
+        assert net.certified(images, torch.tensor([1, 1]), epsilon).tolist() == [False, False]
+
+
 @pytest.mark.parametrize("kind", [LinearNet, ClosedFormNet])
 def test_another_system_has_its_own_certificate_by_name(kind: type[LinearNet], tmp_path: Path):
     net = kind((1, 1, 2), 2)

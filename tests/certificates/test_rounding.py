@@ -23,6 +23,7 @@ from linfnet.certificates import (
 )
 from linfnet.errors import ArgumentError
 from linfnet.nn import LinfNet, LpDistance
+from linfnet.nn.normalization import Normalize
 
 SEEDS = st.integers(0, 2**32 - 1)
 FLOATS = st.floats(0, 1, width=32)
@@ -54,6 +55,16 @@ def test_the_program_is_the_one_of_the_proof_to_the_bit(seed: int, widest: int):
     assert expected.dtype == np.float32
     assert np.array_equal(net(images).detach().numpy(), expected)
     assert np.array_equal(np.concatenate([net(x[None]).detach().numpy() for x in images]), expected)
+
+
+@given(SEEDS)
+def test_the_normalisation_is_the_one_of_the_proof_to_the_bit(seed: int):
+    """Later layers may hide the last bits of the normalised pixels."""
+    generator = torch.Generator().manual_seed(seed)
+    mean, std = torch.rand(3, generator=generator).tolist(), float(torch.rand((), generator=generator)) + 0.05
+    normalize, images = Normalize(mean, std), torch.rand(5, 3, 4, 4, generator=generator)
+    shifted = images.numpy() - normalize.mean.view(-1, 1, 1).numpy()
+    assert np.array_equal(normalize(images).numpy(), shifted / normalize.std.numpy())
 
 
 @example(0.75, Fraction(3, 4) - Fraction(7, 10 * 2**53))  # only eps itself is rounded here, downwards

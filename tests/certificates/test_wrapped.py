@@ -100,6 +100,37 @@ def test_bounds_enclose_corners_and_random_images(widest: int, epsilon: Fraction
             assert torch.equal(high, low)
 
 
+OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "negative product": lambda x: -0.5 * x,
+    "product": lambda x: x * 0.75,
+    "negative quotient": lambda x: x / -3.0,
+    "quotient": lambda x: x / 3.0,
+    "absolute": abs,
+    "difference": lambda x: 0.25 - x,
+    "sum": lambda x: x + 0.25,
+    "negation": lambda x: -x,
+    "clamp": lambda x: x.clamp(min=-0.1, max=0.2),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_bounds_of_each_operation_are_attained(name: str):
+    """On boxes of negative and positive numbers, and around 0; the steps of the grid contain 0 and both ends."""
+
+    class Body(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return OPERATIONS[name](x)
+
+    net = Classifier.wrap(Body().eval(), (2,), 2, mean=(0.5, 0.5))
+    for ends in ((0.0, 0.25), (0.125, 0.875), (0.375, 1.0), (0.75, 1.0)):
+        points = torch.arange(ends[0], ends[1] + 1 / 32, 1 / 16)
+        assert points[-1] == ends[1]
+        logits = net(points.unsqueeze(1).expand(-1, 2))
+        low, high = net.bounds(*(torch.full((1, 2), end) for end in ends))
+        assert torch.equal(low[0], logits.amin(0))
+        assert torch.equal(high[0], logits.amax(0))
+
+
 class Copy(nn.Module):
     """The layers of a LinfNet in a user's own module."""
 

@@ -232,6 +232,17 @@ def test_modules_that_are_refused(layer: nn.Module, message: str):
         Classifier.wrap(stack(layer).eval(), (1, 4, 4), 2)
 
 
+def test_the_window_of_an_average_is_limited():
+    """The proof covers sums of up to 1,024 numbers."""
+    for size, refused in ((32, False), (33, True)):
+        body = nn.Sequential(nn.AvgPool2d(size), nn.Flatten(), LpDistance(1, 2)).eval()
+        if refused:
+            with pytest.raises(ArgumentError, match="its window has 1089 numbers; expected at most 1024"):
+                Classifier.wrap(body, (1, size, size), 2)
+        else:
+            Classifier.wrap(body, (1, size, size), 2)
+
+
 def test_a_module_that_declares_itself_1_lipschitz():
     torch.manual_seed(0)
     net = Classifier.wrap(nn.Sequential(LpDistance(2, 8), Sorted(), LpDistance(8, 2)), (2,), 2).eval()
