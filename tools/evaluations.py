@@ -20,6 +20,7 @@ SYSTEMS = {
     "hybrid": "ℓ∞-distance net + MLP",
     "ibp": "interval bound propagation",
     "smoothing": "randomised smoothing",
+    "sortnet": "SortNet",
 }
 HEAD = ["net", "epochs", "ε", "clean", "PGD", "certified", "paper", "record"]
 
@@ -80,7 +81,7 @@ def accuracies(record: Any) -> Iterator[Row]:
 def describe(recipe: Recipe, record: dict[str, Any]) -> tuple[str, str]:
     """Return the net and the epochs of a run in words."""
     net, system = SYSTEMS[recipe.system_name], system_of(recipe)
-    if recipe.system_name in ("linf", "hybrid"):
+    if recipe.system_name in ("linf", "hybrid", "sortnet"):
         net += f", {recipe.model.depth} layers of width {recipe.model.width}"
     elif isinstance(system, Smoothing):
         net += f", σ = {system.sigma:g}"

@@ -8,12 +8,13 @@ import pytest
 import torch
 from certificates.exact import awkward_net, wrapped_net
 from certificates.test_margin import error_bound
+from certificates.test_sort_net import awkward_net as awkward_sort_net
 
 from linfnet.attacks import best_pgd
 from linfnet.boxes import outer_box
 from linfnet.certificates import certified_by_interval, certify_by_margin, certify_images
 from linfnet.certificates.rounding import check_subnormals, forward_with_magnitudes
-from linfnet.nn import LinfNet
+from linfnet.nn import LinfNet, SortNet
 from linfnet.nn.label_margin import label_on_top
 from linfnet.ops import linf_distance_bounds, lp_distance
 
@@ -67,7 +68,7 @@ def test_distances_and_their_bounds(shape: tuple[int, int, int]):
     same(lp_distance(tiny_x.cuda(), tiny_w.cuda(), math.inf), lp_distance(tiny_x, tiny_w, math.inf))
 
 
-def check_net(net: LinfNet, images: torch.Tensor) -> None:
+def check_net(net: LinfNet | SortNet, images: torch.Tensor) -> None:
     """Logits, boxes, bounds, both certificates and all radii of a net, on both devices."""
     labels = net(images).argmax(1)
     certificate, expected_images = certify_by_margin(net, images), certify_images(net, [(images, labels)], EPSILONS)
@@ -101,6 +102,20 @@ def test_awkward_nets(seed: int):
     images = torch.rand(37, 3, 3, 5, generator=torch.Generator().manual_seed(seed))
     images[0], images[1], images[2], images[3] = 0.0, -0.0, 1.0, 2.0**-140
     check_net(net, images)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_awkward_sort_nets(seed: int):
+    net = awkward_sort_net(seed, (1, 8, 40)[seed % 3], (3, 3, 5), hidden=(67, 33))
+    images = torch.rand(37, 3, 3, 5, generator=torch.Generator().manual_seed(seed))
+    images[0], images[1], images[2], images[3] = 0.0, -0.0, 1.0, 2.0**-140
+    check_net(net, images)
+
+
+def test_a_wide_sort_net():
+    torch.manual_seed(0)
+    net = SortNet((3, 16, 16), 10, (1031, 515), keep=0.85, mean=(0.49, 0.48, 0.45), std=0.2009).eval()
+    check_net(net, torch.rand(131, 3, 16, 16))
 
 
 def test_a_wide_net():

@@ -59,6 +59,13 @@ void check(const Kernels& kernels, Shape shape, float scale, bool at_end) {
   scatter_gradients(grad.get(), x.get(), w.get(), near.get(), grad_x.get(), grad_w.get(), shape);
   kernels.bounds(x.get(), upper.get(), w.get(), y.get(), z.get(), near.get(), far.get(), shape);
   kernels.bounds(x.get(), upper.get(), w.get(), y.get(), z.get(), nullptr, nullptr, shape);
+  Terms terms{int(shape.features < 10 ? shape.features : 10), {}};
+  for (int t = 0; t < terms.count; ++t) terms.factor[t] = 0.1f;
+  Fenced<int> largest(pairs * terms.count, at_end);
+  kernels.sorted(x.get(), w.get(), z.get(), nullptr, terms, shape);
+  kernels.sorted(x.get(), w.get(), y.get(), largest.get(), terms, shape);
+  if (std::memcmp(y.get(), z.get(), pairs * sizeof(float))) std::abort();
+  kernels.sorted_bounds(x.get(), upper.get(), w.get(), y.get(), z.get(), terms, shape);
   for (double p : {1.0, 1.5, 2.0, 3.0, 8.0, 28.0, 30.5, 200.0, 1e4}) {
     kernels.power(x.get(), w.get(), y.get(), p, shape);
     kernels.gradients(grad.get(), x.get(), w.get(), y.get(), grad_x.get(), grad_w.get(), p, shape);

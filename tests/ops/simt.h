@@ -73,6 +73,8 @@ static float __int_as_float(int a) { return same_bits<float>(a); }
 static float __uint_as_float(unsigned a) { return same_bits<float>(a); }
 static int __float_as_int(float a) { return same_bits<int>(a); }
 static unsigned __float_as_uint(float a) { return same_bits<unsigned>(a); }
+static float __fmul_rn(float a, float b) { return a * b; }
+static float __fadd_rn(float a, float b) { return a + b; }
 static int __popc(unsigned a) { return __builtin_popcount(a); }
 static int __ffs(int a) { return __builtin_ffs(a); }
 // The fast division returns 0 for the largest divisors.

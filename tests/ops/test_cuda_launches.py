@@ -18,9 +18,10 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from linfnet.errors import LinfnetError
 from linfnet.ops import implementations
 from linfnet.ops.cuda import Cuda, deciding, dense, dispatch, half, pruned, pruned_half, sparse, tensor_core
+from linfnet.ops.cuda import sorted as sorted_sums
 from linfnet.ops.cuda.dense import backward_kernel, backward_memory, backward_rows, forward_kernel
 from linfnet.ops.cuda.dispatch import kernels_ahead
-from linfnet.ops.cuda.infinity import FINISH_DEFINITIONS, bounds_kernel, maximum_kernel
+from linfnet.ops.cuda.infinity import FINISH_DEFINITIONS, Measure, bounds_kernel, maximum_kernel
 from linfnet.ops.cuda.layout import backward_plan, forward_plan
 from linfnet.ops.cuda.nvrtc import SOURCES, Argument, Grid, Kernel, Launcher, NoKernelsError
 
@@ -302,6 +303,7 @@ def test_sources_compile(architecture: str, tmp_path: Path) -> None:
         *(sparse.forward_kernel("", rows, save) for rows in (1, 8) for save in (False, True)),
         *(sparse.power_kernel("", rows) for rows in (1, 4)),
         deciding.COUNT,
+        *(sorted_sums.sums_kernel(10, measure, save) for measure in Measure for save in (False, True)),
         *(tensor_core.kernel(function, 8) for function in ("powers", "add_unexpanded")),
         pruned.list_kernel("transpose"),
         *(pruned.maximum_kernel(index, 2) for index in (False, True)),

@@ -93,7 +93,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_every_system_is_tried():
-    assert set(SMALL) | {"linf", "sparse"} == set(SYSTEMS)  # tests/test_compression.py tries compressed nets
+    # tests/test_compression.py tries compressed nets, tests/systems/test_sortnet.py tries SortNet.
+    assert set(SMALL) | {"linf", "sortnet", "sparse"} == set(SYSTEMS)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -206,7 +207,8 @@ class TestFinding:
         [
             (
                 "system.name=hybird",
-                "system.name is 'hybird'; expected one of hybrid, ibp, linf, smoothing, sparse; did you mean 'hybrid'?",
+                "system.name is 'hybird'; expected one of hybrid, ibp, linf, smoothing, sortnet, sparse; did you mean "
+                "'hybrid'?",
             ),
             ("system.hiden=3", "unknown key 'system.hiden'; did you mean 'hidden'?"),
             ("system.hidden=much", "system.hidden is 'much'; expected a whole number"),

@@ -15,6 +15,8 @@ from linfnet.nn.packaged import ModelInfo as ModelInfo
 from linfnet.nn.packaged import list_models as list_models
 from linfnet.nn.proven import CheckedNet as CheckedNet
 from linfnet.nn.proven import ProvenNet as ProvenNet
+from linfnet.nn.sort_net import SortNet as SortNet
+from linfnet.nn.sorted import SortDistance as SortDistance
 from linfnet.nn.sparse import SparseDistance as SparseDistance
 from linfnet.nn.sparse_net import SparseNet as SparseNet
 from linfnet.nn.weights import count_parameters as count_parameters

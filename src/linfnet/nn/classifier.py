@@ -161,6 +161,14 @@ class Classifier(nn.Module):
         return None
 
     @property
+    def drops_inputs(self) -> bool:
+        """Whether training drops inputs of distance layers: its means are not those of eval mode, not even at p = inf.
+
+        Then training estimates the means again before each test and at its end.
+        """
+        return False
+
+    @property
     def confidence(self) -> float:
         """The probability that a certificate is correct: 1 except for methods that use random samples."""
         return 1.0

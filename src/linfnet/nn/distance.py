@@ -1,6 +1,8 @@
 """Distance layers, fully connected and convolutional. They compute distances, shift the means and add a bias."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,13 +106,16 @@ class DistanceModule(Nonexpansive):
                 shape = tuple(vector.shape)
                 raise ArgumentError(f"{name} of a distance layer has shape {shape}; expected [{self.features}]")
 
-    def _distance(self, x: Tensor) -> Tensor:
-        """Return the distances at p; in training mode, their gradients are those of the distances at slopes_p."""
+    def with_slopes(self, distance: Callable[[float], Tensor]) -> Tensor:
+        """Return distance(p); in training mode, the gradients are those of distance(slopes_p) if that is smaller."""
         if self._slopes_p >= self._p or not (self.training and torch.is_grad_enabled()):
-            return self._distance_at(x, self._p)
+            return distance(self._p)
         with torch.no_grad():
-            distance = self._distance_at(x, self._p)
-        return _StraightThrough.apply(distance, self._distance_at(x, self._slopes_p))
+            values = distance(self._p)
+        return _StraightThrough.apply(values, distance(self._slopes_p))
+
+    def _distance(self, x: Tensor) -> Tensor:
+        return self.with_slopes(partial(self._distance_at, x))
 
     def _distance_at(self, x: Tensor, p: float) -> Tensor:
         raise NotImplementedError
@@ -123,6 +128,15 @@ class DistanceModule(Nonexpansive):
         if self.shift is not None:
             distance = self.shift(distance)
         return distance if self.bias is None else distance + along(self.bias, self.dim, distance)
+
+
+@torch.no_grad()
+def copy_inputs(weight: Tensor) -> None:
+    """Change weights [out, in] so that output i is a copy of input i mod in, if in <= out."""
+    out_features, in_features = weight.shape
+    if in_features <= out_features:
+        outputs = torch.arange(out_features)
+        weight[outputs, outputs % in_features] = IDENTITY_WEIGHT
 
 
 class LpDistance(DistanceModule):
@@ -153,10 +167,8 @@ class LpDistance(DistanceModule):
     ) -> None:
         super().__init__(torch.randn(out_features, in_features), out_features, -1, p, bias, mean_shift)
         self.in_features, self.out_features = in_features, out_features
-        if identity_init and in_features <= out_features:
-            outputs = torch.arange(out_features)
-            with torch.no_grad():
-                self.weight[outputs, outputs % in_features] = IDENTITY_WEIGHT
+        if identity_init:
+            copy_inputs(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs [..., out_features] for x [..., in_features]."""

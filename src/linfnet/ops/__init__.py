@@ -17,6 +17,8 @@ from linfnet.ops.implementations import default_implementation as default_implem
 from linfnet.ops.implementations import names as names
 from linfnet.ops.powers import snapped_p as snapped_p
 from linfnet.ops.reference import Reference as Reference
+from linfnet.ops.sorted import sorted_linf_bounds as sorted_linf_bounds
+from linfnet.ops.sorted import sorted_linf_distance as sorted_linf_distance
 from linfnet.ops.sparse import SPARSE_KERNELS as SPARSE_KERNELS
 from linfnet.ops.sparse import SparseImplementation as SparseImplementation
 from linfnet.ops.sparse import check_connections as check_connections

@@ -133,7 +133,8 @@ torch.library.register_autograd(
 )
 
 
-def _check_pair(name: str, x: Tensor, w: Tensor) -> None:
+def check_pair(name: str, x: Tensor, w: Tensor) -> None:
+    """Raise an error unless x [..., in] and w [out, in] have fitting shapes, one dtype and one device."""
     if w.dim() != 2:
         raise ArgumentError(f"w has shape {tuple(w.shape)}; expected [out, in]")
     if x.dim() == 0 or x.shape[-1] != w.shape[1]:
@@ -175,7 +176,7 @@ def lp_distance(x: Tensor, w: Tensor, p: float = math.inf, *, impl: str | None =
     tensor([[4., 1.]])
     """
     p = check_p(p)
-    _check_pair("x", x, w)
+    check_pair("x", x, w)
     name = choose(x.device.type, x.dtype, impl)
     rows = x.contiguous() if x.dim() == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     w = w.contiguous()
@@ -205,8 +206,8 @@ def linf_distance_bounds(lower: Tensor, upper: Tensor, w: Tensor, *, impl: str |
     >>> linf_distance_bounds(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.5, 0.25]]), w)
     (tensor([[0.7500]]), tensor([[1.]]))
     """
-    _check_pair("lower", lower, w)
-    _check_pair("upper", upper, w)
+    check_pair("lower", lower, w)
+    check_pair("upper", upper, w)
     if lower.shape != upper.shape:
         raise ArgumentError(f"lower has shape {tuple(lower.shape)} and upper {tuple(upper.shape)}; expected the same")
     name = choose(lower.device.type, lower.dtype, impl)

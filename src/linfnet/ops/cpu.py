@@ -14,7 +14,7 @@ busy (`csrc/threads.cpp`). Neither the number of threads nor their order changes
 import contextlib
 import importlib
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, cast
 
 import torch
@@ -149,3 +149,30 @@ class Cpu:
         inputs = [t.contiguous() for t in (lower, upper, w)]
         addresses = [t.data_ptr() for t in (*inputs, *results)] + [0] * (4 - len(results))
         _kernels.bounds(*addresses, n, out, features, threads_for(n, out, features))
+
+
+def sorts() -> bool:
+    """Whether the extension has the kernels of `sorted_distance` and `sorted_bounds`."""
+    return hasattr(_kernels, "sorted_bounds")
+
+
+def sorted_distance(x: Tensor, w: Tensor, factors: Sequence[float], index: Tensor | None) -> Tensor:
+    """Return `linfnet.ops.sorted_linf_distance` of contiguous tensors that are not empty.
+
+    `index` (int32 [n, out, terms], or None) receives the features of the largest |x - w|, the largest first.
+    """
+    (n, features), out = x.shape, w.shape[0]
+    y = x.new_empty(n, out)
+    saved = 0 if index is None else index.data_ptr()
+    threads = threads_for(n, out, features)
+    _kernels.sorted_forward(x.data_ptr(), w.data_ptr(), y.data_ptr(), saved, factors, n, out, features, threads)
+    return y
+
+
+def sorted_bounds(lower: Tensor, upper: Tensor, w: Tensor, factors: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Return `linfnet.ops.sorted_linf_bounds` of contiguous tensors that are not empty."""
+    (n, features), out = lower.shape, w.shape[0]
+    results = bounds_like(lower, w)
+    addresses = [t.data_ptr() for t in (lower, upper, w, *results)]
+    _kernels.sorted_bounds(*addresses, factors, n, out, features, threads_for(n, out, features))
+    return results

@@ -141,6 +141,8 @@ class Optimizer(Section):
     """Number of images in a batch."""
     weight_decay: float = number(0.0)
     """Strength of the weight decay of the 2021 paper, which depends on p."""
+    scale_decay: float = number(0.0)
+    """Decay of the temperature s in each step, times its learning rate; SortNet uses 0.02."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,4 +15,5 @@ from linfnet.systems.hybrid import Hybrid as Hybrid
 from linfnet.systems.ibp import Ibp as Ibp
 from linfnet.systems.linf import Linf as Linf
 from linfnet.systems.smoothing import Smoothing as Smoothing
+from linfnet.systems.sortnet import Sortnet as Sortnet
 from linfnet.systems.sparse import Sparse as Sparse

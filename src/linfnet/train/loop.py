@@ -33,7 +33,7 @@ from linfnet.train.checkpoint import (
 from linfnet.train.cuda_graphs import STEPS_TO_PAY_OFF, GraphedModule
 from linfnet.train.history import EpochEvent, History, TestEvent
 from linfnet.train.metrics import RECORD_COLUMNS, accuracies, pixel_batches, record_step, summarise
-from linfnet.train.optimizer import build_optimizer, decay_weights, step_state
+from linfnet.train.optimizer import build_optimizer, decay_scale, decay_weights, step_state
 from linfnet.train.run_folder import RunFolder
 
 # Number of training images from which running means are re-estimated before a test at p = inf.
@@ -230,6 +230,7 @@ class Trainer:
         self.optimizer.zero_grad()
         loss.backward()
         self.gradients.wait()
+        decay_scale(self.net, self.optimizer.param_groups[1]["lr"] * self.recipe.optimizer.scale_decay)
         decay_weights(self.net, state.lr * self.recipe.optimizer.weight_decay)
         self.optimizer.step()
         record_step(self.record, row, loss.detach(), logits.detach(), labels, self.threshold)
@@ -253,8 +254,8 @@ class Trainer:
         self.net.eval()
         at_p = accuracies(self.net, test, (), self.group).clean
         self.net.train()
-        infinite = math.isinf(self.net.p)
-        with self.net.at_infinity() if infinite else means_at_infinity(self.net, self._mean_batches):
+        estimated = math.isinf(self.net.p) and not self.net.drops_inputs
+        with self.net.at_infinity() if estimated else means_at_infinity(self.net, self._mean_batches):
             result = accuracies(self.net, test, self.recipe.evaluation.eps, self.group)
         return TestEvent(*self._time(), at_p, result.clean, result.certified)
 
@@ -294,7 +295,10 @@ class Trainer:
 
     def _result(self) -> TrainingResult:
         """Change the net to p = inf in eval mode, with means estimated there, and compute its accuracies."""
-        if not math.isinf(self.net.p):
+        if self.net.drops_inputs:  # its means are those of the whole augmented training set
+            epochs = self.recipe.schedule.phases().total
+            reestimate_means(self.net, (pixels for pixels, _ in self._batches(epochs, 0)))
+        elif not math.isinf(self.net.p):
             reestimate_means(self.net, self._mean_batches())
         self.net.p = self.net.slopes_p = math.inf
         self.net.eval()

@@ -90,9 +90,16 @@ def decay_weights(net: Classifier, amount: float) -> None:
     """Decay the weights and biases of all layers: distance layers with their p, other layers with p = 2."""
     if amount == 0:
         return
-    for module in list(net.modules())[1:]:  # skip the net itself: its parameter s does not decay
+    for module in list(net.modules())[1:]:  # skip the net itself: `decay_scale` decays its parameter s
         for parameter in module.parameters(recurse=False):
             if isinstance(module, SparseDistance) and parameter is module.weight:
                 decay_connections(module, amount)
             else:
                 decay_rows(parameter, module.p if isinstance(module, DistanceModule) else 2.0, amount)
+
+
+@torch.no_grad()
+def decay_scale(net: Classifier, amount: float) -> None:
+    """Decay the temperature s, if it is trained: s <- s - amount * s."""
+    if amount and net.scale.requires_grad:
+        net.scale.mul_(1 - amount)

@@ -25,6 +25,13 @@ struct SparseShape {
   int threads;
 };
 
+// The factors of the largest, the second largest ... |x - w| of a pair.
+constexpr int MOST_TERMS = 16;
+struct Terms {
+  int count;  // from 1 to MOST_TERMS, and at most the number of features
+  float factor[MOST_TERMS];
+};
+
 struct Kernels {
   const char* name;
   // y = max |x - w|; index (may be null) receives the first feature that attains it.
@@ -51,6 +58,11 @@ struct Kernels {
   // Gradients of `sparse_power`; grad_x or grad_w may be null.
   void (*sparse_power_gradients)(const float* grad, const float* x, Connections net, const float* y, float* grad_x,
                                  float* grad_w, double p, SparseShape shape);
+  // y = the weighted sum of the largest |x - w|; index [rows, outs, terms] (may be null) receives their features.
+  void (*sorted)(const float* x, const float* w, float* y, int* index, Terms terms, Shape shape);
+  // The smallest and largest of these sums over a box.
+  void (*sorted_bounds)(const float* lower, const float* upper, const float* w, float* smallest, float* largest,
+                        Terms terms, Shape shape);
   // Compute log2, exp2 or the p-th root of `count` numbers like the kernels do, to test the errors.
   void (*elementary)(int which, const float* a, float* out, double p, long count);
 };

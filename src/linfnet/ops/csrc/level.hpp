@@ -9,6 +9,7 @@
   CASE(20) CASE(24) CASE(28) CASE(32)
 // clang-format on
 
+#include "sorted.hpp"
 #include "sparse_slopes.hpp"
 
 namespace linfnet {
@@ -24,6 +25,8 @@ constexpr Kernels table(const char* name) {
           sparse_bounds,
           sparse_power,
           sparse_power_gradients,
+          sorted,
+          sorted_bounds,
           elementary};
 }
 }  // namespace

@@ -182,6 +182,30 @@ void sparse_power_backward(Address grad, Address x, Address weight, Address inde
   });
 }
 
+Terms terms_of(const std::vector<float>& factors, long features) {
+  if (factors.empty() || factors.size() > MOST_TERMS || long(factors.size()) > features)
+    throw std::invalid_argument("the number of factors does not fit");
+  Terms terms{int(factors.size()), {}};
+  std::copy(factors.begin(), factors.end(), terms.factor);
+  return terms;
+}
+
+void sorted_forward(Address x, Address w, Address y, Address index, const std::vector<float>& factors, long rows,
+                    long outs, long features, int threads) {
+  const Shape shape{rows, outs, features, threads};
+  const Terms terms = terms_of(factors, features);
+  run(shape, [&] { current->sorted(floats(x), floats(w), floats(y), ints(index), terms, shape); });
+}
+
+void sorted_bounds(Address lower, Address upper, Address w, Address smallest, Address largest,
+                   const std::vector<float>& factors, long rows, long outs, long features, int threads) {
+  const Shape shape{rows, outs, features, threads};
+  const Terms terms = terms_of(factors, features);
+  run(shape, [&] {
+    current->sorted_bounds(floats(lower), floats(upper), floats(w), floats(smallest), floats(largest), terms, shape);
+  });
+}
+
 void elementary(int which, Address a, Address out, double p, long count) {
   current->elementary(which, floats(a), floats(out), p, count);
 }
@@ -214,6 +238,8 @@ NB_MODULE(_cpu, m) {
   m.def("sparse_bounds", &sparse_bounds);
   m.def("sparse_power", &sparse_power);
   m.def("sparse_power_backward", &sparse_power_backward);
+  m.def("sorted_forward", &sorted_forward);
+  m.def("sorted_bounds", &sorted_bounds);
   m.def("elementary", &elementary);
   m.def("search", &search_circuit);
   m.def("levels", &levels, "The instruction-set levels that run on this machine, best first.");

@@ -1,0 +1,137 @@
+"""SortNet (Zhang, Jiang, He and Wang, NeurIPS 2022): distance layers trained by dropout, sorted distances at test."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from linfnet.errors import ArgumentError, at_least
+from linfnet.nn.distance import DistanceModule, LpDistance
+from linfnet.nn.input_dropout import draw_kept, kept_distances, mask_sources, shift_kept
+from linfnet.nn.nonexpansive import Rounding
+from linfnet.nn.proven import ProvenNet
+from linfnet.nn.sorted import SortDistance, check_sums
+
+
+class SortNet(ProvenNet):
+    """A distance layer on normalised pixels, followed by layers of weighted sums of the largest |x - w|.
+
+    In training the inputs of all layers except the first are kept with probability `keep`; the net computes l_p
+    distances over the kept inputs. In eval mode at p = inf a neuron computes the expectation of the maximum under this
+    dropout (see `SortDistance`); the net is `lipschitz`-Lipschitz in the l_inf norm of the pixels, for all weights.
+    Hidden layers subtract the means of their outputs, the last one has a bias, and the logits are negated distances.
+    With keep = 1 it is a `LinfNet`.
+
+    Args:
+        image_shape, classes, mean, std: as in `Classifier`.
+        hidden: width of each hidden layer; () for a single layer.
+        keep: the probability, from 0.01 to 1, with which an input is kept in training.
+        terms: how many of the largest |x - w| a neuron counts in eval mode, from 1 to 16.
+        identity_init: whether each layer that is at least as wide as its input initially copies its inputs.
+        p: initial exponent of all layers.
+
+    >>> net = SortNet((1, 8, 8), 10, hidden=(32, 32), keep=0.85, mean=0.3, std=0.4)
+    >>> net(torch.rand(5, 1, 8, 8)).shape, net.lipschitz
+    (torch.Size([5, 10]), 2.5)
+    """
+
+    system: ClassVar[str] = "sortnet"
+
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        classes: int,
+        hidden: Sequence[int] = (),
+        *,
+        keep: float,
+        terms: int = 10,
+        mean: float | Sequence[float] = 0.0,
+        std: float = 1.0,
+        identity_init: bool = True,
+        p: float = math.inf,
+    ) -> None:
+        if not isinstance(hidden, Sequence) or any(width < 1 for width in hidden):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(f"hidden is {hidden}; expected a sequence of widths above 0, such as (128, 128)")
+        check_sums(keep, terms)
+        super().__init__(image_shape, classes, mean=mean, std=std, learn_scale=True)
+        self.hidden, self.keep, self.terms = tuple(hidden), keep, terms
+        widths = [math.prod(self.image_shape), *hidden, classes]
+        layers: list[DistanceModule] = []
+        for number, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
+            last = number == len(hidden)
+            options: dict[str, Any] = {"bias": last, "mean_shift": not last, "identity_init": identity_init, "p": p}
+            if number:
+                options |= {"keep": keep, "terms": terms}
+            layers.append((SortDistance if number else LpDistance)(inputs, outputs, **options))
+        self.layers = nn.Sequential(*layers)
+
+    @property
+    def drops_inputs(self) -> bool:
+        return self.keep < 1
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits [B, classes] of images [B, C, H, W] or vectors [B, d] in [0, 1].
+
+        In training mode the masks are drawn with a seed from the random numbers of torch.
+        """
+        if self.training and self.drops_inputs:
+            return self.dropped(images, int(torch.randint(2**62, ())))
+        return -self.layers(self.normalize(self.check_shape(images)).flatten(1))
+
+    def dropped(self, images: Tensor, seed: int, *, group: int = 32) -> Tensor:
+        """Return the logits [B, classes] under dropout, at any p and with the means of the batch.
+
+        The mask of the inputs of a layer is drawn before the previous layer is computed, which then computes only the
+        outputs that are kept.
+
+        Args:
+            images: as in `forward`.
+            seed: of the masks.
+            group: number of consecutive samples that share a mask; 0 for the whole batch.
+        """
+        at_least("group", group, 0)
+        x = self.normalize(self.check_shape(images)).flatten(1)
+        sources, size = mask_sources(seed, x.device), group or len(x)
+        groups, kept = -(-len(x) // size), None
+        for layer in self.distance_layers():
+            keeps = layer.shift is not None and self.drops_inputs  # the logits are not dropped
+            following = draw_kept(layer.weight.shape[0], self.keep, groups, *sources) if keeps else None
+            x = layer.with_slopes(partial(kept_distances, x, layer.weight, kept, following, size))
+            if layer.shift is not None:
+                x = layer.shift(x) if following is None else shift_kept(layer.shift, x, following, size)
+            x, kept = x if layer.bias is None else x + layer.bias, following
+        return -x
+
+    def _certified_layers(self) -> list[LpDistance | SortDistance]:
+        layers = [layer for layer in self.layers if isinstance(layer, LpDistance | SortDistance)]
+        if len(layers) != len(self.layers):
+            raise ArgumentError("a layer of the net is not a distance layer; use linfnet.Classifier.wrap")
+        return layers
+
+    def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        low, high = (end.flatten(1) for end in self.normalize.bounds(self.check_shape(lower), self.check_shape(upper)))
+        for layer in self._certified_layers():
+            low, high = layer.bounds(low, high)
+        return -high, -low
+
+    def measure(self, images: Tensor) -> tuple[Tensor, Rounding]:
+        values, rounding = self.normalize(self.check_shape(images)).flatten(1), Rounding()
+        for layer in self._certified_layers():
+            values, sizes = layer.measure(values)
+            rounding = rounding.then(sizes)
+        return -values, rounding
+
+    def settings(self) -> dict[str, Any]:
+        return {"hidden": list(self.hidden), "keep": self.keep, "terms": self.terms}
+
+    def describe(self) -> str:
+        return (
+            f"A SortNet, hidden layers {'×'.join(map(str, self.hidden)) or 'none'}, trained by dropout with keep rate "
+            f"{self.keep:g}: a neuron is a weighted sum of its {self.terms} largest distances. It is "
+            f"{self.lipschitz:.6g}-Lipschitz in the ℓ∞ norm of the pixels: one forward pass certifies a radius inside "
+            "which its class cannot change. Certificates hold for the float32 program itself."
+        )
