@@ -1,0 +1,130 @@
+"""Bounds of the inputs of all activations by linear relaxation backwards, as in CROWN, Fast-Lin and CAP."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linfnet.bounds.backward import (
+    Step,
+    averaging,
+    both_bounds,
+    dot,
+    per_channel,
+    pull_lines,
+    steps_of,
+    transposed,
+    with_bias,
+)
+from linfnet.bounds.boxes import Box
+from linfnet.bounds.layers import Activation, ChannelScale, Layers, Window, layers_of, through, window_of
+from linfnet.bounds.lines import Lines, Slope, check_slope, lines_of
+
+
+def backward_boxes(net: Layers, box: Box, slope: Slope = "adaptive") -> list[Box]:
+    """Return the box before each layer of a net, and the box of its outputs.
+
+    The boxes before activations are bounded by linear relaxation backwards to the inputs, and by intervals from the
+    layer before; the tighter bound counts. The boxes before other layers are interval bounds. The memory grows with the
+    number of neurons: a linear function of the inputs for each, and for convolutions one of their receptive field.
+    """
+    check_slope(slope)
+    layers, boxes, products = layers_of(net), [box], 0
+    for index, layer in enumerate(layers):
+        found = through(layer, boxes[-1])
+        products += isinstance(layer, nn.Linear | nn.Conv2d | nn.AvgPool2d)
+        # Interval bounds of one product are exact.
+        if products > 1 and index + 1 < len(layers) and isinstance(layers[index + 1], Activation):
+            found = _tightened(steps_of(layers[: index + 1], boxes), boxes, found, slope)
+        boxes.append(found)
+    return boxes
+
+
+def _tightened(steps: Sequence[Step], boxes: Sequence[Box], box: Box, slope: Slope) -> Box:
+    if len(box.shape) == 3:
+        lower, upper = _bounds_of_images(steps, boxes, box, slope)
+    else:
+        rows = torch.eye(box.shape[0], dtype=box.lower.dtype, device=box.lower.device).unsqueeze(0)
+        lower, upper = both_bounds(steps, boxes, rows, slope)
+    return Box(torch.maximum(lower, box.lower), torch.minimum(upper, box.upper), box.centre)
+
+
+def _bounds_of_images(steps: Sequence[Step], boxes: Sequence[Box], box: Box, slope: Slope) -> tuple[Tensor, Tensor]:
+    """Return lower and upper bounds [B, C, H, W] of the outputs of convolutions.
+
+    An output depends only on its receptive field, so the rows have the size of that field. The samples of this
+    computation are all positions of all images.
+    """
+    (channels, height, width), batch = box.shape, len(box.lower)
+    same = torch.eye(channels, dtype=box.lower.dtype, device=box.lower.device)
+    rows = torch.cat([same, -same]).view(1, 2 * channels, channels, 1, 1)
+    field = Window((1, 1), (1, 1), (0, 0), (1, 1), 1)
+    total, inside = rows.new_zeros(()), None
+    for step, before in zip(reversed(steps), reversed(boxes[: len(steps)]), strict=True):
+        if isinstance(step, nn.Conv2d | nn.AvgPool2d):
+            rows = _unmasked(rows, inside, batch)
+            constant = with_bias(rows, step) if isinstance(step, nn.Conv2d) else None
+            total = total if constant is None else total + constant
+            window = window_of(step, before.shape[0])
+            field = _field_before(field, window)
+            weight = averaging(step, rows) if isinstance(step, nn.AvgPool2d) else step.weight
+            window = Window(window.kernel, window.stride, (0, 0), window.dilation, window.groups)
+            rows = transposed(rows, weight, window, (before.shape[0], *field.kernel))
+            inside = _patches(torch.ones_like(before.lower[:1, :1]), field) if max(field.padding) else None
+        elif isinstance(step, ChannelScale):
+            rows = _unmasked(rows, inside, batch)
+            inside = None
+            total = total + per_channel(rows) @ step.shift
+            rows = rows * step.along(2, rows.dim())[0]
+        else:
+            assert isinstance(step, Activation)
+            lines = lines_of(step, _patches(before.lower, field), _patches(before.upper, field), slope)
+            lines, inside = _inside(lines, inside, batch), None
+            rows, constant = pull_lines(lines, rows)
+            total = total + constant
+    middle, reach = (_patches(each, field) for each in boxes[0].middle_and_reach)  # 0 outside the images
+    found = dot(rows, middle) - dot(rows.abs(), reach) + total
+    found = found.view(batch, height, width, 2 * channels).permute(0, 3, 1, 2)
+    return found[:, :channels], -found[:, channels:]
+
+
+def _field_before(field: Window, window: Window) -> Window:
+    """Return the receptive field before a layer with this window, given the field after it."""
+    spans = [d * (k - 1) + 1 for d, k in zip(window.dilation, window.kernel, strict=True)]
+    (s, t), (f, g), (p, q) = window.stride, field.kernel, field.padding
+    return Window(
+        kernel=((f - 1) * s + spans[0], (g - 1) * t + spans[1]),
+        stride=(field.stride[0] * s, field.stride[1] * t),
+        padding=(p * s + window.padding[0], q * t + window.padding[1]),
+        dilation=(1, 1),
+        groups=1,
+    )
+
+
+def _patches(images: Tensor, field: Window) -> Tensor:
+    """Return the receptive fields [B * positions, C, h, w] of all outputs; values outside the images are 0."""
+    columns = F.unfold(images, field.kernel, stride=field.stride, padding=field.padding)
+    return columns.transpose(1, 2).reshape(-1, images.shape[1], *field.kernel)
+
+
+def _unmasked(rows: Tensor, inside: Tensor | None, batch: int) -> Tensor:
+    """Set rows to 0 outside the images, where convolutions read zeros."""
+    if inside is None:
+        return rows
+    return rows * inside.repeat(batch, 1, 1, 1).unsqueeze(1)
+
+
+def _inside(lines: Lines, inside: Tensor | None, batch: int) -> Lines:
+    """Set lines to 0 outside the images: this has the effect of `_unmasked` and is faster."""
+    if inside is None:
+        return lines
+    mask = inside.repeat(batch, 1, 1, 1)
+    upper_slope = lines.upper_slope * mask
+    shared = lines.lower_slope is lines.upper_slope
+    return Lines(
+        upper_slope if shared else lines.lower_slope * mask,
+        None if lines.lower_offset is None else lines.lower_offset * mask,
+        upper_slope,
+        lines.upper_offset * mask,
+    )
