@@ -107,21 +107,30 @@ def lower_bounds(steps: Sequence[Step], boxes: Sequence[Box], rows: Tensor, slop
         rows: [B, R, ...], or [1, R, ...] for the same functions of all samples.
         slope: how the lines of activations are chosen.
     """
-    total: Tensor | None = None
+    total = rows.new_zeros(())
     for step, box in zip(reversed(steps), reversed(boxes[: len(steps)]), strict=True):
         rows, constant = pull(step, rows, box, slope)
-        if constant is not None:
-            total = constant if total is None else total + constant
+        total = total if constant is None else total + constant
     middle, reach = boxes[0].middle_and_reach
-    least = dot(rows, middle) - dot(rows.abs(), reach)
-    return least if total is None else least + total
+    return dot(rows, middle) - dot(rows.abs(), reach) + total
 
 
 def both_bounds(steps: Sequence[Step], boxes: Sequence[Box], rows: Tensor, slope: Slope) -> tuple[Tensor, Tensor]:
     """Return lower and upper bounds, each [B, R], as `lower_bounds` does."""
-    count = rows.shape[1]
-    found = lower_bounds(steps, boxes, torch.cat([rows, -rows], 1), slope)
-    return found[:, :count], -found[:, count:]
+    if slope != "parallel":
+        found = lower_bounds(steps, boxes, torch.cat([rows, -rows], 1), slope)
+        return found[:, : rows.shape[1]], -found[:, rows.shape[1] :]
+    # The linear functions below and above differ by a constant, so that one is enough.
+    total, gap = rows.new_zeros(()), rows.new_zeros(())
+    for step, box in zip(reversed(steps), reversed(boxes[: len(steps)]), strict=True):
+        if isinstance(step, Activation):
+            gap = gap + dot(rows.abs(), lines_of(step, box.lower, box.upper, slope).upper_offset)
+        rows, constant = pull(step, rows, box, slope)
+        total = total if constant is None else total + constant
+    middle, reach = boxes[0].middle_and_reach
+    spread = dot(rows.abs(), reach)
+    lower = dot(rows, middle) - spread + total
+    return lower, lower + 2 * spread + gap
 
 
 def margin_rows(labels: Tensor, classes: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,6 +1,7 @@
 """Bounds of the inputs of all activations by linear relaxation backwards, as in CROWN, Fast-Lin and CAP."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -58,9 +59,11 @@ def _bounds_of_images(steps: Sequence[Step], boxes: Sequence[Box], box: Box, slo
     """
     (channels, height, width), batch = box.shape, len(box.lower)
     same = torch.eye(channels, dtype=box.lower.dtype, device=box.lower.device)
-    rows = torch.cat([same, -same]).view(1, 2 * channels, channels, 1, 1)
+    # Parallel lines: the linear functions below and above an output differ by a constant, so that one is enough.
+    parallel = slope == "parallel"
+    rows = (same if parallel else torch.cat([same, -same])).view(1, -1, channels, 1, 1)
     field = Window((1, 1), (1, 1), (0, 0), (1, 1), 1)
-    total, inside = rows.new_zeros(()), None
+    total, gap, inside = rows.new_zeros(()), rows.new_zeros(()), None
     for step, before in zip(reversed(steps), reversed(boxes[: len(steps)]), strict=True):
         if isinstance(step, nn.Conv2d | nn.AvgPool2d):
             rows = _unmasked(rows, inside, batch)
@@ -68,9 +71,7 @@ def _bounds_of_images(steps: Sequence[Step], boxes: Sequence[Box], box: Box, slo
             total = total if constant is None else total + constant
             window = window_of(step, before.shape[0])
             field = _field_before(field, window)
-            weight = averaging(step, rows) if isinstance(step, nn.AvgPool2d) else step.weight
-            window = Window(window.kernel, window.stride, (0, 0), window.dilation, window.groups)
-            rows = transposed(rows, weight, window, (before.shape[0], *field.kernel))
+            rows = _transposed_fields(rows, step, window, (before.shape[0], *field.kernel))
             inside = _patches(torch.ones_like(before.lower[:1, :1]), field) if max(field.padding) else None
         elif isinstance(step, ChannelScale):
             rows = _unmasked(rows, inside, batch)
@@ -81,12 +82,30 @@ def _bounds_of_images(steps: Sequence[Step], boxes: Sequence[Box], box: Box, slo
             assert isinstance(step, Activation)
             lines = lines_of(step, _patches(before.lower, field), _patches(before.upper, field), slope)
             lines, inside = _inside(lines, inside, batch), None
+            if parallel:
+                gap = gap + dot(rows.abs(), lines.upper_offset)
             rows, constant = pull_lines(lines, rows)
             total = total + constant
     middle, reach = (_patches(each, field) for each in boxes[0].middle_and_reach)  # 0 outside the images
-    found = dot(rows, middle) - dot(rows.abs(), reach) + total
-    found = found.view(batch, height, width, 2 * channels).permute(0, 3, 1, 2)
-    return found[:, :channels], -found[:, channels:]
+    spread = dot(rows.abs(), reach)
+    lower = dot(rows, middle) - spread + total
+    lower, upper = (lower, lower + 2 * spread + gap) if parallel else (lower[:, :channels], -lower[:, channels:])
+    sizes = (batch, height, width, channels)
+    return lower.reshape(sizes).permute(0, 3, 1, 2), upper.reshape(sizes).permute(0, 3, 1, 2)
+
+
+def _transposed_fields(
+    rows: Tensor, step: nn.Conv2d | nn.AvgPool2d, window: Window, shape: tuple[int, int, int]
+) -> Tensor:
+    """Pull rows [N, R, C, h, w] of small fields back through a convolution whose inputs have a shape (C, h, w).
+
+    For many small fields, one product with the matrix of the convolution is faster than transposed convolutions.
+    """
+    weight = averaging(step, rows) if isinstance(step, nn.AvgPool2d) else step.weight
+    size = rows[0, 0].numel()
+    units = torch.eye(size, dtype=rows.dtype, device=rows.device).view(1, size, *rows.shape[2:])
+    matrix = transposed(units, weight, replace(window, padding=(0, 0)), shape)
+    return (rows.flatten(2) @ matrix.view(size, -1)).unflatten(2, shape)
 
 
 def _field_before(field: Window, window: Window) -> Window:
