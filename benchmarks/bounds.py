@@ -64,7 +64,7 @@ def seconds_of(work: Callable[[], Tensor]) -> tuple[Tensor, float]:
 
 @torch.no_grad()
 def compare(net: nn.Sequential, shape: tuple[int, ...], images: int, eps: float) -> dict[str, dict[str, float]]:
-    """Return for each case the largest amounts by which our bounds are tighter and looser, and the seconds per image."""
+    """Return for each case the largest amount by which our bounds are tighter and looser, and seconds per image."""
     centre = torch.rand(images, *shape)
     labels = net(centre).argmax(1)
     lower, upper = centre - eps, centre + eps

@@ -33,6 +33,19 @@ eps = ["0.02"]
 """
 # One recipe for each system, small enough to train within two seconds.
 SMALL = {
+    "crown-ibp": """
+[system]
+name = "crown-ibp"
+architecture = "small"
+eps_train = 0.05
+kappa_end = 0.5
+[schedule]
+epochs = [1, 7, 1]
+[optimizer]
+lr = 0.01
+batch = 64
+"""
+    + EVERY,
     "hybrid": """
 [system]
 name = "hybrid"
@@ -194,7 +207,7 @@ class TestFinding:
     def test_only_registered_systems_are_loaded(self, tmp_path: Path):
         LinfNet((1, 2, 2), 2).save(tmp_path)
         write_json(tmp_path / "config.json", {**read_table(tmp_path / "config.json"), "system": "os"})
-        with pytest.raises(LinfnetError, match=r"system\.name is 'os'; expected one of hybrid, ibp, linf, smoothing"):
+        with pytest.raises(LinfnetError, match=rf"system\.name is 'os'; expected one of {', '.join(SYSTEMS.names())}"):
             load_model(tmp_path)
 
     @pytest.mark.parametrize(
@@ -202,7 +215,7 @@ class TestFinding:
         [
             (
                 "system.name=hybird",
-                "system.name is 'hybird'; expected one of hybrid, ibp, linf, smoothing, sparse; did you mean 'hybrid'?",
+                f"system.name is 'hybird'; expected one of {', '.join(SYSTEMS.names())}; did you mean 'hybrid'?",
             ),
             ("system.hiden=3", "unknown key 'system.hiden'; did you mean 'hidden'?"),
             ("system.hidden=much", "system.hidden is 'much'; expected a whole number"),

@@ -1,8 +1,11 @@
 """The standard convolutional nets of the field, which the baseline systems train. linfnet.bounds has their bounds."""
 
+import math
 from collections.abc import Sequence
+from typing import TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from linfnet.bounds import Box as Box
 from linfnet.bounds import linear_bounds as linear_bounds
@@ -11,9 +14,12 @@ from linfnet.bounds import through as through
 from linfnet.bounds import worst_margins as worst_margins
 from linfnet.errors import ArgumentError
 
+Net = TypeVar("Net", bound=nn.Module)
+
 # Convolutions (channels, kernel, stride) with padding 1, then the widths of hidden linear layers. A ReLU follows each.
 ARCHITECTURES = {
-    # In this order: ConvSmall of Wong and Kolter; DM-medium of Gowal et al.; CNN-7 of Shi et al. (with batch norm).
+    # In this order: the small and the large net of Wong and Kolter; the latter is DM-medium of Gowal et al. Then
+    # DM-large of Gowal et al., which is CNN-7 of Shi et al. if it has batch norm.
     "small": (((16, 4, 2), (32, 4, 2)), (100,)),
     "medium": (((32, 3, 1), (32, 4, 2), (64, 3, 1), (64, 4, 2)), (512, 512)),
     "cnn7": (((64, 3, 1), (64, 3, 1), (128, 3, 2), (128, 3, 1), (128, 3, 1)), (512,)),
@@ -48,3 +54,28 @@ def conv_layers(name: str, image_shape: Sequence[int], batch_norm: bool) -> tupl
         layers += [nn.BatchNorm1d(out), nn.ReLU()] if batch_norm else [nn.ReLU()]
         features = out
     return nn.Sequential(*layers), features
+
+
+def preserve_widths(net: nn.Module) -> None:
+    """Draw all weights from N(0, 2 pi / fan_in^2), in place, which preserves the widths of boxes (Shi et al., 2021).
+
+    With the usual initialisation, the widths of interval bounds grow from layer to layer with the number of inputs.
+    """
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.normal_(layer.weight, std=math.sqrt(2 * math.pi) / layer.weight[0].numel())
+
+
+def default_weights(net: Net) -> Net:
+    """Draw all weights again by torch's default initialisation, in place, and return the net."""
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.reset_parameters()
+    return net
+
+
+def channels_last(pixels: Tensor) -> Tensor:
+    """Return images in the layout that is fastest on their device: on a GPU, the channels of a pixel are adjacent."""
+    if pixels.is_cuda and pixels.dim() == 4:
+        return pixels.contiguous(memory_format=torch.channels_last)
+    return pixels

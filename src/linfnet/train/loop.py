@@ -226,6 +226,8 @@ class Trainer:
         self.optimizer.zero_grad()
         loss.backward()
         self.gradients.wait()
+        if self.recipe.optimizer.clip:
+            nn.utils.clip_grad_norm_(self.net.parameters(), self.recipe.optimizer.clip)
         decay_weights(self.net, state.lr * self.recipe.optimizer.weight_decay)
         self.optimizer.step()
         record_step(self.record, row, loss.detach(), logits.detach(), labels, self.threshold)
