@@ -12,6 +12,7 @@ from linfnet.systems.system import system_of as system_of
 # isort: split
 # Importing a module registers its system.
 from linfnet.systems.crown_ibp import CrownIbp as CrownIbp
+from linfnet.systems.crown_lbp import CrownLbp as CrownLbp
 from linfnet.systems.hybrid import Hybrid as Hybrid
 from linfnet.systems.ibp import Ibp as Ibp
 from linfnet.systems.linf import Linf as Linf

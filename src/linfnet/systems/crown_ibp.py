@@ -52,7 +52,7 @@ class CrownIbp(Ibp):
     fusion: bool = True
     """Whether the cross-entropy is bounded by one linear function per image, instead of the margin of each class."""
 
-    def build(self, recipe: Recipe, info: SetInfo) -> CrownIbpNet:
+    def build(self, recipe: Recipe, info: SetInfo) -> Classifier:
         """Build the net of `system.architecture`; the section [model] of the recipe is ignored."""
         own = (self.architecture, self.batch_norm)
         net = CrownIbpNet(info.image_shape, len(info.classes), *own, mean=info.mean, std=info.std)
@@ -64,7 +64,7 @@ class CrownIbp(Ibp):
         self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, state: StepState
     ) -> tuple[Tensor, Tensor]:
         """Return the loss and the logits of the unperturbed images."""
-        assert isinstance(net, CrownIbpNet)
+        assert isinstance(net, ConvNet)
         done, kappa = self.progress(state), self.kappa(state)
         if done == 0:
             logits = net(pixels)

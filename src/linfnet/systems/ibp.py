@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linfnet.bounds.layers import Activation
 from linfnet.data import SetInfo
 from linfnet.errors import at_least, number
 from linfnet.nn.classifier import Classifier
@@ -178,8 +179,8 @@ class Ibp(System):
         fading = self.regularisation * (1 - self.progress(state))
         if fading == 0 or self.progress(state) == 0:
             return 0.0
-        before_relu = [box for box, layer in zip(boxes, layers, strict=False) if isinstance(layer, nn.ReLU)]
-        return fading * (tightness([boxes[0], *before_relu]) + balance(before_relu))
+        before = [box for box, layer in zip(boxes, layers, strict=False) if isinstance(layer, Activation)]
+        return fading * (tightness([boxes[0], *before]) + balance(before))
 
     def loss(
         self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, state: StepState

@@ -1,7 +1,7 @@
 """The standard convolutional nets of the field, which the baseline systems train. linfnet.bounds has their bounds."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -32,8 +32,15 @@ def check_architecture(name: str, key: str = "system.architecture") -> None:
         raise ArgumentError(f"{key} is {name!r}; expected one of {', '.join(ARCHITECTURES)}")
 
 
-def conv_layers(name: str, image_shape: Sequence[int], batch_norm: bool) -> tuple[nn.Sequential, int]:
+def conv_layers(
+    name: str,
+    image_shape: Sequence[int],
+    batch_norm: bool,
+    activation: Callable[[tuple[int, ...]], nn.Module] = lambda shape: nn.ReLU(),
+) -> tuple[nn.Sequential, int]:
     """Return all layers except the last linear one, and the number of their output features.
+
+    `activation` creates an activation for values of a shape.
 
     >>> conv_layers("small", (1, 28, 28), False)[1]
     100
@@ -43,15 +50,17 @@ def conv_layers(name: str, image_shape: Sequence[int], batch_norm: bool) -> tupl
     layers: list[nn.Module] = []
     for out, kernel, stride in convolutions:
         layers.append(nn.Conv2d(channels, out, kernel, stride, padding=1))
-        layers += [nn.BatchNorm2d(out), nn.ReLU()] if batch_norm else [nn.ReLU()]
         channels, height, width = out, (height + 2 - kernel) // stride + 1, (width + 2 - kernel) // stride + 1
+        layers += [nn.BatchNorm2d(out)] if batch_norm else []
+        layers.append(activation((channels, height, width)))
     if min(height, width) < 1:
         raise ArgumentError(f"architecture {name!r} is too deep for images of shape {tuple(image_shape)}")
     features = channels * height * width
     layers.append(nn.Flatten())
     for out in widths:
         layers.append(nn.Linear(features, out))
-        layers += [nn.BatchNorm1d(out), nn.ReLU()] if batch_norm else [nn.ReLU()]
+        layers += [nn.BatchNorm1d(out)] if batch_norm else []
+        layers.append(activation((out,)))
         features = out
     return nn.Sequential(*layers), features
 
