@@ -60,6 +60,7 @@ def test_parts_of_a_batch_have_the_same_certificates(monkeypatch: pytest.MonkeyP
         whole = net.least_margin(images - 0.01, images + 0.01, labels)
         monkeypatch.setattr(ConvNet, "part", 5)
         torch.testing.assert_close(net.least_margin(images - 0.01, images + 0.01, labels), whole)
+        assert net.least_margin(images[:0], images[:0], labels[:0]).shape == (0,)
 
 
 @pytest.mark.parametrize("fusion", [False, True])

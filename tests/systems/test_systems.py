@@ -31,8 +31,76 @@ checkpoint_every = 4
 [evaluation]
 eps = ["0.02"]
 """
-# One recipe for each system, small enough to train within two seconds.
+# One recipe for each system, small enough to train within a few seconds.
 SMALL = {
+    "cap": """
+[system]
+name = "cap"
+eps_train = 0.04
+[schedule]
+epochs = [3, 1, 1]
+[optimizer]
+lr = 5e-3
+batch = 128
+"""
+    + EVERY,
+    "colt": """
+[system]
+name = "colt"
+eps_train = 0.04
+stages = 3
+steps = 2
+step_size = 0.5
+[schedule]
+epochs = [3, 2, 0]
+[optimizer]
+lr = 5e-3
+batch = 128
+"""
+    + EVERY,
+    "consistency": """
+[system]
+name = "consistency"
+architecture = "small"
+sigma = 0.4
+samples = 100
+votes = 4
+[schedule]
+epochs = [5, 0, 0]
+[optimizer]
+lr = 0.01
+batch = 64
+"""
+    + EVERY,
+    "crown-lbp": """
+[system]
+name = "crown-lbp"
+architecture = "small"
+eps_train = 0.05
+kappa_end = 0.5
+[schedule]
+epochs = [2, 5, 2]
+[optimizer]
+lr = 0.01
+batch = 64
+"""
+    + EVERY,
+    "smoothadv": """
+[system]
+name = "smoothadv"
+architecture = "small"
+sigma = 0.4
+samples = 100
+votes = 4
+attack_eps = 0.3
+attack_steps = 2
+[schedule]
+epochs = [5, 0, 0]
+[optimizer]
+lr = 0.01
+batch = 64
+"""
+    + EVERY,
     "crown-ibp": """
 [system]
 name = "crown-ibp"

@@ -80,8 +80,7 @@ def _bounds_of_images(steps: Sequence[Step], boxes: Sequence[Box], box: Box, slo
             rows = rows * step.along(2, rows.dim())[0]
         else:
             assert isinstance(step, Activation)
-            lines = lines_of(step, _patches(before.lower, field), _patches(before.upper, field), slope)
-            lines, inside = _inside(lines, inside, batch), None
+            lines, inside = _lines_of_fields(lines_of(step, before.lower, before.upper, slope), field), None
             if parallel:
                 gap = gap + dot(rows.abs(), lines.upper_offset)
             rows, constant = pull_lines(lines, rows)
@@ -134,16 +133,13 @@ def _unmasked(rows: Tensor, inside: Tensor | None, batch: int) -> Tensor:
     return rows * inside.repeat(batch, 1, 1, 1).unsqueeze(1)
 
 
-def _inside(lines: Lines, inside: Tensor | None, batch: int) -> Lines:
-    """Set lines to 0 outside the images: this has the effect of `_unmasked` and is faster."""
-    if inside is None:
-        return lines
-    mask = inside.repeat(batch, 1, 1, 1)
-    upper_slope = lines.upper_slope * mask
-    shared = lines.lower_slope is lines.upper_slope
+def _lines_of_fields(lines: Lines, field: Window) -> Lines:
+    """Return the lines of all receptive fields. They are 0 outside the images, which has the effect of `_unmasked`."""
+    upper_slope = _patches(lines.upper_slope, field)
+    parallel = lines.lower_slope is lines.upper_slope
     return Lines(
-        upper_slope if shared else lines.lower_slope * mask,
-        None if lines.lower_offset is None else lines.lower_offset * mask,
-        upper_slope,
-        lines.upper_offset * mask,
+        lower_slope=upper_slope if parallel else _patches(lines.lower_slope, field),
+        lower_offset=None if lines.lower_offset is None else _patches(lines.lower_offset, field),
+        upper_slope=upper_slope,
+        upper_offset=_patches(lines.upper_offset, field),
     )

@@ -55,16 +55,21 @@ class ConvNet(Classifier):
         ends = self.normalize.bounds(self.check_shape(lower), self.check_shape(upper))
         return Box(*ends, None if centre is None else self.normalize(centre))
 
-    def box_around(self, pixels: Tensor, eps: float) -> Box:
-        """Return the normalised box of all images in [0, 1] within eps of images [B, C, H, W]; its centre is known."""
+    def box_around(self, pixels: Tensor, eps: float, *, centre: bool = True) -> Box:
+        """Return the normalised box of all images in [0, 1] within eps of images [B, C, H, W].
+
+        `centre`: whether the unperturbed values are needed at all layers, for logits or for batch norm in training.
+        """
         pixels = channels_last(pixels)
-        return self.normalized((pixels - eps).clamp(min=0), (pixels + eps).clamp(max=1), pixels)
+        return self.normalized((pixels - eps).clamp(min=0), (pixels + eps).clamp(max=1), pixels if centre else None)
 
     def margins(self, box: Box, labels: Tensor) -> Tensor:
         """Return lower bounds [B, K] on the margins of the labels over a normalised box; 0 at the labels."""
         raise NotImplementedError
 
     def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
+        if len(lower) == 0:
+            return lower.new_zeros(0)
         parts = zip(*(each.split(self.part) for each in (lower, upper, labels)), strict=True)
         with full_precision() if lower.is_cuda else contextlib.nullcontext():
             return torch.cat([smallest_margin(self.margins(self.normalized(a, b), y), y) for a, b, y in parts])

@@ -33,6 +33,7 @@ class CrownLbpNet(ConvNet):
 
     system: ClassVar[str] = "crown-lbp"
     certificate_names: ClassVar[tuple[str, ...]] = ("linear",)
+    cheap: ClassVar[bool] = False
     part: ClassVar[int] = 10
 
     def __init__(

@@ -106,6 +106,11 @@ def system_of(recipe: Recipe) -> System:
     return options_from_mapping(SYSTEMS[recipe.system_name], own, "system")
 
 
+def step_source(recipe: Recipe, state: StepState, device: torch.device) -> torch.Generator:
+    """Return a source of random numbers for one step: a resumed run draws the same ones as an uninterrupted one."""
+    return torch.Generator(device).manual_seed(recipe.run.seed + round(state.epoch * 2**20))
+
+
 def has_effect(recipe: Recipe, key: str) -> bool:
     """Return whether a recipe's system uses a key or section."""
     unused = SYSTEMS[recipe.system_name].unused
