@@ -28,7 +28,7 @@ ORDER: list[set[str]] = [
     {"attacks", "theory"},
     {"evaluation"},
     {"comparison", "compression", "export", "reproduce", "serve", "verification"},
-    {"report"},
+    {"report", "search"},
     {"cli"},
     {"__init__"},
     {"__main__"},

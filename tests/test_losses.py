@@ -81,6 +81,35 @@ def test_misclassified_samples_get_no_gradient_from_the_clipped_hinge():
     assert logits.grad[0].tolist() == pytest.approx([-1 / 6, 1 / 6, 0.0])
 
 
+def test_the_leak_is_the_slope_of_misclassified_samples():
+    logits = LOGITS.clone().double().requires_grad_()
+    gaps = margin(logits, LABELS)
+    clipped_hinge(logits, LABELS, 2.0, leak=0.25).backward()
+    slopes = logits.grad.gather(1, LABELS.unsqueeze(1)).squeeze(1) * -2.0 * len(LABELS)
+    expected = [0.25 if gap < 0 else 1.0 if gap < 2 else 0.0 for gap in gaps.tolist()]
+    assert 0.25 in expected
+    assert slopes.tolist() == expected
+    # At a margin of 0, the slope is that of the hinge, with and without a leak.
+    for leak in (0.0, 0.25):
+        border = torch.zeros(1, 2, requires_grad=True)
+        clipped_hinge(border, torch.tensor([0]), 2.0, leak=leak).backward()
+        assert border.grad.tolist() == [[-0.5, 0.5]]
+
+
+@pytest.mark.parametrize(
+    ("keys", "leaks"),
+    [({}, (0, 0, 0)), ({"clip_leak": 0.1}, (0.1, 0.1, 0.1)), ({"clip_leak": 0.2, "clip_leak_end": 0.0}, (0.2, 0.1, 0))],
+)
+def test_the_leak_of_the_mixture_changes_while_p_rises(keys: dict[str, float], leaks: tuple[float, ...]):
+    objective = Mixture(theta=Fraction(1, 2), **keys)
+    assert [objective.leak(relaxed) for relaxed in (0.0, 0.5, 1.0)] == pytest.approx(leaks)
+    logits, labels, scale = torch.tensor([[0.0, 1.0]]), torch.tensor([0]), torch.ones(())
+    for relaxed, leak in zip((0.0, 0.5, 1.0), leaks, strict=True):
+        state = StepState(epoch=0.0, started=1.0, relaxed=relaxed, p=8.0, mixing=0.0, lr=0.1)
+        # The margin is -1 and the threshold 2 * 0.5, so the hinge is 2.
+        assert objective(logits, labels, state, scale=scale, lipschitz=2.0).item() == pytest.approx(1 + leak)
+
+
 def test_the_scale_learns_from_the_cross_entropy_alone():
     scale = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
     mixture(LOGITS, LABELS, threshold=2.0, mixing=0.0, scale=scale).backward()
@@ -98,6 +127,7 @@ def test_all_losses_have_right_gradients():
     assert torch.autograd.gradcheck(lambda z: hinge(z, labels, 0.9, max_share=0.6, required=0.8), (logits,))
     assert torch.autograd.gradcheck(lambda z: thresholded(z, labels, 0.9).logsumexp(1), (logits,))
     assert torch.autograd.gradcheck(lambda z: clipped_hinge(z, labels, 0.9), (logits,))
+    assert torch.autograd.gradcheck(lambda z: clipped_hinge(z, labels, 0.9, leak=0.3), (logits,))
     assert torch.autograd.gradcheck(
         lambda z, s: mixture(z, labels, threshold=0.9, mixing=0.2, scale=s), (logits, scale)
     )

@@ -20,6 +20,7 @@ from tools.exact_tables import exact
 from tools.install_tables import extras
 from tools.picture import picture
 from tools.recipe_keys import recipe_keys
+from tools.search_tables import searches
 from tools.zoo import model_files, zoo
 
 ROOT = Path(__file__).parent.parent
@@ -38,6 +39,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "compression": compression,
     "fine-tuning": fine_tuning,
     "exact": exact,
+    "searches": searches,
     "cpu-speed": speed_tables.cpu_speed,
     "gpu-steps": speed_tables.gpu_steps,
     "gpu-step-details": speed_tables.gpu_step_details,

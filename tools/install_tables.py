@@ -6,7 +6,7 @@ from tools.records import link, read_record, table
 NEEDED_BY = {
     "images": "PNG, JPEG and other image files in `predict`, `certify`, `attack` and in your own data",
     "serve": "`serve`",
-    "plots": "`plot`, and the pictures of `certify`, `reproduce`, `separation`, `construct` and `lipschitz`",
+    "plots": "`plot`, and the pictures of `certify`, `reproduce`, `search`, `separation`, `construct` and `lipschitz`",
     "onnx": "`export --onnx`",
     "hub": "`export --hub`, and nets with an address `hf://user/name`",
     "autoattack": "`attack --attacks autoattack`",

@@ -37,9 +37,12 @@ def number(default: object, least: float = 0, **limits: Any) -> Any:
 
 
 def check_numbers(options: Any, section: str) -> None:
-    """Raise an error if a field declared by `number` is out of range; the message names it as `section.field`."""
+    """Raise an error if a field declared by `number` is out of range; the message names it as `section.field`.
+
+    A field that is None is not set.
+    """
     for each in fields(options):
-        if "limits" in each.metadata:
+        if "limits" in each.metadata and getattr(options, each.name) is not None:
             at_least(f"{section}.{each.name}", getattr(options, each.name), **each.metadata["limits"])
 
 

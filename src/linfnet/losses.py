@@ -67,22 +67,36 @@ def hinge(logits: Tensor, labels: Tensor, threshold: float, *, max_share: float 
     return max_share * terms.max(1).values.mean() + (1 - max_share) * terms.mean()
 
 
-def clipped_hinge(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
+def clipped_hinge(logits: Tensor, labels: Tensor, threshold: float, *, leak: float = 0.0) -> Tensor:
     """Return the mean of min(max(1 - margin / threshold, 0), 1), which is constant for misclassified samples.
 
     Args:
         logits: [B, K].
         labels: int64 [B].
         threshold: theta in the units of the logits; samples with at least this margin have loss 0.
+        leak: the slope of the loss where the hinge is above 1, so that misclassified samples have gradients. This is
+            not in the paper.
 
     >>> clipped_hinge(torch.tensor([[1.0, 0.0]]), torch.tensor([1]), 2.0)
     tensor(1.)
+    >>> clipped_hinge(torch.tensor([[1.0, 0.0]]), torch.tensor([1]), 2.0, leak=0.5)
+    tensor(1.2500)
     """
-    return (1 - margin(logits, labels) / threshold).clamp(min=0, max=1).mean()
+    terms = 1 - margin(logits, labels) / threshold
+    clipped = terms.clamp(min=0, max=1)
+    if leak:
+        clipped = torch.where(terms > 1, 1 + leak * (terms - 1), clipped)
+    return clipped.mean()
 
 
 def mixture(
-    logits: Tensor, labels: Tensor, *, threshold: float, mixing: Tensor | float, scale: Tensor | float
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    threshold: float,
+    mixing: Tensor | float,
+    scale: Tensor | float,
+    leak: float = 0.0,
 ) -> Tensor:
     """Return the paper's objective: mixing * scaled cross-entropy + clipped hinge.
 
@@ -92,11 +106,13 @@ def mixture(
         threshold: theta in the units of the logits, `theta * net.lipschitz`.
         mixing: lambda, the weight of the cross-entropy.
         scale: the temperature s of the cross-entropy.
+        leak: as in `clipped_hinge`.
 
     >>> mixture(torch.tensor([[1.0, 0.0]]), torch.tensor([0]), threshold=2.0, mixing=0.0, scale=1.0)
     tensor(0.5000)
     """
-    return mixing * scaled_cross_entropy(logits, labels, scale) + clipped_hinge(logits, labels, threshold)
+    clipped = clipped_hinge(logits, labels, threshold, leak=leak)
+    return mixing * scaled_cross_entropy(logits, labels, scale) + clipped
 
 
 def margin_shares(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
@@ -172,6 +188,12 @@ class Mixture(Objective):
     # In the paper's text the last phase has no cross-entropy, but its published results were trained with mixing_end.
     mixing_zero_at_infinity: bool = False
     """Whether lambda is 0 in the last phase; otherwise it is `mixing_end`."""
+    clip_leak: float | None = number(None, most=1)
+    """The slope of the clipped hinge for misclassified samples, where the paper's is 0. Not in the paper: see
+    docs/beyond.md."""
+    clip_leak_end: float | None = number(None, most=1)
+    """The slope at the end of the second phase: it changes linearly from `clip_leak` while p rises. Default: constant.
+    """
 
     learns_scale: ClassVar[bool] = True
 
@@ -181,8 +203,15 @@ class Mixture(Objective):
             return 0.0
         return mixing_coefficient(relaxed, start=self.mixing_start, end=self.mixing_end)
 
+    def leak(self, relaxed: float) -> float:
+        """Return the slope of the hinge above its clip when a fraction `relaxed` of the rise of p is complete."""
+        start = self.clip_leak or 0.0
+        end = start if self.clip_leak_end is None else self.clip_leak_end
+        return start + (end - start) * relaxed
+
     def __call__(self, logits: Tensor, labels: Tensor, state: StepState, *, scale: Tensor, lipschitz: float) -> Tensor:
-        return mixture(logits, labels, threshold=self.threshold(lipschitz), mixing=state.mixing, scale=scale)
+        threshold, leak = self.threshold(lipschitz), self.leak(state.relaxed)
+        return mixture(logits, labels, threshold=threshold, mixing=state.mixing, scale=scale, leak=leak)
 
 
 @LOSSES.register("hinge")

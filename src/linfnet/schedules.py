@@ -28,6 +28,8 @@ class StepState:
     """lambda, the weight of the cross-entropy; 0 for objectives that do not mix."""
     lr: float
     """The learning rate of the weights."""
+    slopes_p: float = math.inf
+    """The exponent at which the distance layers compute their gradients, if it is smaller than p."""
 
 
 @dataclass(frozen=True)

@@ -237,3 +237,29 @@ def test_commands_that_are_told_can_be_copied(tmp_path: Path, capsys: pytest.Cap
         assert main([command, str(run)]) == 2
         message.append(capsys.readouterr().err)
     assert all(shlex.split(line)[-1] == str(run) for line in message), message
+
+
+def test_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "more.toml").write_text("[slow]\nlr = 0.001\n")
+    variants = [
+        "--vary",
+        "clip_leak=none,0.1",
+        "--variant",
+        "wide",
+        "width=30",
+        "--variants",
+        str(tmp_path / "more.toml"),
+    ]
+    assert main(["search", "digits", *TINY, *variants, "--seeds", "1", "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    for word in ("unchanged", "clip_leak=0.1", "wide", "slow", "143 held-out", "outcome.json", "outcome.png"):
+        assert word in printed
+    assert (tmp_path / "out" / "outcome.png").is_file()
+
+
+def test_training_with_held_out_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["train", "digits", *TINY, "--set", "hold_out=100", "--out", str(tmp_path / "run")]) == 0
+    printed = capsys.readouterr().out
+    assert "on held-out training images" in printed
+    assert "held-out images at p" in printed
+    assert "The model was saved without results." in (tmp_path / "run" / "README.md").read_text()

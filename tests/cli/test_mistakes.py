@@ -98,6 +98,12 @@ from linfnet.train import RunFolder
         (["evaluate", "cache"], "cache is not a model: it has no config.json"),
         (["evaluate", "stopped"], "has not finished"),
         (["evaluate", "run", "--data", "cifar10"], "linfnet data fetch cifar10"),
+        (["search", "digits"], "there are no variants; expected at least one: --vary, --variant or --variants"),
+        (["search", "digits", "--vary", "clip_leek=0,1"], "unknown key 'clip_leek'; did you mean 'loss.clip_leak'?"),
+        (["search", "digits", "--vary", "lr=0.1", "--set", "widht=3"], "unknown key 'widht'"),
+        (["search", "digits", "--vary", "lr=0.1", "--seeds", "a"], "--seeds is 'a'; expected whole numbers"),
+        (["search", "digits", "--vary", "lr=0.1", "--jobs", "0"], "jobs is 0"),
+        (["search", "digits", "--variants", "none.toml"], "none.toml cannot be read"),
         (["reproduce", "table2"], "the study is 'table2'; expected one of table1"),
         (["reproduce", "table1", "--row", "cifar"], "--row is 'cifar'; table1 has mnist-0.1, "),
         (["reproduce", "table1", "--row"], "--row is empty; table1 has mnist-0.1, "),
@@ -171,4 +177,5 @@ def test_what_torchrun_may_not_start(refused: Callable[..., str], monkeypatch: p
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "a study runs in one process" in refused("reproduce", "table1")
+    assert "start it without torchrun" in refused("search", "digits", "--vary", "lr=0.1")
     assert "--out is required under torchrun" in refused("train", "digits")

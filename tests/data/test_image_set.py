@@ -49,6 +49,28 @@ def test_first(four: ImageSet) -> None:
         four.first(0)
 
 
+def test_held_out_images_are_the_same_in_every_call() -> None:
+    whole = load("digits")
+    rest, held_out = whole.hold_out(200)
+    assert (len(rest), len(held_out)) == (1237, 200)
+    assert (rest.split, held_out.split) == ("train", "held-out")
+    assert torch.equal(whole.hold_out(200)[1].images, held_out.images)
+    # Together they are all images, each in the order of the whole set.
+    numbered = ImageSet(torch.zeros(1437, 1, 8, 8, dtype=torch.uint8), torch.arange(1437), set_info("digits"), "train")
+    parts = [part.labels.tolist() for part in numbered.hold_out(200)]
+    assert sorted(parts[0] + parts[1]) == list(range(1437))
+    assert parts == [sorted(part) for part in parts]
+    assert set(numbered.hold_out(100)[1].labels.tolist()) < set(parts[1])
+    assert parts[1][:4] == [0, 3, 8, 9]
+    assert len(held_out.labels.unique()) == 10
+
+
+@pytest.mark.parametrize("count", [0, -1, 4, 5])
+def test_some_images_are_held_out_and_some_stay(four: ImageSet, count: int) -> None:
+    with pytest.raises(ArgumentError, match=f"hold_out is {count}; expected a number from 1 to 3, of 4 images"):
+        four.hold_out(count)
+
+
 def test_pixels_of_a_selection(four: ImageSet) -> None:
     whole = four.pixels()
     assert whole.dtype == torch.float32

@@ -1,4 +1,6 @@
-"""The order of an epoch is a fixed function of its arguments; crops and flips agree with a simple implementation."""
+"""The order of an epoch is a fixed function of its arguments; augmented images agree with simple formulas."""
+
+import math
 
 import numpy as np
 import pytest
@@ -6,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linfnet.data import augment, plan_epoch
+from linfnet.data import augment, plan_epoch, plan_maps, warp
 from linfnet.data.sampling import EpochPlan
 from linfnet.errors import ArgumentError
 
@@ -142,3 +144,48 @@ def test_the_same_on_the_device() -> None:
     there = plan.to("cuda")
     out = augment(images.cuda(), there.top, there.left, there.flip, 3)
     assert torch.equal(out.cpu(), augment(images, plan.top, plan.left, plan.flip, 3))
+
+
+def test_maps_are_rotations_and_zooms_within_their_limits() -> None:
+    maps = plan_maps(4000, seed=3, epoch=5, rotate=30.0, zoom=0.25).double()
+    assert torch.equal(maps[:, 0, 0], maps[:, 1, 1])
+    assert torch.equal(maps[:, 0, 1], -maps[:, 1, 0])
+    zoom, angle = 1 / torch.linalg.det(maps).sqrt(), torch.rad2deg(torch.atan2(maps[:, 0, 1], maps[:, 0, 0]))
+    assert 0.8 - 1e-6 <= zoom.min() < 0.81
+    assert 1.24 < zoom.max() <= 1.25 + 1e-6
+    assert -30 - 1e-4 <= angle.min() < -29.5
+    assert 29.5 < angle.max() <= 30 + 1e-4
+    assert abs(zoom.log().mean()) < 0.01
+    assert abs(angle.mean()) < 1
+    assert abs((angle / 30 * zoom.log()).mean()) < 0.01
+    assert torch.equal(maps, plan_maps(4000, seed=3, epoch=5, rotate=30.0, zoom=0.25).double())
+    assert not torch.equal(maps, plan_maps(4000, seed=3, epoch=6, rotate=30.0, zoom=0.25).double())
+    plain = torch.eye(2).expand(10, 2, 2)
+    assert torch.equal(plan_maps(10, seed=0, epoch=0), plain)
+    draws = plan_maps(10, 0, 0, rotate=10.0), plan_maps(10, 0, 0, rotate=10.0, zoom=0.5)
+    turns = [torch.atan2(each[:, 0, 1], each[:, 0, 0]) for each in draws]
+    torch.testing.assert_close(turns[0], turns[1])  # the angles do not depend on the zoom
+
+
+def test_the_identity_changes_nothing_and_a_quarter_turn_is_exact() -> None:
+    torch.manual_seed(0)
+    pixels = torch.rand(2, 3, 5, 7)
+    torch.testing.assert_close(warp(pixels, plan_maps(2, 0, 0)), pixels, atol=1e-6, rtol=0)
+    square = torch.rand(2, 3, 6, 6)
+    quarter = torch.tensor([[0.0, 1.0], [-1.0, 0.0]]).expand(2, 2, 2)
+    torch.testing.assert_close(warp(square, quarter), square.rot90(-1, (2, 3)), atol=1e-6, rtol=0)
+
+
+def test_a_warped_image_repeats_its_edge_and_keeps_its_shape() -> None:
+    row = torch.linspace(0, 1, 9).expand(1, 1, 5, 9)
+    double = warp(row, torch.tensor([[[0.5, 0.0], [0.0, 0.5]]]))
+    torch.testing.assert_close(double, (0.5 * row + 0.25))  # twice as large around the centre
+    half = warp(row, torch.tensor([[[2.0, 0.0], [0.0, 2.0]]]))
+    torch.testing.assert_close(half, (2 * row - 0.5).clamp(0, 1))
+    # In an image that is not square, a rotation is one of the pixels: a line at 45 degrees stays straight.
+    y, x = torch.meshgrid(torch.arange(20.0), torch.arange(40.0), indexing="ij")
+    ramp = ((x - 19.5) / 100 + 0.5).expand(1, 1, 20, 40)
+    turn = math.radians(30)
+    maps = torch.tensor([[[math.cos(turn), math.sin(turn)], [-math.sin(turn), math.cos(turn)]]])
+    expected = ((x - 19.5) * math.cos(turn) + (y - 9.5) * math.sin(turn)) / 100 + 0.5
+    torch.testing.assert_close(warp(ramp, maps)[0, 0, 5:15, 10:30], expected[5:15, 10:30], atol=1e-5, rtol=0)

@@ -237,7 +237,8 @@ def test_nets_of_other_systems_are_served(system: str, tmp_path: Path):
         SmoothedNet((1, 8, 8), 3, "small", 0.25, 100, 0.01, 4).save(tmp_path)
     client = TestClient(create_app(Service(tmp_path)), base_url=BASE)
     model = client.get("/api/model").json()
-    assert (model["system"], model["lipschitz"], model["arithmetic"]) == (system, None, "real")
+    arithmetic = "float32" if system == "ibp" else "real"
+    assert (model["system"], model["lipschitz"], model["arithmetic"]) == (system, None, arithmetic)
     assert (model["confidence"] < 1) == (system == "smoothing")
     pixels = torch.rand(8, 8).tolist()
     check_response(client, client.post("/api/predict", json={"pixels": pixels}).json(), "Prediction")

@@ -110,10 +110,17 @@ def test_the_initialisation_is_chosen():
     assert widths["ibp"] < 0.1 * widths["default"]
 
 
-def test_full_precision_changes_only_one_flag():
-    cudnn = torch.backends.cudnn
-    names = ("enabled", "benchmark", "deterministic", "allow_tf32")
-    before = {name: getattr(cudnn, name) for name in names}
-    with full_precision():
-        assert {name: getattr(cudnn, name) for name in names} == before | {"allow_tf32": False}
-    assert {name: getattr(cudnn, name) for name in names} == before
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_certificates_and_predictions_do_not_use_tensor_float_32():
+    net = small_net(True).cuda()
+    images, labels = (each.cuda() for each in digits())
+    before = torch.backends.cudnn.allow_tf32
+    with full_precision(images):
+        assert not torch.backends.cudnn.allow_tf32
+    assert torch.backends.cudnn.allow_tf32 == before
+    with torch.no_grad():
+        logits, bounds = net(images), net.least_margin(images, images, labels)
+        net.cpu()
+        torch.testing.assert_close(logits.cpu(), net(images.cpu()), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(bounds.cpu(), margin(logits.cpu(), labels.cpu()), rtol=1e-4, atol=1e-5)

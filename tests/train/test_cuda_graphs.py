@@ -152,21 +152,29 @@ def test_a_failed_capture_is_reported_once_and_training_continues(monkeypatch: p
     assert len(warned) == 1
 
 
-@pytest.mark.parametrize("system", ["linf", "hybrid"])
+SLOPES = ("slopes_p=8", "slopes_p_end=10")
+
+
+# Slopes change from 8 to 10 half-way through p = 10, where the graph must be captured again.
+@pytest.mark.parametrize(
+    ("changes", "replays"),
+    [((), [9, 9, 3, 3]), (("system.name=hybrid",), [9, 9, 3, 3]), (SLOPES, [9, 4, 4, 3, 3])],
+    ids=["linf", "hybrid", "slopes"],
+)
 def test_the_trainer_gives_the_same_bits_with_graphs(
-    new_trainer: Callable[..., Trainer], fakes: list[Fake], system: str
+    new_trainer: Callable[..., Trainer], fakes: list[Fake], changes: tuple[str, ...], replays: list[int]
 ) -> None:
-    settings = (*FEW_P, f"system.name={system}")
+    settings = (*FEW_P, *changes)
     plain, replayed = new_trainer("plain", *settings), new_trainer("replayed", *settings)
     assert isinstance(replayed.system, FeatureSystem)
     module = FeatureModule(replayed.system, replayed.net)
-    replayed.graphed = GraphedModule(module, replayed.batch, lambda: replayed.net.p, replayed._p_stays)
+    replayed.graphed = GraphedModule(module, replayed.batch, replayed._exponents, replayed._exponents_stay)
     plain.run()
     assert fakes == []  # on a CPU the recipe's graphs = true has no effect
     assert plain.graphed is None
     replayed.run()
     # These are all full batches except the first of each p.
-    assert [each.replays for each in fakes] == [9, 9, 3, 3]
+    assert [each.replays for each in fakes] == replays
     for one, other in zip(plain.net.state_dict().values(), replayed.net.state_dict().values(), strict=True):
         assert torch.equal(one, other)
     assert plain.folder.events()[-2]["clean"] == replayed.folder.events()[-2]["clean"]

@@ -52,6 +52,27 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
+class TestHeldOut:
+    def test_held_out_images_replace_the_test_images(self, tmp_path: Path):
+        settings = {"hold_out": 300, "limit": 0}
+        fitted = small(settings=settings, out=tmp_path / "run")
+        rest, held_out = load("digits").hold_out(300)
+        plain = small(rest, held_out, settings={"limit": 0})
+        assert torch.equal(weights(fitted), weights(plain))
+        assert fitted.result.test is None
+        assert fitted.result.held_out == plain.result.test
+        assert fitted.history.column("clean") == plain.history.column("clean")
+        assert read_results(tmp_path / "run").training == fitted.result
+        assert small(settings=settings, out=tmp_path / "run", resume=True).result == fitted.result
+        assert torch.equal(weights(small(load("digits"), settings=settings)), weights(fitted))
+
+    def test_test_data_and_held_out_images_exclude_each_other(self):
+        with pytest.raises(ArgumentError, match=r"data.hold_out is 100, but test is given"):
+            small(load("digits"), load("digits", "test"), settings={"hold_out": 100})
+        with pytest.raises(ArgumentError, match="hold_out is 1437; expected a number from 1 to 1436"):
+            small(settings={"hold_out": 1437})
+
+
 class TestData:
     def test_a_known_set_is_the_data_of_the_recipe(self):
         by_recipe, by_name = small(), small("digits")

@@ -70,17 +70,41 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(new_trainer: Cal
     first = weights("a")
     assert torch.equal(first, weights("b"))
     assert not torch.equal(first, weights("c", "seed=1"))
+    assert torch.equal(first, weights("d", "clip_leak=0"))
+    assert not torch.equal(first, weights("e", "clip_leak=0.1"))
+    assert not torch.equal(first, weights("f", "slopes_p=16"))
+    assert torch.equal(first, weights("g", "rotate=0", "zoom=0"))
+    assert not torch.equal(first, weights("h", "rotate=10"))
+    assert not torch.equal(first, weights("i", "zoom=0.1"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_the_exponent_of_the_slopes_follows_the_schedule(new_trainer: Callable[..., Trainer]):
+    changes = ("epochs=[1, 2, 1]", "p_end=128", "slopes_p=16", "slopes_p_end=64", "snap_p=true")
+    recipe = load_recipe("digits", changes)
+    states = [step_state(recipe, step, 2) for step in range(8)]
+    assert [state.p for state in states] == [8, 8, 8, 16, 32, 64, math.inf, math.inf]
+    assert [state.slopes_p for state in states] == [16, 16, 16, 22, 32, 46, 64, 64]
+    seen: list[float] = []
+    trainer = new_trainer("run", *changes, "limit=100", callbacks=[OnStep(lambda _: seen.append(trainer.net.slopes_p))])
+    trainer.run()
+    assert seen == [state.slopes_p for state in states]
+    assert trainer.net.slopes_p == math.inf  # the trained net has exact gradients
+
+
+OPTIONS = ("clip_leak=0.1", "clip_leak_end=0", "slopes_p=8", "slopes_p_end=64", "rotate=10", "zoom=0.1")
+
+
+@pytest.mark.parametrize(
+    ("number", "options"), [(signal.SIGTERM, ()), (signal.SIGHUP, OPTIONS)], ids=["SIGTERM", "SIGHUP"]
+)
 def test_a_stop_request_writes_a_checkpoint_in_mid_epoch_and_resume_repeats_every_bit(
-    new_trainer: Callable[..., Trainer], number: signal.Signals
+    new_trainer: Callable[..., Trainer], number: signal.Signals, options: tuple[str, ...]
 ):
-    whole = new_trainer("whole", "checkpoint_every=0")
+    whole = new_trainer("whole", "checkpoint_every=0", *options)
     whole.run()
 
     stop = at_step(7, lambda: os.kill(os.getpid(), number))
-    stopped = new_trainer("stopped", "checkpoint_every=0", callbacks=[stop])
+    stopped = new_trainer("stopped", "checkpoint_every=0", *options, callbacks=[stop])
     with pytest.raises(StoppedError, match="stopped at step 7; resume it with: linfnet train --resume"):
         stopped.run()
     resumed = Trainer(stopped.recipe, stopped.images, stopped.test, torch.device("cpu"), folder=stopped.folder)

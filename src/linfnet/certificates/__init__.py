@@ -1,7 +1,8 @@
 """Certificates of robustness: the margin certificate, the interval certificate, and certificates of other systems.
 
-For an l_inf-distance net, both certificates hold for the floating-point program. The module `linfnet.certificates.real`
-contains the formulas of the paper, which ignore rounding.
+For an l_inf-distance net, both certificates hold for the floating-point program; so does the interval certificate of a
+net with matrix products (`ProductNet`). The module `linfnet.certificates.real` contains the formulas of the paper,
+which ignore rounding.
 """
 
 from linfnet.certificates.certified import Certified as Certified
@@ -22,3 +23,4 @@ from linfnet.certificates.interval import interval_radius as interval_radius
 from linfnet.certificates.margin import MarginCertificate as MarginCertificate
 from linfnet.certificates.margin import certified_shares as certified_shares
 from linfnet.certificates.margin import certify_by_margin as certify_by_margin
+from linfnet.certificates.product_net import ProductNet as ProductNet

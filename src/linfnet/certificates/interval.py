@@ -8,7 +8,7 @@ from linfnet.certificates.rounding import check_program
 from linfnet.data.arrays import Labels
 from linfnet.epsilon import Epsilon
 from linfnet.inputs import Images, check_count, check_net, prepare_epsilon, prepare_images, prepare_labels
-from linfnet.nn import Classifier
+from linfnet.nn import Classifier, ProvenNet
 from linfnet.nn.label_margin import label_on_top
 
 # Default number of halvings of [0, 1]: 2^-16 is far below 1/255, the difference between two grey levels.
@@ -22,7 +22,7 @@ def certified_by_interval(net: Classifier, images: Images, labels: Labels, epsil
     For a `LinfNet` or a wrapped net the end points of the box are rounded outwards, and every step of the net is
     monotone in floating point, so the certificate holds for the float32 program (docs/certificates.md). Except for
     rounding, it is at least as strong as the margin certificate. Nets of other systems compute their bounds in
-    `Classifier.certified`.
+    `Classifier.certified`; those of nets with matrix products include the errors of these (`ProductNet`).
 
     Args:
         net: evaluated at p = inf in eval mode, regardless of its current p and mode.
@@ -32,7 +32,7 @@ def certified_by_interval(net: Classifier, images: Images, labels: Labels, epsil
     """
     pixels = prepare_images(check_net(net), images)
     classes, size = prepare_labels(labels, pixels, net.classes), prepare_epsilon(epsilon, pixels)
-    if net.arithmetic != "float32":
+    if net.arithmetic != "float32" or not isinstance(net, ProvenNet):
         return net.certified(pixels, classes, size)
     lower, upper = check_program(net.frozen(), pixels).bounds(*outer_box(pixels, size))
     return label_on_top(lower, classes, upper)

@@ -29,7 +29,8 @@ def real_margin_radius(logits: Tensor, labels: Labels, lipschitz: float) -> Tens
 def radius_of_margin(gap: Tensor, lipschitz: float) -> Tensor:
     """Return the radii of `real_margin_radius` for margins, float64 [N]."""
     at_least("lipschitz", lipschitz, 0, strictly=True)
-    return gap / (2 * lipschitz)
+    # torch divides by a Python number differently on a GPU: by a tensor, all devices give the same bits.
+    return gap / gap.new_tensor(2 * lipschitz)
 
 
 def real_certified(logits: Tensor, labels: Labels, lipschitz: float, epsilon: Epsilon) -> Tensor:

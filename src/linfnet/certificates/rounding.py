@@ -15,7 +15,7 @@ from torch import Tensor
 
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import Classifier, ProvenNet
-from linfnet.nn.proven import check_precision, check_std, check_unchanged
+from linfnet.nn.proven import CheckedNet, check_precision, check_std, check_unchanged
 
 # Smallest number of elements that torch assigns to a thread in an elementwise operation.
 _GRAIN = 32768
@@ -61,21 +61,26 @@ def unit_and_tiny(dtype: torch.dtype) -> tuple[Fraction, Fraction]:
 
 
 def check_program(net: Classifier, images: Tensor) -> ProvenNet:
-    """Return the net, or raise an error if an assumption of the proofs does not hold.
-
-    They assume one precision, pixels in [0, 1], a positive std, arithmetic with subnormal numbers, and that `forward`
-    runs the operations that were analysed. `check_net` and `prepare_images` have already checked net and pixels.
-    """
+    """Return an l_inf-distance net, or raise an error if an assumption of the proofs does not hold."""
     if net.arithmetic != "float32" or not isinstance(net, ProvenNet):
         raise ArgumentError(
             f"the net of system {net.system!r} has no certificate for the float32 program; "
             f"it has: {', '.join(net.certificate_names)}"
         )
+    check_assumptions(net, images)
+    return net
+
+
+def check_assumptions(net: CheckedNet, images: Tensor) -> None:
+    """Raise an error if an assumption of the proofs does not hold.
+
+    They assume one precision, pixels in [0, 1], a positive std, arithmetic with subnormal numbers, and that `forward`
+    runs the operations that were analysed. `check_net` and `prepare_images` have already checked net and pixels.
+    """
     check_unchanged(net)
     check_precision(net, images.dtype)
     check_std(net.normalize.std.item())
     check_subnormals(images.dtype, images.device)
-    return net
 
 
 def check_subnormals(dtype: torch.dtype, device: torch.device) -> None:

@@ -134,9 +134,10 @@ class Train:
     @staticmethod
     def _report(path: Path) -> None:
         result = read_results(path).training
-        if result is not None and result.test is not None:
-            certified = {format_epsilon(eps): share for eps, share in result.test.certified.items()}
-            console.print(f"done in {result.seconds:.0f} s: {figures(result.test.clean, certified)}")
+        if result is not None and (tested := result.test or result.held_out) is not None:
+            certified = {format_epsilon(eps): share for eps, share in tested.certified.items()}
+            where = "" if result.test else ", on held-out training images"
+            console.print(f"done in {result.seconds:.0f} s: {figures(tested.clean, certified)}{where}")
         console.print(f"run folder: {path}")
         console.print(f"next: linfnet evaluate {shlex.quote(str(path))}")
 
@@ -215,9 +216,10 @@ class TrainDisplay(Callback):
         """Print a line."""
         test = run.history.tests[-1]
         certified = {format_epsilon(eps): share for eps, share in test.certified.items()}
+        tested = "test" if run.recipe.data.hold_out is None else "held-out images"
         with stop_if_terminal_closed():
             console.print(
-                f"epoch {test.epoch:>4}/{run.epochs}  test at p {percent(test.accuracy_at_p)}  "
+                f"epoch {test.epoch:>4}/{run.epochs}  {tested} at p {percent(test.accuracy_at_p)}  "
                 f"at ∞: {figures(test.clean, certified)}  ({test.seconds:.0f} s)"
             )
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -65,6 +66,23 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         if limit is not None:
             at_least("limit", limit, 1)
         return replace(self, images=self.images[:limit], labels=self.labels[:limit])
+
+    def hold_out(self, count: int) -> tuple["ImageSet", "ImageSet"]:
+        """Return the set without `count` images, and a set of these images; they are the same in every call.
+
+        >>> from linfnet.data import load
+        >>> rest, held_out = load("digits").hold_out(200)
+        >>> len(rest), len(held_out)
+        (1237, 200)
+        """
+        if not 0 < count < len(self):
+            raise ArgumentError(
+                f"hold_out is {count}; expected a number from 1 to {len(self) - 1}, of {len(self)} images"
+            )
+        order = np.argsort(np.random.Philox(np.random.SeedSequence(0)).random_raw(len(self)), kind="stable")
+        parts = (torch.from_numpy(np.sort(part)).to(self.images.device) for part in (order[count:], order[:count]))
+        rest, chosen = (replace(self, images=self.images[part], labels=self.labels[part]) for part in parts)
+        return rest, replace(chosen, split="held-out")
 
     def pixels(self, index: Tensor | slice | None = None) -> Tensor:
         """Return the images that `index` selects (default: all images) as float32 [n, C, H, W] in [0, 1]."""

@@ -1,9 +1,11 @@
-"""The order of the images in one epoch, and the random crops and flips that augment them."""
+"""The order of the images in one epoch, and the random crops, flips, rotations and zooms that augment them."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from linfnet.errors import ArgumentError, at_least
@@ -81,3 +83,47 @@ def augment(images: Tensor, top: Tensor, left: Tensor, flip: Tensor, pad: int) -
     positions = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
     index = positions.reshape(batch, 1, height * width).expand(batch, channels, height * width)
     return images.reshape(batch, channels, height * width).gather(2, index).reshape(images.shape)
+
+
+def plan_maps(size: int, seed: int, epoch: int, *, rotate: float = 0.0, zoom: float = 0.0) -> Tensor:
+    """Draw a rotation and a zoom for each image of an epoch, as matrices float32 [N, 2, 2].
+
+    A matrix maps positions (x, y) in the new image to positions in the old one, relative to the centre. The random
+    numbers do not depend on those of `plan_epoch`.
+
+    Args:
+        size, seed, epoch: as in `plan_epoch`; the k-th map belongs to the k-th image of the epoch.
+        rotate: the largest angle in degrees; angles are uniform in [-rotate, rotate].
+        zoom: images are enlarged by (1 + zoom)^u with u uniform in [-1, 1].
+
+    >>> plan_maps(1, seed=0, epoch=0)
+    tensor([[[1., 0.],
+             [-0., 1.]]])
+    """
+    raw = np.random.Philox(np.random.SeedSequence((seed, epoch, 1))).random_raw(2 * size).reshape(2, size)
+    uniform = (raw >> np.uint64(11)) * 2.0**-52 - 1
+    angle, shrink = math.radians(rotate) * uniform[0], (1 + zoom) ** -uniform[1]
+    cosine, sine = shrink * np.cos(angle), shrink * np.sin(angle)
+    maps = np.stack([np.stack([cosine, sine], 1), np.stack([-sine, cosine], 1)], 1)
+    return torch.from_numpy(maps.astype(np.float32))
+
+
+def warp(pixels: Tensor, maps: Tensor) -> Tensor:
+    """Rotate and zoom images around their centres, with bilinear interpolation; pixels at the edge are repeated.
+
+    Args:
+        pixels: float [B, C, H, W] in [0, 1], and so is the result.
+        maps: [B, 2, 2], as `plan_maps` returns.
+
+    >>> quarter = torch.tensor([[[0.0, 1.0], [-1.0, 0.0]]])
+    >>> warp(torch.tensor([[[[0.0, 0.25], [0.5, 0.75]]]]), quarter)
+    tensor([[[[0.5000, 0.0000],
+              [0.7500, 0.2500]]]])
+    """
+    height, width = pixels.shape[2:]
+    # The coordinates of `affine_grid` are from -1 to 1 in both directions.
+    maps = F.pad(maps, (0, 1))
+    maps[:, 0, 1] *= height / width
+    maps[:, 1, 0] *= width / height
+    grid = F.affine_grid(maps, list(pixels.shape), align_corners=False)
+    return F.grid_sample(pixels, grid, padding_mode="border", align_corners=False).clamp_(0, 1)

@@ -13,6 +13,7 @@ from linfnet.nn.normalization import MeanShift as MeanShift
 from linfnet.nn.normalization import Normalize as Normalize
 from linfnet.nn.packaged import ModelInfo as ModelInfo
 from linfnet.nn.packaged import list_models as list_models
+from linfnet.nn.proven import CheckedNet as CheckedNet
 from linfnet.nn.proven import ProvenNet as ProvenNet
 from linfnet.nn.sparse import SparseDistance as SparseDistance
 from linfnet.nn.sparse_net import SparseNet as SparseNet

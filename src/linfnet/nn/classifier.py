@@ -132,8 +132,12 @@ class Classifier(nn.Module):
             (net.least_margin(lower, upper, labels) > 0) | torch.as_tensor(epsilon == 0)
         )
 
+    def certified_in_training(self, images: Tensor, labels: Tensor, epsilon: Fraction | Tensor) -> Tensor:
+        """Return what training reports: `certified`, but without checks that the assumptions of a proof hold."""
+        return self.certified(images, labels, epsilon)
+
     def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
-        """Return a lower bound [N] on the margin over the box lower <= image <= upper, in real arithmetic."""
+        """Return a lower bound [N] on the margin over the box lower <= image <= upper, for the net's arithmetic."""
         raise LinfnetError(
             f"{type(self).__name__} defines neither least_margin nor certified, so it has no certificate; for modules "
             "with distance layers use linfnet.Classifier.wrap; docs/extending.md describes other nets"
@@ -179,6 +183,16 @@ class Classifier(nn.Module):
     def p(self, value: float) -> None:
         for layer in self.distance_layers():
             layer.p = value
+
+    @property
+    def slopes_p(self) -> float:
+        """The largest exponent of the gradients in training mode (see `DistanceModule.slopes_p`), of all layers."""
+        return next((layer.slopes_p for layer in self.modules() if isinstance(layer, DistanceModule)), math.inf)
+
+    @slopes_p.setter
+    def slopes_p(self, value: float) -> None:
+        for layer in self.distance_layers():
+            layer.slopes_p = value
 
     def distance_layers(self) -> list[DistanceModule]:
         """Return all distance layers, in order."""

@@ -1,6 +1,7 @@
 """Distance layers, fully connected and convolutional. They compute distances, shift the means and add a bias."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +16,25 @@ from linfnet.ops import check_p, linf_distance_bounds, lp_distance
 IDENTITY_WEIGHT = -10.0
 
 
+class _StraightThrough(torch.autograd.Function):
+    """Returns `values`; the gradient of the result is passed to `slopes`, a tensor of the same shape."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, slopes: Tensor) -> Tensor:
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        return None, gradients[0]
+
+
 class DistanceModule(Nonexpansive):
     """Base class of distance layers: the initial weights, the number of outputs, p, mean shift and bias."""
 
     def __init__(self, weight: Tensor, features: int, dim: int, p: float, bias: bool, mean_shift: bool) -> None:
         super().__init__()
         self._p = check_p(p)
+        self._slopes_p = math.inf
         self.dim = dim  # the dimension of the features in the output
         self.weight = nn.Parameter(weight)
         self.shift = MeanShift(features, dim=dim) if mean_shift else None
@@ -34,6 +48,15 @@ class DistanceModule(Nonexpansive):
     @p.setter
     def p(self, value: float) -> None:
         self._p = check_p(value)
+
+    @property
+    def slopes_p(self) -> float:
+        """In training mode, the gradients are those of the distances at min(p, slopes_p); infinity by default."""
+        return self._slopes_p
+
+    @slopes_p.setter
+    def slopes_p(self, value: float) -> None:
+        self._slopes_p = check_p(value, "slopes_p")
 
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Return bounds on the output over the box lower <= input <= upper, at p = inf and in eval mode."""
@@ -69,6 +92,14 @@ class DistanceModule(Nonexpansive):
             raise ArgumentError(f"{what} need eval mode: in training the mean shift depends on the batch")
 
     def _distance(self, x: Tensor) -> Tensor:
+        """Return the distances at p; in training mode, their gradients are those of the distances at slopes_p."""
+        if self._slopes_p >= self._p or not (self.training and torch.is_grad_enabled()):
+            return self._distance_at(x, self._p)
+        with torch.no_grad():
+            distance = self._distance_at(x, self._p)
+        return _StraightThrough.apply(distance, self._distance_at(x, self._slopes_p))
+
+    def _distance_at(self, x: Tensor, p: float) -> Tensor:
         raise NotImplementedError
 
     def _distance_bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,8 +148,8 @@ class LpDistance(DistanceModule):
         """Return the outputs [..., out_features] for x [..., in_features]."""
         return self._finish(self._distance(x))
 
-    def _distance(self, x: Tensor) -> Tensor:
-        return lp_distance(x, self.weight, self.p)
+    def _distance_at(self, x: Tensor, p: float) -> Tensor:
+        return lp_distance(x, self.weight, p)
 
     def _distance_bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         return linf_distance_bounds(lower, upper, self.weight)
@@ -176,9 +207,9 @@ class LpDistanceConv2d(DistanceModule):
         """Return the outputs [B, out_channels, H', W'] for x [B, in_channels, H, W]."""
         return self._finish(self._distance(x))
 
-    def _distance(self, x: Tensor) -> Tensor:
+    def _distance_at(self, x: Tensor, p: float) -> Tensor:
         groups = zip(self._patches(x), self.weight.chunk(self.groups), strict=True)
-        return self._image([lp_distance(patches, weight, self.p) for patches, weight in groups], x)
+        return self._image([lp_distance(patches, weight, p) for patches, weight in groups], x)
 
     def _distance_bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         groups = zip(self._patches(lower), self._patches(upper), self.weight.chunk(self.groups), strict=True)

@@ -26,17 +26,30 @@ _NAMES = frozenset(
 )
 
 
-class ProvenNet(Classifier):
-    """A net that normalises its images and is otherwise 1-Lipschitz, and whose rounding errors have known bounds.
+class CheckedNet(Classifier):
+    """A net whose certificates hold for the floating-point program (docs/certificates.md).
 
-    Its certificates hold for the floating-point program (docs/certificates.md). A subclass defines `forward`, `bounds`
-    and `measure`, and consists of layers of this library.
+    They hold only if its modules run the code that was analysed, so certificates call `check_unchanged` first.
     """
 
-    certificate_names: ClassVar[tuple[str, ...]] = ("margin", "interval")
     arithmetic: ClassVar[Literal["float32", "real"]] = "float32"
     traced: ClassVar[bool] = False
     """Whether the operations of the net are found by tracing, and checked one by one."""
+    other_layers: ClassVar[frozenset[type[nn.Module]]] = frozenset()
+    """Classes of layers that the net may contain besides `Nonexpansive` layers; subclasses are refused."""
+
+    def used_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the names and tensors of all parameters and buffers that the forward pass in eval mode uses."""
+        return itertools.chain(self.named_parameters(), self.named_buffers())
+
+
+class ProvenNet(CheckedNet):
+    """A net that normalises its images and is otherwise 1-Lipschitz, and whose rounding errors have known bounds.
+
+    A subclass defines `forward`, `bounds` and `measure`, and consists of layers of this library.
+    """
+
+    certificate_names: ClassVar[tuple[str, ...]] = ("margin", "interval")
 
     @property
     def lipschitz(self) -> float:
@@ -54,20 +67,18 @@ class ProvenNet(Classifier):
         """Return the logits of `forward` and the rounded steps after the normalisation, at p = inf in eval mode."""
         raise NotImplementedError
 
-    def used_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the names and tensors of all parameters and buffers that the forward pass in eval mode uses."""
-        return itertools.chain(self.named_parameters(), self.named_buffers())
-
 
 def check_std(std: float) -> None:
-    """Raise an error if the Lipschitz constant 1 / std is not above 0 or too large."""
+    """Raise an error if the std is not above 0, or too small or too large for the proofs."""
     if not std > 0:
         raise ArgumentError(f"the net divides by {std:g}; expected a std above 0")
-    if std < 1 / LARGEST:
-        raise ArgumentError(f"std is {std:g}; expected a number of at least {1 / LARGEST:.2g} for certificates")
+    largest = torch.finfo(torch.float32).max
+    if not 1 / LARGEST <= std <= largest:
+        limits = f"{1 / LARGEST:.2g} to {largest:.2g}"
+        raise ArgumentError(f"std is {std:g}; expected a number from {limits} for certificates")
 
 
-def check_unchanged(net: ProvenNet) -> None:
+def check_unchanged(net: CheckedNet) -> None:
     """Raise an error if the net may compute something else than its class in this library."""
     check_global_hooks()
     modules = modules_of(net)
@@ -75,17 +86,19 @@ def check_unchanged(net: ProvenNet) -> None:
     if type(net.normalize) is not Normalize:
         kind = type(net.normalize).__name__
         raise ArgumentError(f"normalize of the net is a {kind}; expected linfnet.nn.Normalize itself")
-    base = library_class(type(net)) or ProvenNet
-    if base is not ProvenNet and (changed := overridden(type(net), base, _NAMES)):
+    base = library_class(type(net)) or CheckedNet
+    # A class without a forward pass is abstract: a subclass of it declares that its methods are correct.
+    if base.forward is not nn.Module.forward and (changed := overridden(type(net), base, _NAMES)):
         raise ArgumentError(
             f"net is a {type(net).__name__} that overrides {changed}, but certificates hold for {base.__name__}; "
             "for an own forward pass use linfnet.Classifier.wrap"
         )
+    known = {nn.Sequential, Normalize, *net.other_layers}
     for module in modules:
         if module._forward_hooks or module._forward_pre_hooks:  # pyright: ignore[reportPrivateUsage]
             where = f"module {name!r}" if (name := name_in(net, module)) else "net"
             raise ArgumentError(f"the {where} has a forward hook, which may change its output; remove it to certify")
-        if net.traced or module is net or type(module) in (nn.Sequential, Normalize):
+        if net.traced or module is net or type(module) in known:
             continue
         try:
             if not isinstance(module, Nonexpansive):
@@ -96,7 +109,7 @@ def check_unchanged(net: ProvenNet) -> None:
             raise ArgumentError(f"net contains {kind} ({name!r}), which cannot be certified: {reason}") from None
 
 
-def check_precision(net: ProvenNet, dtype: torch.dtype) -> None:
+def check_precision(net: CheckedNet, dtype: torch.dtype) -> None:
     """Raise an error if the forward pass in eval mode uses floating-point tensors of another dtype."""
     if not net.traced:  # this takes a fraction of the time of `used_tensors`
         own = [vars(module) for module in modules_of(net)]

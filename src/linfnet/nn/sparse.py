@@ -75,10 +75,10 @@ class SparseDistance(DistanceModule):
         shift = self.shift
         return self.weight, self.index, self.offsets, None if shift is None else shift.running_mean, self.bias
 
-    def _distance(self, x: Tensor) -> Tensor:
+    def _distance_at(self, x: Tensor, p: float) -> Tensor:
         if x.dim() == 0 or x.shape[-1] != self.in_features:
             raise ArgumentError(f"x has shape {tuple(x.shape)}; expected [..., {self.in_features}]")
-        return sparse_lp_distance(x, self.weight, self.index, self.offsets, self.p)
+        return sparse_lp_distance(x, self.weight, self.index, self.offsets, p)
 
     def _distance_bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         for name, end in (("lower", lower), ("upper", upper)):

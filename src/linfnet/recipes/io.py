@@ -163,11 +163,11 @@ def _types(flat: Mapping[str, Any]) -> dict[str, Any]:
     return types
 
 
-def split_change(change: str) -> tuple[str, str]:
-    """Return the key and the value of a text `key=value`."""
+def split_change(change: str, option: str = "--set") -> tuple[str, str]:
+    """Return the key and the value of a text `key=value`, which an option of the command line got."""
     key, equals, text = (part.strip() for part in change.partition("="))
     if not equals or not key:
-        raise ArgumentError(f"--set got {change!r}; expected key=value")
+        raise ArgumentError(f"{option} got {change!r}; expected key=value")
     return key, text
 
 

@@ -41,8 +41,16 @@ class Data(Section):
     """Width of the edge padding before a random crop, in pixels; 0 for no crops."""
     flip: bool = False
     """Flip images horizontally at random."""
+    rotate: float | None = number(None, most=180)
+    """Rotate images at random by at most this many degrees, in either direction. Not in the paper: see
+    docs/beyond.md."""
+    zoom: float | None = number(None, most=10)
+    """Scale images at random by a factor from 1 / (1 + zoom) to 1 + zoom. Not in the paper: see docs/beyond.md."""
     limit: int = number(0)
     """Train only on the first `limit` images; 0 means all images."""
+    hold_out: int | None = number(None, 1)
+    """Number of training images that the run does not train on, but tests on instead of the test images: to choose
+    between settings. They are the same in all runs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,6 +89,12 @@ class Schedule:
     """p at the end of the second phase."""
     snap_p: bool = False
     """Round p to even numbers, so that GPU kernels compute powers by multiplications only."""
+    slopes_p: float | None = None
+    """The largest p of the gradients: layers compute distances at p, but gradients at min(p, slopes_p), also at p =
+    inf. Not in the paper: see docs/beyond.md. Default: gradients at p."""
+    slopes_p_end: float | None = None
+    """The largest p of the gradients at the end of the second phase: it changes from `slopes_p` as p does. Default:
+    constant."""
     hold_lr: bool = False
     """Constant learning rate in the first phase, as in the 2021 paper; else one cosine over all phases."""
     lr_drops: tuple[float, ...] = ()
@@ -102,10 +116,22 @@ class Schedule:
             raise ArgumentError("schedule.hold_lr is true, but it has no effect with schedule.lr_drops")
         if not 0 < self.lr_drop <= 1:
             raise ArgumentError(f"schedule.lr_drop is {self.lr_drop}; expected a number above 0, at most 1")
+        for name, value in (("slopes_p", self.slopes_p), ("slopes_p_end", self.slopes_p_end)):
+            if value is not None and not 1 <= value < math.inf:
+                raise ArgumentError(f"schedule.{name} is {value}; expected a finite number >= 1")
+        if self.slopes_p is None and self.slopes_p_end is not None:
+            raise ArgumentError(f"schedule.slopes_p_end is {self.slopes_p_end}, but schedule.slopes_p is not set")
 
     def phases(self) -> Phases:
         """Return the epochs as `linfnet.schedules.Phases`."""
         return Phases(*self.epochs)
+
+    def largest_slopes_p(self, relaxed: float) -> float:
+        """Return the largest p of the gradients when a fraction `relaxed` of the rise of p is complete."""
+        if self.slopes_p is None:
+            return math.inf
+        end = self.slopes_p if self.slopes_p_end is None else self.slopes_p_end
+        return self.slopes_p * (end / self.slopes_p) ** relaxed
 
 
 @dataclass(frozen=True)

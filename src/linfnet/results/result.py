@@ -129,6 +129,8 @@ class TrainingResult:
     parameters: int
     device: str = ""
     processes: int = 1
+    held_out: Accuracies | None = None
+    """Accuracies on the held-out training images, if the recipe has `data.hold_out`; `test` is None then."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,11 @@ class ConvNet(Classifier):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images [B, C, H, W] in [0, 1] to logits [B, classes]."""
-        return self.last(self.layers(self.normalize(self.check_shape(images))))
+        x = self.normalize(self.check_shape(images))
+        if self.training:
+            return self.last(self.layers(x))
+        with full_precision(x):
+            return self.last(self.layers(x))
 
     def normalized(self, lower: Tensor, upper: Tensor, centre: Tensor | None = None) -> Box:
         """Return the box of normalised pixels, for the layers of `body`."""
@@ -71,7 +75,7 @@ class ConvNet(Classifier):
         if len(lower) == 0:
             return lower.new_zeros(0)
         parts = zip(*(each.split(self.part) for each in (lower, upper, labels)), strict=True)
-        with full_precision() if lower.is_cuda else contextlib.nullcontext():
+        with full_precision(lower):
             return torch.cat([smallest_margin(self.margins(self.normalized(a, b), y), y) for a, b, y in parts])
 
     def settings(self) -> dict[str, Any]:
@@ -86,10 +90,11 @@ class ConvNet(Classifier):
 
 
 @contextlib.contextmanager
-def full_precision() -> Generator[None]:
-    """Context in which convolutions on a GPU are computed in float32; by default they use TensorFloat-32."""
+def full_precision(images: Tensor) -> Generator[None]:
+    """Context in which convolutions of images on a GPU are computed in float32; by default they use TensorFloat-32."""
+    if not images.is_cuda:
+        yield
+        return
     cudnn = torch.backends.cudnn
-    with cudnn.flags(
-        enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False
-    ):
+    with cudnn.flags(cudnn.enabled, cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False):
         yield

@@ -11,13 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linfnet.certificates.outward import Product, bounds
+from linfnet.certificates.product_net import ProductNet
 from linfnet.data import SetInfo
 from linfnet.errors import ArgumentError, at_least, number
 from linfnet.nn import LpDistance
 from linfnet.nn.classifier import Classifier
 from linfnet.recipes import Recipe
 from linfnet.schedules import StepState
-from linfnet.systems.layers import linear_bounds, smallest_margin, worst_margins
+from linfnet.systems.layers import linear_bounds, worst_margins
 from linfnet.systems.system import OBJECTIVE, SYSTEMS, FeatureSystem
 
 
@@ -36,15 +38,20 @@ class ScaledLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.scaled(), self.bias)
 
+    def product(self) -> Product:
+        """Return the weighted sums in float64. The program rounds the root, perhaps its reciprocal, and the weight."""
+        root = math.sqrt(self.weight.shape[1])
+        return Product(self.weight.double() / root, self.bias.double(), roundings=3)
 
-class HybridNet(Classifier):
+
+class HybridNet(ProductNet):
     """Distance layers of widths `hidden` (mean shift, no bias), then Linear - Tanh - Linear of width `mlp_hidden`.
 
     For the other arguments, see `Classifier` and `LpDistance`.
     """
 
     system: ClassVar[str] = "hybrid"
-    certificate_names: ClassVar[tuple[str, ...]] = ("interval",)
+    other_layers: ClassVar[frozenset[type[nn.Module]]] = frozenset({ScaledLinear})
 
     def __init__(
         self,
@@ -80,7 +87,10 @@ class HybridNet(Classifier):
         return self.head(self.features(images))
 
     def head_margins(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
-        """Return lower bounds [B, classes] on the margins of the labels over a box of features."""
+        """Return lower bounds [B, classes] on the margins of the labels over a box of features, for the loss.
+
+        They ignore rounding; `least_margin` does not.
+        """
         low, high = linear_bounds(lower, upper, self.first.scaled(), self.first.bias)
         return worst_margins(torch.tanh(low), torch.tanh(high), self.last.scaled(), self.last.bias, labels)
 
@@ -88,7 +98,8 @@ class HybridNet(Classifier):
         low, high = (end.flatten(1) for end in self.normalize.bounds(self.check_shape(lower), self.check_shape(upper)))
         for layer in self.layers:
             low, high = cast(LpDistance, layer).bounds(low, high)
-        return smallest_margin(self.head_margins(low, high, labels), labels)
+        ends = bounds([nn.Tanh()], *self.first.product().bounds(low.double(), high.double()))
+        return self.last.product().least_margin(*ends, labels)
 
     def settings(self) -> dict[str, Any]:
         return {"hidden": list(self.hidden), "mlp_hidden": self.mlp_hidden}
@@ -96,8 +107,8 @@ class HybridNet(Classifier):
     def describe(self) -> str:
         return (
             f"An ℓ∞-distance net + MLP: distance layers {'×'.join(map(str, self.hidden))} as features, then "
-            f"Linear({self.mlp_hidden})–Tanh–Linear. Certificates are interval bounds and hold in real arithmetic: "
-            "the rounding of the matrix products is not accounted for."
+            f"Linear({self.mlp_hidden})–Tanh–Linear. Certificates are interval bounds and hold for the float32 program "
+            "itself, in any order of its sums."
         )
 
 

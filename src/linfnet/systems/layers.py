@@ -1,4 +1,8 @@
-"""The standard convolutional nets of the field, which the baseline systems train. linfnet.bounds has their bounds."""
+"""The standard convolutional nets of the field, which the baseline systems train.
+
+Bounds for training, which can be differentiated and ignore rounding, are in `linfnet.bounds`; bounds of certificates
+that include rounding are in `linfnet.certificates.outward`.
+"""
 
 import math
 from collections.abc import Callable, Sequence

@@ -24,7 +24,14 @@ from linfnet.registry import Registry
 from linfnet.schedules import StepState
 
 # For `System.unused`: keys that have no effect without distance layers, or in a system that defines its own loss.
-RELAXATION = ("model", "schedule.p_start", "schedule.p_end", "schedule.snap_p")
+RELAXATION = (
+    "model",
+    "schedule.p_start",
+    "schedule.p_end",
+    "schedule.slopes_p",
+    "schedule.slopes_p_end",
+    "schedule.snap_p",
+)
 OBJECTIVE = ("loss", "optimizer.scale_lr_factor")
 
 

@@ -1,4 +1,4 @@
-"""CUDA graphs of the forward and backward pass of a module, used on GPUs while p is constant.
+"""CUDA graphs of the forward and backward pass of a module, used on GPUs while its exponents are constant.
 
 For large p a training step consists of many short kernels, and launching them from Python takes as long as running
 them. A graph launches all of them at once, in the same order and with the same inputs: the results are bitwise equal.
@@ -17,28 +17,34 @@ from torch.func import functional_call
 
 from linfnet.errors import LinfnetError
 
-# A capture takes as much CPU time as an eager step. It pays off if p stays constant for this many further steps.
+# A capture takes as much CPU time as an eager step. It pays off if the exponents stay constant for this many steps.
 STEPS_TO_PAY_OFF = 3
 
 
 class GraphedModule:
     """Calls a module during training and replays CUDA graphs where they pay off; gradients are bitwise the same.
 
-    Batches of `batch` images are captured at the second step with the same p: during the first step, kernels are
-    compiled and loaded, which a capture does not allow. The graph for the next p reuses the memory of the last graph.
+    Batches of `batch` images are captured at the second step with the same exponents: during the first step, kernels
+    are compiled and loaded, which a capture does not allow. The next graph reuses the memory of the last graph.
 
     `zero_grad` must set the gradients of the module to None before each backward pass: a replay assigns them.
 
     Args:
-        module: maps [B, C, H, W] to [B, ...]; its output depends only on its input, its tensors and p.
+        module: maps [B, C, H, W] to [B, ...]; its output depends only on its input, its tensors and its exponents.
         batch: the number of images in the batches to capture; smaller batches run eagerly.
-        p: returns the current p of the module.
-        p_stays: returns whether p stays the same for the next STEPS_TO_PAY_OFF steps.
+        exponents: returns the current exponents of the module, to compare them.
+        unchanged: returns whether the exponents stay the same for the next STEPS_TO_PAY_OFF steps.
     """
 
-    def __init__(self, module: nn.Module, batch: int, p: Callable[[], float], p_stays: Callable[[], bool]) -> None:
-        self._module, self._batch, self._current_p, self._p_stays = module, batch, p, p_stays
-        self._p: float | None = None
+    def __init__(
+        self,
+        module: nn.Module,
+        batch: int,
+        exponents: Callable[[], object],
+        unchanged: Callable[[], bool],
+    ) -> None:
+        self._module, self._batch, self._exponents, self._unchanged = module, batch, exponents, unchanged
+        self._captured: object = None
         self._graphs: CapturedGraphs | None = None
         self._last: torch.cuda.CUDAGraph | None = None  # keeps the memory pool alive between two captures
         self._failed = False
@@ -53,10 +59,10 @@ class GraphedModule:
         """Return the graphs for this step, captured if necessary, or None for an eager step."""
         if self._failed or len(pixels) != self._batch:
             return None
-        p = self._current_p()
-        if p != self._p:
-            self._p, self._graphs = p, None
-        elif self._graphs is None and self._p_stays():
+        exponents = self._exponents()
+        if exponents != self._captured:
+            self._captured, self._graphs = exponents, None
+        elif self._graphs is None and self._unchanged():
             try:
                 self._graphs = CapturedGraphs(self._module, pixels, self._last)
                 self._last = self._graphs.backward_graph
@@ -70,7 +76,7 @@ class GraphedModule:
 
 
 class CapturedGraphs:
-    """The forward and backward pass of a module as CUDA graphs, for one p and one shape of batches.
+    """The forward and backward pass of a module as CUDA graphs, for one pair of exponents and one shape of batches.
 
     Capturing changes no values. The output and the gradients have fixed addresses and are never copied. `previous` is
     a graph that is no longer replayed, so its memory can be reused.

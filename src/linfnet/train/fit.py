@@ -114,6 +114,8 @@ def fit(
     folder, resumed = _open(chosen, None if out is None else Path(out), resume, group)
     try:
         described, images, tested = _load(chosen, train, test, net)
+        if described.data.hold_out is not None:
+            images, tested = images.hold_out(described.data.hold_out)
         if net is not None:
             images, tested = _for_net(net, described, images, tested)
             title = described.title.removesuffix(", own net")
@@ -185,11 +187,13 @@ def _load(
     chosen: Recipe, train: object, test: object, net: Classifier | None
 ) -> tuple[Recipe, ImageSet, ImageSet | None]:
     """Return the data, and the recipe with a description of the data."""
+    if test is not None and chosen.data.hold_out is not None:
+        raise ArgumentError(f"data.hold_out is {chosen.data.hold_out}, but test is given; expected one of them")
     if train is None:
         if chosen.data.in_memory:
             raise ArgumentError(f"train is None; expected the data {chosen.data.name!r}, which was passed from Python")
         images, own_test = load_split(chosen.data, "train"), test is None
-        tested = load_split(chosen.data, "test") if own_test else _test_set(test, chosen, images)
+        tested = _own_test(chosen) if own_test else _test_set(test, chosen, images)
         if chosen.data.path is None and own_test:
             return chosen, images, tested
         path = None if chosen.data.path is None or not own_test else Path(chosen.data.path).expanduser().resolve()
@@ -205,6 +209,11 @@ def _load(
         return replace(chosen, data=data), images, tested
     changes = {"data.name": toml_literal(name), "data.digest": toml_literal(digest)}
     return change_recipe(chosen, changes), images, tested
+
+
+def _own_test(chosen: Recipe) -> ImageSet | None:
+    """Return the test images of the recipe's data, or None if the tests use held-out training images."""
+    return load_split(chosen.data, "test") if chosen.data.hold_out is None else None
 
 
 def _test_set(test: object, chosen: Recipe, images: ImageSet) -> ImageSet:
@@ -243,8 +252,9 @@ def _for_net(
     # Vectors are stored as images of one row.
     if math.prod(shape) != math.prod(own) or [side for side in shape if side > 1] != [side for side in own if side > 1]:
         raise ArgumentError(f"net expects images of shape {shape}; the training data has {own}")
-    if recipe.data.pad or recipe.data.flip:
-        raise ArgumentError("data.pad or data.flip is set; expected neither for data that is not images [C, H, W]")
+    for key in ("pad", "flip", "rotate", "zoom"):
+        if getattr(recipe.data, key):
+            raise ArgumentError(f"data.{key} is set; expected no augmentation of data that is not images [C, H, W]")
     sets = [each and replace(each, images=each.images.reshape(-1, *shape)) for each in (images, test)]
     return sets[0] or images, sets[1]
 

@@ -12,7 +12,7 @@ from threading import Event
 import torch
 from torch import Tensor, nn
 
-from linfnet.data import ImageSet, augment, plan_epoch
+from linfnet.data import ImageSet, augment, plan_epoch, plan_maps, warp
 from linfnet.distributed.group import ALONE, GradientSum, Group
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import write_tensors
@@ -107,7 +107,7 @@ class Trainer:
         self.graphed: GraphedModule | None = None
         if recipe.run.graphs and device.type == "cuda" and group.size == 1 and isinstance(self.system, FeatureSystem):
             module = FeatureModule(self.system, self.net)
-            self.graphed = GraphedModule(module, max(sizes), lambda: self.net.p, self._p_stays)
+            self.graphed = GraphedModule(module, max(sizes), self._exponents, self._exponents_stay)
         share_means(self.net, group)
         group.spread_(self.net.state_dict().values())
         self.progress = Progress()
@@ -205,6 +205,9 @@ class Trainer:
         """Yield this process's part of each batch after the first `done` ones: pixels [B, C, H, W] and labels [B]."""
         data = self.recipe.data
         plan = plan_epoch(len(self.images), self.recipe.run.seed, epoch, pad=data.pad, flip=data.flip).to(self.device)
+        chance = {"rotate": data.rotate or 0.0, "zoom": data.zoom or 0.0}
+        warped = any(chance.values()) and self.images.images.dim() == 4
+        maps = plan_maps(len(self.images), self.recipe.run.seed, epoch, **chance).to(self.device) if warped else None
         for start in range(done * self.batch, len(self.images), self.batch):
             mine = self.group.share(min(self.batch, len(self.images) - start))
             part = slice(start + mine.start, start + mine.stop)
@@ -212,12 +215,13 @@ class Trainer:
             images = self.images.images[index]
             if images.dim() == 4:  # vectors are not augmented
                 images = augment(images, plan.top[part], plan.left[part], plan.flip[part], data.pad)
-            yield self.images.as_pixels(images), self.images.labels[index]
+            pixels = self.images.as_pixels(images)
+            yield (pixels if maps is None else warp(pixels, maps[part])), self.images.labels[index]
 
     def _step(self, row: int, pixels: Tensor, labels: Tensor) -> StepState:
         """Perform one training step; `row` is its index in the epoch."""
         state = self.state_at(self.progress.step)
-        self.net.p = state.p
+        self.net.p, self.net.slopes_p = state.p, state.slopes_p
         self.optimizer.param_groups[0]["lr"] = state.lr
         self.optimizer.param_groups[1]["lr"] = state.lr * self.recipe.optimizer.scale_lr_factor
         loss, logits = self._loss(pixels, labels, state)
@@ -239,8 +243,12 @@ class Trainer:
             return self.system.loss_from_features(self.recipe, self.net, self.graphed(pixels), labels, state)
         return self.system.loss(self.recipe, self.net, pixels, labels, state)
 
-    def _p_stays(self) -> bool:
-        return self.state_at(min(self.progress.step + STEPS_TO_PAY_OFF, self.total_steps - 1)).p == self.net.p
+    def _exponents(self) -> tuple[float, float]:
+        return self.net.p, self.net.slopes_p
+
+    def _exponents_stay(self) -> bool:
+        later = self.state_at(min(self.progress.step + STEPS_TO_PAY_OFF, self.total_steps - 1))
+        return (later.p, later.slopes_p) == self._exponents()
 
     def _test(self, test: ImageSet) -> TestEvent:
         """Compute the test accuracy at the current p, and the clean and certified test accuracy at p = inf."""
@@ -290,11 +298,13 @@ class Trainer:
         """Change the net to p = inf in eval mode, with means estimated there, and compute its accuracies."""
         if not math.isinf(self.net.p):
             reestimate_means(self.net, self._mean_batches())
-        self.net.p = math.inf
+        self.net.p = self.net.slopes_p = math.inf
         self.net.eval()
         epsilons = self.recipe.evaluation.eps
+        tested = None if self.test is None else accuracies(self.net, self.test, epsilons, self.group)
+        held_out = self.recipe.data.hold_out is not None
         return TrainingResult(
-            None if self.test is None else accuracies(self.net, self.test, epsilons, self.group),
+            None if held_out else tested,
             accuracies(self.net, self.images, epsilons, self.group, threshold=self.threshold),
             epochs=self.view.epoch,
             seconds=round(self.progress.seconds, 1),
@@ -302,6 +312,7 @@ class Trainer:
             parameters=count_parameters(self.net),
             device=self.device.type,
             processes=self.group.size,
+            held_out=tested if held_out else None,
         )
 
     def _write_model(self, path: Path, result: TrainingResult) -> None:

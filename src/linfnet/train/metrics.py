@@ -59,7 +59,7 @@ def accuracies(
         if net.lipschitz is not None:
             return real_certified(logits, labels, net.lipschitz, eps)
         batches = zip(pixel_batches(images), labels.split(TEST_BATCH), strict=True)
-        return torch.cat([net.certified(pixels, own, eps) for pixels, own in batches])
+        return torch.cat([net.certified_in_training(pixels, own, eps) for pixels, own in batches])
 
     shares = {eps: certified(eps).double().mean().item() for eps in epsilons} if net.cheap else {}
     margins = [] if threshold is None else (margin_shares(logits, labels, threshold).double() / len(labels)).tolist()

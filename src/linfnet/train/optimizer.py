@@ -17,14 +17,17 @@ def step_state(recipe: Recipe, step: int, steps_per_epoch: int) -> StepState:
     schedule, epoch = recipe.schedule, step / steps_per_epoch
     phases = schedule.phases()
     relaxed = phases.relaxation_progress(epoch)
-    p = relaxation_p(relaxed, start=schedule.p_start, end=schedule.p_end)
+    p, slopes_p = relaxation_p(relaxed, start=schedule.p_start, end=schedule.p_end), schedule.largest_slopes_p(relaxed)
+    if schedule.snap_p:
+        p, slopes_p = snapped_p(p), snapped_p(slopes_p)
     return StepState(
         epoch=epoch,
         started=phases.start_progress(epoch),
         relaxed=relaxed,
-        p=snapped_p(p) if schedule.snap_p else p,
+        p=p,
         mixing=recipe.loss.mixing(relaxed) if has_effect(recipe, "loss") else 0.0,
         lr=_learning_rate(recipe, step / (phases.total * steps_per_epoch)),
+        slopes_p=slopes_p,
     )
 
 

@@ -1,0 +1,62 @@
+"""Train one trial, in this process or, by `main`, in a separate one."""
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from linfnet.distributed.device import Device
+from linfnet.errors import LinfnetError
+from linfnet.plugins import import_modules
+from linfnet.recipes import Recipe
+from linfnet.recipes.io import recipe_from_toml
+from linfnet.train import StoppedError, TrainingRun, fit
+
+# What a search deletes in the folder of a finished trial: the results stay.
+WEIGHTS = ("checkpoints", "model.safetensors", "config.json", "README.md")
+
+
+def train_trial(
+    recipe: Recipe,
+    path: Path,
+    device: Device,
+    keep_model: bool,
+    on_epoch: Callable[[TrainingRun], None] = lambda run: None,
+) -> None:
+    """Train or resume a trial in its run folder."""
+    fit(recipe, out=path, resume=True, device=device, callbacks=[on_epoch])
+    for name in WEIGHTS if not keep_model else WEIGHTS[:1]:
+        target = path / name
+        if target.is_dir():
+            shutil.rmtree(target)
+        else:
+            target.unlink(missing_ok=True)
+
+
+def _end_with_parent(parent: int) -> None:
+    """End this process if the search that has started it has ended; a training run writes a checkpoint first."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    while True:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+
+def main() -> int:
+    """Train the trial whose recipe is on the standard input; an error is the last line of the standard error."""
+    path, device, models, name, *imports = sys.argv[1:]
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    try:
+        import_modules(imports)
+        recipe = recipe_from_toml(sys.stdin.read(), "the recipe of the trial", name)
+        train_trial(recipe, Path(path), device, models == "keep")
+    except StoppedError:
+        return 130
+    except LinfnetError as error:
+        sys.stderr.write(f"\n{error}\n")
+        return 2
+    return 0

@@ -1,0 +1,250 @@
+"""Nets with matrix products: what may change their results or the precision of products is refused."""
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from linfnet import certify
+from linfnet.certificates import certified_by_interval, certify_by_margin, certify_images, interval_radius, product_net
+from linfnet.certificates.outward import product_of
+from linfnet.certificates.product_net import ProductNet
+from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.nn import LpDistance
+from linfnet.systems.hybrid import HybridNet, ScaledLinear
+from linfnet.systems.ibp import IbpNet
+
+HUNDREDTH = Fraction(1, 100)
+
+
+def hybrid() -> HybridNet:
+    torch.manual_seed(0)
+    return HybridNet((1, 4, 4), 3, (6, 5), 4, mean=0.4, std=0.5).eval()
+
+
+def ibp() -> IbpNet:
+    torch.manual_seed(0)
+    return IbpNet((1, 4, 4), 3, "small", True, mean=0.4, std=0.5).eval()
+
+
+def samples() -> tuple[Tensor, Tensor]:
+    return torch.rand(5, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1])
+
+
+def check_refused(net: ProductNet, message: str, images: Tensor | None = None) -> None:
+    """Every function that certifies raises the error, in one line."""
+    pixels, labels = samples()
+    pixels = pixels if images is None else images
+    calls: list[Callable[[], object]] = [
+        lambda: net.certified(pixels, labels, HUNDREDTH),
+        lambda: certified_by_interval(net, pixels, labels, HUNDREDTH),
+        lambda: interval_radius(net, pixels, labels),
+        lambda: certify(net, pixels),
+        lambda: certify_images(net, [(pixels, labels)]),
+    ]
+    for call in calls:
+        with pytest.raises(LinfnetError, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [hybrid, ibp])
+def test_certificates_hold_for_the_program(make: Callable[[], ProductNet]):
+    net, images = make(), samples()[0]
+    found = certify(net, images)
+    assert (found.method, found.arithmetic, found.confidence) == ("interval", "float32", 1.0)
+    assert bool((found.radius >= 0).all())
+    assert bool((found.radius > 0).any())
+    assert torch.equal(net.certified(images, found.labels, found.radius), torch.ones(5, dtype=torch.bool))
+    with pytest.raises(ArgumentError, match="has no certificate for the float32 program; it has: interval"):
+        certify_by_margin(net, images)
+
+
+def test_bounds_are_almost_those_of_real_arithmetic():
+    images, labels = samples()
+    for net in (hybrid(), ibp()):
+        exact = net.double()
+        with torch.no_grad():
+            x = images.double()
+            logits = exact(x)
+            gaps = logits.gather(1, labels.unsqueeze(1)) - logits
+            expected = gaps.scatter(1, labels.unsqueeze(1), math.inf).amin(1)
+            found = exact.least_margin(x, x, labels)
+        assert bool((found < expected).all())
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("make", [hybrid, ibp])
+def test_hooks_are_refused(make: Callable[[], ProductNet]):
+    for module in ("", "normalize", "last", "layers.1"):
+        for register in ("register_forward_hook", "register_forward_pre_hook"):
+            net = make()
+            getattr(net.get_submodule(module), register)(lambda *arguments: None)
+            check_refused(net, "has a forward hook, which may change its output; remove it to certify")
+    handle = nn.modules.module.register_module_forward_hook(lambda *arguments: None)
+    try:
+        check_refused(make(), "a forward hook of all modules is registered")
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("make", [hybrid, ibp])
+@pytest.mark.parametrize("module", ["", "last", "layers.0", "normalize"])
+def test_a_replaced_forward_is_refused(make: Callable[[], ProductNet], module: str):
+    net = make()
+    part = net.get_submodule(module)
+    part.forward = part.forward
+    check_refused(net, "forward of .* was replaced; expected the method of its class")
+
+
+@pytest.mark.parametrize("name", ["scaled", "product"])
+def test_a_replaced_method_of_a_layer_is_refused(name: str):
+    net = hybrid()
+    setattr(net.first, name, getattr(net.first, name))
+    check_refused(net, f"{name} of ScaledLinear in the first was replaced")
+
+
+def test_other_methods_of_the_net_must_not_be_replaced():
+    for name in ("head", "features", "least_margin"):
+        net = hybrid()
+        setattr(net, name, getattr(net, name))
+        check_refused(net, f"{name} of the net, a HybridNet, was replaced")
+
+
+class Louder(HybridNet):
+    def head(self, features: Tensor) -> Tensor:
+        return 10 * super().head(features)
+
+
+class OwnLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 10 * super().forward(x)
+
+
+class OwnScaled(ScaledLinear):
+    pass
+
+
+def test_subclasses_and_other_layers_are_refused():
+    check_refused(Louder((1, 4, 4), 3, (6,), 4), "overrides head, but certificates hold for HybridNet")
+    net = ibp()
+    net.last = OwnLinear(100, 3)
+    check_refused(net, r"OwnLinear \('last'\), which cannot be certified|a layer is a OwnLinear")
+    net = hybrid()
+    net.first = OwnScaled(5, 4)
+    check_refused(net, r"net contains OwnScaled \('first'\), which cannot be certified")
+    net = hybrid()
+    net.layers[0].shift = nn.Identity()
+    check_refused(net, "cannot be certified")
+    net = ibp()
+    parametrizations.weight_norm(net.last)
+    check_refused(net, r"ParametrizedLinear \('last'\), which cannot be certified|a layer is a ParametrizedLinear")
+
+
+class Shifted(LpDistance):
+    def _finish(self, distance: Tensor) -> Tensor:
+        return super()._finish(distance) + 1
+
+
+def test_changed_distance_layers_are_refused():
+    net = hybrid()
+    net.layers[0] = Shifted(16, 6, mean_shift=True).eval()
+    check_refused(net, "overrides _finish of LpDistance")
+
+
+@pytest.mark.parametrize("make", [hybrid, ibp])
+def test_reduced_precision_is_refused(make: Callable[[], ProductNet], monkeypatch: pytest.MonkeyPatch):
+    net, (images, labels) = make(), samples()
+    with torch.autocast("cpu", torch.bfloat16):
+        check_refused(net, "autocast is enabled, so products have a lower precision")
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision in ("medium", "high"):
+            torch.set_float32_matmul_precision(precision)
+            check_refused(net, r"call torch.set_float32_matmul_precision\('highest'\) to certify")
+            # Training reports what the bounds say, whatever the precision.
+            assert len(net.certified_in_training(images, labels, HUNDREDTH)) == 5
+    finally:
+        torch.set_float32_matmul_precision(before)
+    for name in ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"):
+        with monkeypatch.context() as context:
+            context.setenv(name, "BF16")
+            check_refused(net, f"the environment variable {name} is 'BF16'.*; unset it to certify")
+            context.setenv(name, "STRICT")
+            net.certified(images, labels, HUNDREDTH)
+
+
+def test_an_old_torch_has_one_setting(monkeypatch: pytest.MonkeyPatch):
+    class Old:
+        pass
+
+    monkeypatch.setattr(torch.backends.mkldnn, "matmul", Old(), raising=False)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    with pytest.raises(ArgumentError, match=r"torch.get_float32_matmul_precision\(\) is 'medium'"):
+        product_net.check_products(torch.zeros(1))
+
+
+@pytest.mark.parametrize("make", [hybrid, ibp])
+def test_other_dtypes_are_refused(make: Callable[[], ProductNet]):
+    images = samples()[0]
+    check_refused(make(), "images have dtype torch.float64, the net computes in torch.float32", images.double())
+    check_refused(make().half(), "expected float32 or float64", images.half())
+    net = make()
+    net.last.double()
+    with pytest.raises(ArgumentError, match=r"the net computes in torch.float64 \(last.weight\); expected the same"):
+        certified_by_interval(net, *samples(), HUNDREDTH)
+
+
+@pytest.mark.parametrize("make", [hybrid, ibp])
+def test_a_bad_std_and_flushed_subnormals_are_refused(make: Callable[[], ProductNet]):
+    net = make()
+    net.normalize.std.fill_(-1.0)
+    check_refused(net, "expected a std above 0")
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormal numbers")
+    try:
+        check_refused(make(), "subnormal numbers are flushed to zero")
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
+@pytest.mark.parametrize("name", ["last.weight", "last.bias", "first.weight", "first.bias", "layers.0.weight"])
+def test_weights_that_are_not_finite_or_overflow_certify_nothing(name: str, value: float):
+    images = samples()[0]
+    for net in (hybrid(), ibp()):
+        own = name if name in dict(net.named_parameters()) else "layers.0.bias"
+        with torch.no_grad():
+            net.get_parameter(own).view(-1)[0] = value
+        for label in range(3):
+            labels = torch.full((5,), label)
+            assert not net.certified(images, labels, HUNDREDTH).any(), own
+
+
+def test_a_user_s_net_with_matrix_products():
+    """A subclass of `ProductNet` itself declares that its bounds are those of its forward pass."""
+
+    class Own(ProductNet):
+        other_layers = frozenset({nn.Linear})
+
+        def __init__(self) -> None:
+            super().__init__((1, 4, 4), 3)
+            self.last = nn.Linear(16, 3)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.last(self.normalize(images).flatten(1))
+
+        def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
+            ends = (end.flatten(1).double() for end in self.normalize.bounds(lower, upper))
+            return product_of(self.last).least_margin(*ends, labels)
+
+    net = Own().eval()
+    found = certify(net, samples()[0])
+    assert found.arithmetic == "float32"
+    assert bool((found.radius > 0).all())
+    net.last = OwnLinear(16, 3)
+    check_refused(net, "OwnLinear")
