@@ -43,6 +43,14 @@ class Cap(System):
     net_type: ClassVar[type[Classifier]] = CapNet
     unused: ClassVar[tuple[str, ...]] = (*RELAXATION, *OBJECTIVE)
     needs_whole_batch: ClassVar[bool] = True
+    small: ClassVar[tuple[str, ...]] = (
+        "system.architecture=small",
+        "data.limit=2000",
+        "optimizer.batch=25",
+        "schedule.epochs=[2, 3, 5]",
+        "schedule.lr_drops=[]",
+        "run.test_every=0",
+    )
 
     architecture: str = "small"
     """The convolutional net: small, medium or cnn7."""

@@ -123,6 +123,15 @@ class Colt(System):
     net_type: ClassVar[type[Classifier]] = ColtNet
     unused: ClassVar[tuple[str, ...]] = (*RELAXATION, *OBJECTIVE)
     needs_whole_batch: ClassVar[bool] = True
+    small: ClassVar[tuple[str, ...]] = (
+        "system.architecture=small",
+        "system.stages=2",
+        "data.limit=2000",
+        "optimizer.batch=25",
+        "schedule.epochs=[8, 6, 4]",
+        "schedule.lr_drops=[]",
+        "run.test_every=0",
+    )
 
     architecture: str = "small"
     """The convolutional net: small, medium or cnn7."""

@@ -149,6 +149,15 @@ class Ibp(System):
     net_type: ClassVar[type[Classifier]] = IbpNet
     unused: ClassVar[tuple[str, ...]] = (*RELAXATION, *OBJECTIVE)
     needs_whole_batch: ClassVar[bool] = True
+    small: ClassVar[tuple[str, ...]] = (
+        "system.architecture=small",
+        "data.limit=10000",
+        "optimizer.batch=128",
+        "optimizer.lr=1e-3",
+        "schedule.epochs=[2, 10, 8]",
+        "schedule.lr_drops=[]",
+        "run.test_every=0",
+    )
 
     architecture: str = "cnn7"
     """The convolutional net: small, medium or cnn7."""

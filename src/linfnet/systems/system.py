@@ -47,6 +47,8 @@ class System(ABC):
     """Keys or sections of a recipe that have no effect in this system. Changing them is an error; reports omit them."""
     needs_whole_batch: ClassVar[bool] = False
     """Whether the loss is not a mean over samples, so that processes which share a batch would train another net."""
+    small: ClassVar[tuple[str, ...]] = ()
+    """Changes KEY=VALUE of a recipe of this system that `linfnet reproduce --small` makes, to train on a CPU."""
 
     def __post_init__(self) -> None:
         check_numbers(self, "system")
