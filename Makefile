@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test test-fast check docs bench clean
+.PHONY: help setup demo test test-fast check mutate docs bench clean
 
 help:
 	@echo "make setup       install linfnet into .venv"
@@ -11,6 +11,7 @@ help:
 	@echo "make test        static checks and all tests"
 	@echo "make test-fast   tests that are not slow and need no processes, browser, emulator or GPU (under a minute)"
 	@echo "make check       static checks: ruff, pyright, and clang-format if it is installed"
+	@echo "make mutate      plant bugs in a copy of the package and report those that no test sees (half an hour)"
 	@echo "make docs        generate the tables of the documentation, build it into build/site, check its links"
 	@echo "make bench       time the CPU kernels, torch.cdist and a matrix product"
 	@echo "make clean       remove .venv and build files"
@@ -29,6 +30,9 @@ test: check
 
 test-fast: .venv/.installed-dev
 	$(BIN)/pytest --numprocesses 2 -m "not process and not browser and not emulator and not slow and not gpu"
+
+mutate: .venv/.installed-dev
+	$(BIN)/python -m tools.mutate
 
 docs: .venv/.installed-docs
 	$(BIN)/python -m tools.generate_docs

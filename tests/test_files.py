@@ -37,6 +37,22 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_is_synced_before_it_is_renamed_and_its_folder_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Otherwise a file may be empty, or missing, after a power cut."""
+    path, synced, sync = tmp_path / "value.json", list[tuple[Path, bool]](), os.fsync
+
+    def note(handle: int) -> None:
+        synced.append((Path(f"/proc/self/fd/{handle}").readlink(), path.exists()))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_json(path, {"a": 1})
+    (file, existed), (folder, renamed) = synced
+    assert (file.parent, folder) == (tmp_path, tmp_path)
+    assert file.name.startswith(".value.json.")
+    assert (existed, renamed) == (False, True)
+
+
 def test_tensors_survive(tmp_path: Path):
     tensors = {"a": torch.randn(3, 4).t(), "b": torch.tensor(1.5), "c": torch.arange(3, dtype=torch.uint8)}
     write_tensors(tmp_path / "t.safetensors", tensors, {"note": "x"})

@@ -143,6 +143,12 @@ def test_margin_shares_count_every_sample_once(seed: int, threshold: float):
     assert shares.tolist() == [(gaps > threshold).sum(), ((gaps >= 0) & (gaps <= threshold)).sum(), (gaps < 0).sum()]
 
 
+def test_margins_at_the_borders():
+    """A margin of exactly theta, or of 0, is between; float32 represents these margins exactly."""
+    logits = torch.tensor([[2.0, 0.0], [0.0, 0.0], [2.25, 0.0], [0.0, 0.25]])
+    assert margin_shares(logits, torch.zeros(4, dtype=torch.long), 2.0).tolist() == [1, 2, 1]
+
+
 # Objectives, in pixel units.
 SCALE, LIPSCHITZ = 1.7, 4.0
 
@@ -227,6 +233,7 @@ def test_the_published_thresholds_are_the_defaults():
     ("make", "message"),
     [
         (lambda: Hinge(theta=Fraction(0)), "loss.theta is 0.0; expected a number above 0"),
+        (lambda: Hinge(theta=Fraction(9, 4)), "loss.theta is 2.25; expected at most 2"),
         (lambda: Hinge(max_share=1.5), "loss.max_share is 1.5; expected a number of at most 1"),
         (lambda: CrossEntropy(fixed_scale=0.0), "loss.fixed_scale is 0.0"),
         (lambda: Mixture(mixing_start=-1.0), "loss.mixing_start is -1.0"),

@@ -8,7 +8,7 @@ import pytest
 
 from linfnet.cli.main import main
 from linfnet.errors import LinfnetError
-from linfnet.files import read_table, write_json
+from linfnet.files import read_table, write_json, write_table
 from linfnet.systems import load_model
 from linfnet.train import RunFolder
 from linfnet.verification import verify_folder
@@ -53,7 +53,7 @@ def test_a_flipped_bit_of_any_file_is_found(run: Path, capsys: pytest.CaptureFix
     draw = random.Random(3)
     for file in [state.file for state in verify_folder(run)]:
         whole = bytearray(file.read_bytes())
-        # The last event, `finish`, was written after the last checkpoint.
+        # The last event, `finish`, was written after the last checkpoint; only its form is checked.
         covered = whole.rindex(b'{"event": "finish"') if file.name == "events.jsonl" else len(whole)
         for _ in range(10):
             damaged, bit = whole[:], draw.randrange(8 * covered)
@@ -66,6 +66,39 @@ def test_a_flipped_bit_of_any_file_is_found(run: Path, capsys: pytest.CaptureFix
         (line,) = capsys.readouterr().err.splitlines()
         assert str(file) in line
         file.write_bytes(whole)
+
+
+def test_a_damaged_end_of_the_log_is_found(run: Path, capsys: pytest.CaptureFixture[str]):
+    log = run / "events.jsonl"
+    whole = log.read_bytes()
+    count = whole.count(b"\n")
+    for damaged, message in (
+        (whole[:-1], "its last line is incomplete"),
+        (whole[:-20], "its last line is incomplete"),
+        (whole + b'{"event": "no', "its last line is incomplete"),
+        (whole.replace(b'{"event": "finish"', b'{"event" "finish"'), f"line {count} is not an event"),
+        (whole + b'{"event": "note", "v": NaN}\n', f"line {count + 1} is not an event"),
+    ):
+        log.write_bytes(damaged)
+        capsys.readouterr()
+        assert main(["verify", str(run)]) == 2
+        assert capsys.readouterr().err == f"{log} is damaged: {message}\n"
+
+
+def test_a_recipe_that_ends_too_early_is_found(run: Path):
+    file = run / "recipe.toml"
+    text = file.read_text()
+    lines = text.splitlines(keepends=True)
+    for end in range(len(lines)):
+        file.write_text("".join(lines[:end]))
+        (problem,) = [state.problem for state in verify_folder(run) if state.problem]
+        assert str(file) in problem
+    # Older versions wrote the digest as the last line, or none.
+    for old, has_digest in (("".join([*lines[1:], "\n", lines[0]]), True), ("".join(lines[1:]), False)):
+        file.write_text(old)
+        (state,) = [state for state in verify_folder(run) if state.file == file]
+        assert (state.problem, state.has_digest) == ("", has_digest)
+    assert len(lines) > 20
 
 
 def test_missing_and_old_files_are_told(run: Path, capsys: pytest.CaptureFixture[str]):
@@ -100,6 +133,33 @@ def test_a_lost_or_damaged_config_is_written_again(run: Path, capsys: pytest.Cap
         load_model(run)
     assert main(["train", "--resume", str(run)]) == 0
     assert config.read_bytes() == whole
+    assert RunFolder.open(run).complete
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_files_of_two_models_are_not_mixed(run: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]):
+    net, names = load_model(run), read_table(run / "config.json")["class_names"]
+    next(net.parameters()).data += 1
+    net.save(tmp_path / "other", class_names=names[::-1])
+    whole = (run / name).read_bytes()
+    shutil.copy(tmp_path / "other" / name, run / name)
+    with pytest.raises(LinfnetError, match=r"config\.json and model\.safetensors do not belong together") as caught:
+        load_model(run)
+    assert "\n" not in str(caught.value)
+    assert [state.file.name for state in verify_folder(run) if state.problem] == ["config.json"]
+    assert not RunFolder.open(run).complete
+    assert main(["train", "--resume", str(run)]) == 0
+    assert (run / name).read_bytes() == whole
+
+
+def test_a_config_of_an_older_version_is_read_with_a_line(run: Path, caplog: pytest.LogCaptureFixture):
+    config = read_table(run / "config.json")
+    del config["weights"]
+    write_table(run / "config.json", config)
+    load_model(run)
+    load_model(run)
+    (line,) = caplog.messages
+    assert line == f"{run / 'config.json'} does not name its weights: those of another model would be accepted"
     assert RunFolder.open(run).complete
 
 

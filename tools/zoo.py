@@ -57,7 +57,7 @@ def card(name: str, entry: dict[str, Any]) -> str:
     }
     options: dict[str, Any] = {"name": name, "source": name, "recipe": recipe, "licence": "mit", "more": more}
     config = read_table(folder / "config.json")
-    return model_card(config, net.describe(), count_parameters(net), results_of(entry), **options)
+    return model_card(config, net.describe(), net.guarantee, count_parameters(net), results_of(entry), **options)
 
 
 def model_files() -> dict[Path, str]:

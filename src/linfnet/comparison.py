@@ -9,7 +9,7 @@ from linfnet.epsilon import format_epsilon
 from linfnet.errors import LinfnetError
 from linfnet.files import read_table
 from linfnet.nn.model_path import system_name
-from linfnet.results import read_results
+from linfnet.results import guarantee, read_results
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Compared:
     certificate: str
     arithmetic: str
     confidence: float
+    guarantee: str
+    """What the certificate promises, as a phrase."""
     train_seconds: float | None
     certify_seconds_per_image: float | None
     parameters: int | None
@@ -74,6 +76,7 @@ def _rows(folder: Path, run: str, data: str | None) -> Iterator[Compared]:
             certificate=result.best,
             arithmetic=result.arithmetic,
             confidence=result.confidence,
+            guarantee=result.guarantee,
             train_seconds=None if result.net else seconds,
             certify_seconds_per_image=result.certify_seconds.get(result.best),
             parameters=None if result.net else parameters,
@@ -81,4 +84,5 @@ def _rows(folder: Path, run: str, data: str | None) -> Iterator[Compared]:
     if training and training.test and not results.evaluations and data is None:
         for eps, share in training.test.certified.items() or ((None, None),):
             named = (run, system, "test, after training", "" if eps is None else format_epsilon(eps))
-            yield Compared(*named, training.test.clean, None, None, share, "", "real", 1.0, seconds, None, parameters)
+            kind = ("", "real", 1.0, guarantee("real"))
+            yield Compared(*named, training.test.clean, None, None, share, *kind, seconds, None, parameters)

@@ -181,7 +181,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     with _opened(path) as file:
         metadata: dict[str, str] = file.metadata() or {}
         if not _check_bytes(path, metadata):
-            _log_unchecked(path)
+            log_unchecked(f"{path} has no digest: damage would not be noticed")
         metadata.pop(DIGEST, None)
         return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
 
@@ -191,6 +191,12 @@ def check_tensors(path: Path) -> tuple[dict[str, str], bool]:
     with _opened(path) as file:
         metadata: dict[str, str] = file.metadata() or {}
         return metadata, _check_bytes(path, metadata)
+
+
+def stored_digest(path: Path) -> str:
+    """Return the digest in the metadata of a safetensors file, which is not checked; an empty text without one."""
+    with _opened(path) as file:
+        return (file.metadata() or {}).get(DIGEST, "")
 
 
 @contextlib.contextmanager
@@ -223,6 +229,6 @@ def _check_bytes(path: Path, metadata: Mapping[str, str]) -> bool:
 
 
 @functools.cache
-def _log_unchecked(path: Path) -> None:
-    """Log once per process that a file was not checked."""
-    logging.getLogger("linfnet").warning("%s has no digest: damage would not be noticed", path)
+def log_unchecked(message: str) -> None:
+    """Log once per process that something was not checked."""
+    logging.getLogger("linfnet").warning(message)

@@ -8,10 +8,11 @@ from pathlib import Path
 from linfnet.errors import LinfnetError
 from linfnet.files import check_tensors, read_checked_table
 from linfnet.nn.model_path import check_model
+from linfnet.nn.weights import check_pair
 from linfnet.results.storage import RESULTS_FILE
 from linfnet.train import RunFolder
 from linfnet.train.checkpoint import find_checkpoints
-from linfnet.train.event_log import describe_log
+from linfnet.train.event_log import describe_log, parse_events
 from linfnet.train.run_folder import check_recipe
 
 
@@ -53,7 +54,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, Callable[[Path], bool]]]:
     if finished or (folder / "model.safetensors").is_file():
         yield folder / "model.safetensors", _tensors
     if (finished and not own_net) or (folder / "config.json").is_file():
-        yield folder / "config.json", _table
+        yield folder / "config.json", _config
     for file in (folder / RESULTS_FILE, environment):
         if file.is_file():
             yield file, _table
@@ -81,24 +82,47 @@ def _table(file: Path) -> bool:
     return read_checked_table(file)[1]
 
 
+def _config(file: Path) -> bool:
+    config, has_digest = read_checked_table(file)
+    try:
+        check_tensors(file.with_name("model.safetensors"))
+    except LinfnetError:
+        return has_digest  # the problem of the other file
+    check_pair(file.parent, config)
+    return has_digest
+
+
 def _recipe(file: Path) -> bool:
     RunFolder.open(file.parent)
     return check_recipe(file, file.read_text(encoding="utf-8"))
 
 
 def _log(file: Path, checkpoints: list[Path]) -> bool:
-    """Compare the event log with the newest checkpoint that is whole and says what the log was."""
-    content = file.read_bytes()
+    """Compare the event log with the newest checkpoint that is whole and says what the log was; parse what follows."""
+    content, length = file.read_bytes(), 0
+    stored = _stored_log(checkpoints)
+    if stored is not None:
+        checkpoint, about = stored
+        length = int(about.split()[0])
+        if describe_log(content[:length]) != about:
+            raise LinfnetError(f"{file} is damaged: its first {length} bytes are not those before {checkpoint.name}")
+    before = content[:length].count(b"\n")
+    *lines, last = content[length:].decode(errors="replace").split("\n")
+    for number, line in enumerate(lines, before + 1):
+        if not parse_events(line):
+            raise LinfnetError(f"{file} is damaged: line {number} is not an event")
+    if last:
+        raise LinfnetError(f"{file} is damaged: its last line is incomplete")
+    return stored is not None
+
+
+def _stored_log(checkpoints: list[Path]) -> tuple[Path, str] | None:
+    """Return the newest checkpoint that is whole and says what the log was, and what it says."""
     for checkpoint in checkpoints:
         try:
             stored = check_tensors(checkpoint)[0].get("log")
         except LinfnetError:
             continue
         if stored is not None:
-            length = stored.split()[0]
-            if describe_log(content[: int(length)]) != stored:
-                raise LinfnetError(
-                    f"{file} is damaged: its first {length} bytes are not those before {checkpoint.name}"
-                )
-            return True
-    return False
+            return checkpoint, stored
+    return None

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from linfnet.attacks import (
     ATTACKS,
@@ -25,7 +26,7 @@ from linfnet.attacks import (
 from linfnet.attacks.pgd import dlr
 from linfnet.attacks.square import square_share
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.nn import LinfNet, reestimate_means
+from linfnet.nn import Classifier, LinfNet, reestimate_means
 from linfnet.nn.label_margin import margin
 
 TENTH = Fraction(1, 10)
@@ -175,8 +176,23 @@ class TestSuite:
             exact = result.images.double() - images.double()
             assert exact.abs().max() <= float(result.epsilon)
             assert list(result.after.values())[-1] == result.robust
-        again = attack_all(net, images, labels, epsilons, attacks)
+        none = {epsilon: torch.zeros(80, dtype=torch.bool) for epsilon in epsilons}
+        again = attack_all(net, images, labels, epsilons, attacks, certified=none)
         assert all(torch.equal(a.survived, b.survived) for a, b in zip(results, again, strict=True))
+
+    def test_certified_samples_are_not_attacked(self):
+        net = random_net(0)
+        images, labels = sample(net, 20, 0)
+        seen: list[int] = []
+
+        def attack(net: Classifier, x: Tensor, y: Tensor, epsilon: Fraction, generator: torch.Generator) -> Tensor:
+            seen.append(len(x))
+            return x
+
+        certified = {TENTH: torch.arange(20) < 15, Fraction(1, 5): torch.zeros(20, dtype=torch.bool)}
+        results = attack_all(net, images, labels, list(certified), {"own": attack}, certified=certified)
+        assert seen == [5, 20]
+        assert all(result.survived.all() for result in results)
 
     def test_an_attack_that_leaves_the_ball_is_refused(self):
         net = random_net(0)

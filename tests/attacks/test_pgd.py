@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from linfnet.attacks import ATTACKS, best_pgd, closest_break, minimal, pgd, square_attack
 from linfnet.errors import ArgumentError
-from linfnet.nn import LinfNet
+from linfnet.nn import Classifier, LinfNet
 from linfnet.nn.label_margin import margin
 
 
@@ -42,6 +42,27 @@ def test_the_attack_lowers_margins_and_repeats():
     before, after = margin(net(images), labels), margin(net(runs[0]), labels)
     assert after.mean() < before.mean()
     assert (after <= 0).sum() > (before <= 0).sum()
+
+
+class Constant(Classifier):
+    """A net whose logits do not depend on the image: no step changes it."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return 0 * images.flatten(1)[:, :2]
+
+
+def test_the_attack_starts_from_noise():
+    """N(0, (eps/4)^2), clamped to eps/2: 95 % of the numbers are not clamped."""
+    images = torch.full((50, 1, 8, 8), 0.5)
+    labels = torch.zeros(50, dtype=torch.int64)
+    first, second = (
+        pgd(Constant((1, 8, 8), 2), images, labels, "0.2", torch.Generator().manual_seed(seed), steps=1) - images
+        for seed in (0, 1)
+    )
+    assert not torch.equal(first, second)
+    assert first.abs().max() == pytest.approx(0.1, abs=1e-6)
+    assert (first.abs() > 0.0999).float().mean() == pytest.approx(0.0455, abs=0.01)
+    assert first.std() == pytest.approx(0.05 * 0.96, abs=0.002)
 
 
 def test_no_images():

@@ -17,6 +17,8 @@ def test_radii_are_certified_at_themselves():
     net = LinfNet((1, 4, 4), 3, (12,), std=0.4)
     found = certify(net, torch.rand(50, 1, 4, 4), torch.arange(50) % 3)
     own, right = found.radius.clamp(0, 1), found.radius >= 0
+    assert torch.equal(found.prediction == found.labels, right)
+    assert torch.equal(found.labels, torch.arange(50) % 3)
     assert torch.equal(found.at(own), right)
     above = torch.nextafter(own, torch.tensor(2.0, dtype=torch.float64))
     assert not found.at(above).any()
@@ -24,6 +26,8 @@ def test_radii_are_certified_at_themselves():
         assert found.at(own[index])[index]
         assert found.at(Fraction(own[index].item()))[index]
         assert not found.at(above[index])[index]
+        # Between two float64 numbers: rounding it to the nearer one would certify it.
+        assert not found.at(Fraction(own[index].item()) + Fraction(1, 10**40))[index]
     assert torch.equal(found.at(own[:1].squeeze()), found.radius >= own[0])
 
 

@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 from linfnet.boxes import inner_box
 from linfnet.certificates import certified_by_interval, certify, exact_radius
 from linfnet.certificates.exact import decide
+from linfnet.certificates.exact.circuit import FUNCTIONS, Kind
 from linfnet.certificates.exact.nets import circuit_of
 from linfnet.certificates.exact.reduced import reduce
-from linfnet.certificates.exact.search import search_compiled, search_plainly
+from linfnet.certificates.exact.rules import FUNCTIONS as RULES
+from linfnet.certificates.exact.rules import largest_input, largest_minuend, smallest_input, smallest_minuend
+from linfnet.certificates.exact.search import Box, Search, search_compiled, search_plainly
 from linfnet.data import set_info
 from linfnet.epsilon import parse_epsilon
 from linfnet.errors import ArgumentError
@@ -90,10 +93,7 @@ def check_witnesses(net: torch.nn.Module, images: torch.Tensor, labels: torch.Te
             assert torch.equal(image, witness)
 
 
-@pytest.mark.slow
-@settings(max_examples=int(os.environ.get("LINFNET_EXACT_EXAMPLES", "60")), deadline=None)
-@given(SEEDS)
-def test_verdicts_equal_brute_force_on_exact_nets(seed: int):
+def check_brute_force(seed: int) -> None:
     """Every comparison of an exact net is +-x_i +- x_j <= c: if it has a solution, it has one in multiples of 1/16."""
     dense = grid_net(seed)
     net = thinned(dense, seed) if seed % 2 else dense
@@ -107,6 +107,20 @@ def test_verdicts_equal_brute_force_on_exact_nets(seed: int):
     assert found.broken.tolist() == expected
     assert not found.undecided.any()
     check_witnesses(net, images, labels, found, Fraction(steps, 16))
+
+
+@pytest.mark.slow
+@settings(max_examples=int(os.environ.get("LINFNET_EXACT_EXAMPLES", "60")), deadline=None)
+@given(SEEDS)
+def test_verdicts_equal_brute_force_on_exact_nets(seed: int):
+    check_brute_force(seed)
+
+
+@pytest.mark.slow
+def test_verdicts_of_the_search_in_numpy_equal_brute_force(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("linfnet.certificates.exact.search.has_search", lambda: False)
+    for seed in range(40):
+        check_brute_force(seed)
 
 
 @pytest.mark.slow
@@ -286,6 +300,79 @@ def test_exact_radii_are_between_proofs_and_witnesses():
     assert not label_on_top(net(found.witness[broken]), labels[broken]).any()
     change = (found.witness - images).double().abs().flatten(1).amax(1)
     assert (change <= found.broken_at)[broken].all()
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_an_image_in_the_last_branch_is_found(compiled: bool, monkeypatch: pytest.MonkeyPatch):
+    """The first branches of this net are empty, and no image breaks it that is tried before."""
+    if not compiled:
+        monkeypatch.setattr("linfnet.certificates.exact.search.has_search", lambda: False)
+    torch.manual_seed(191)
+    net = LinfNet((1, 1, 2), 3, (8,), std=0.5, identity_init=False).eval()
+    image = torch.tensor([0.8177927732467651, 0.2998335361480713]).view(1, 1, 1, 2)
+    witness = torch.tensor([0.5247809290885925, 0.5965802669525146]).view(1, 1, 1, 2)
+    assert (image - witness).abs().max() < 0.3
+    assert not label_on_top(net(witness), net(image).argmax(1)).item()
+    found = decide(net, image, eps="0.3")
+    assert found.broken.item()
+    assert found.branches.item() > 1
+
+
+def test_the_halves_of_an_interval_contain_all_its_numbers():
+    net, images = random_case()
+    circuit = circuit_of(net)
+    low, high = (end.numpy()[0] for end in circuit.bounds(*inner_box(images[:1].flatten(1), Fraction(1, 5))))
+    search = Search(reduce(circuit, low, high, (0, 1)), 0, 1, images[0].numpy())
+    for ends in ((-1.0, 1.0), (1.0, 1.5), (1.0, 1.0 + 2**-23), (-(2.0**-149), 2.0**-149)):
+        least, most = map(np.float32, ends)
+        upper, lower = search._split(Box(low, high, least, most), [])
+        assert (lower.least, upper.most) == (least, most)
+        assert lower.least <= lower.most < upper.least <= upper.most
+        assert np.nextafter(lower.most, upper.least) == upper.least
+
+
+def test_inverses_are_exact():
+    """The largest z with f(z) <= u, and the smallest with f(z) >= u, for numbers of all magnitudes."""
+    random = np.random.default_rng(0)
+    w, u = (np.ldexp(random.uniform(-2, 2, 3000), random.integers(-140, 100, 3000)).astype(np.float32) for _ in "wu")
+    w[:1000], w[1000:2000] = u[:1000] * random.uniform(-2, 2, 1000), 0.0
+    largest, smallest = largest_minuend(w, u), smallest_minuend(w, u)
+    assert (largest - w <= u).all()
+    assert (np.nextafter(largest, np.float32(np.inf)) - w > u).all()
+    assert (smallest - w >= u).all()
+    assert (np.nextafter(smallest, np.float32(-np.inf)) - w < u).all()
+    w, low, high = np.full(3000, 0.7, np.float32), np.full(3000, -9.0, np.float32), np.full(3000, 9.0, np.float32)
+    u = random.uniform(-6, 6, 3000).astype(np.float32)
+    for kind in (Kind.SUBTRACT, Kind.DIVIDE, Kind.MULTIPLY):
+        function = RULES[kind]
+        largest, smallest = largest_input(kind, w, u, low, high), smallest_input(kind, w, u, low, high)
+        assert (function(largest, w) <= u).all()
+        assert ((function(np.nextafter(largest, np.float32(99)), w) > u) | (largest == high)).all()
+        assert (function(smallest, w) >= u).all()
+        assert ((function(np.nextafter(smallest, np.float32(-99)), w) < u) | (smallest == low)).all()
+
+
+def test_a_circuit_that_computes_other_bits_is_refused(monkeypatch: pytest.MonkeyPatch):
+    net = Classifier.wrap(torch.nn.Sequential(torch.nn.ReLU(), LpDistance(2, 2)).eval(), (2,), 2, mean=(0.5, 0.5))
+    decide(net, torch.rand(3, 2), eps="0.1")
+    monkeypatch.setitem(FUNCTIONS, Kind.AT_LEAST, torch.minimum)
+    with pytest.raises(ArgumentError, match="body computes other bits than its rules"):
+        decide(net, torch.rand(3, 2), eps="0.1")
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_overflow_is_never_robust(compiled: bool, monkeypatch: pytest.MonkeyPatch):
+    """From 8 - 2^-21 to 8, every layer jumps to the next power of two, and the fifth to infinity."""
+    if not compiled:
+        monkeypatch.setattr("linfnet.certificates.exact.search.has_search", lambda: False)
+    net = LinfNet((1, 1, 1), 2, (1,) * 5, std=1 / 8, mean_shift=False, identity_init=False).eval()
+    largest = torch.finfo(torch.float32).max
+    with torch.no_grad():
+        for layer, exponent in zip(net.layers, (28, 53, 78, 103, 128), strict=False):
+            layer.weight.fill_(-(2.0**exponent - 2.0 ** (exponent - 24)))
+        net.layers[-1].weight.copy_(torch.tensor([[largest], [0.0]]))
+    image = torch.full((1, 1, 1, 1), 1 - 2.0**-24)
+    assert not decide(net, image, eps=Fraction(1, 2**20)).robust.any()
 
 
 def test_certify_with_method_exact():

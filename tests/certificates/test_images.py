@@ -11,18 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linfnet.certificates import (
+    ExactRadii,
     certificates_of,
     certified_by_interval,
     certified_shares,
     certify_by_margin,
     certify_images,
+    decide,
     interval_radius,
     plot_curve,
     write_curve,
     write_radii,
 )
 from linfnet.errors import LinfnetError
-from linfnet.nn import Classifier
+from linfnet.nn import Classifier, LinfNet
 
 EPSILONS = (Fraction(0), Fraction(1, 255), Fraction(1, 10))
 
@@ -60,6 +62,36 @@ def test_coarse_bisection_loses_nothing_at_the_epsilons_asked_for():
     found = certify_images(net, [(images, labels)], EPSILONS, steps=3)
     for row, epsilon in enumerate(EPSILONS):
         assert torch.equal(found.certified["interval"][row], certified_by_interval(net, images, labels, epsilon))
+
+
+def test_an_epsilon_just_above_a_radius_is_not_certified():
+    """Between two float64 numbers: rounding it to the nearer one would certify it."""
+    net, (images, labels) = awkward_net(7, 0), batches()
+    radius = certify_by_margin(net, images, labels).radii.max().item()
+    found = certify_images(net, [(images, labels)], [Fraction(radius), Fraction(radius) + Fraction(1, 10**40)])
+    assert found.certified["margin"].sum(1).tolist() == [1, 0]
+
+
+def test_an_epsilon_just_above_an_exact_radius_is_decided(monkeypatch: pytest.MonkeyPatch):
+    """The tie at 1/2 is further from the pixel than the radius, by less than half the distance of two float64 numbers.
+
+    No smaller radius is found: the exact radius is given.
+    """
+    net, image = (
+        LinfNet((1, 1, 1), 2, (), identity_init=False).eval(),
+        torch.full((1, 1, 1, 1), 2.0**-54 * (1 - 2.0**-23)),
+    )
+    with torch.no_grad():
+        net.layers[0].weight.copy_(torch.tensor([[0.0], [1.0]]))
+    distance = Fraction(1, 2) - Fraction(image.item())
+    radius = float(distance)
+    assert Fraction(radius) < distance
+    assert decide(net, image, eps=Fraction(radius)).robust.item()
+    ends = torch.tensor([[radius], [1.0]], dtype=torch.float64)
+    known = ExactRadii(*ends, image, torch.tensor([False]))
+    monkeypatch.setattr("linfnet.certificates.images.exact_radius", lambda *arguments, **options: known)
+    found = certify_images(net, [(image, None)], [Fraction(radius), distance], exact=True)
+    assert found.certified["exact"].flatten().tolist() == [True, False]
 
 
 def test_without_labels_the_predictions_are_certified():

@@ -1,5 +1,6 @@
 """The margin certificate of the program, against rational arithmetic and against every image of small boxes."""
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from linfnet.certificates import certified_by_interval, certified_shares, certify_by_margin
 from linfnet.certificates.real import real_certified
-from linfnet.certificates.rounding import Pass, float_above, forward_with_magnitudes, unit_and_tiny, up
+from linfnet.certificates.rounding import Pass, float_above, forward_with_magnitudes, unit_and_tiny
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import LinfNet
 from linfnet.nn.label_margin import margin
@@ -28,6 +29,11 @@ def rounding_net() -> tuple[LinfNet, torch.Tensor, torch.Tensor]:
     return net, torch.tensor([0.03124]).view(1, 1, 1, 1), torch.tensor([1])
 
 
+def up(value: float) -> float:
+    """A number strictly above the exact result of the single operation that computed `value`."""
+    return math.nextafter(value, math.inf)
+
+
 def error_bound(run: Pass) -> torch.Tensor:
     """float64 [N]: a bound on the difference between the logits of the program and those of the exact net at x."""
     unit, tiny = unit_and_tiny(run.logits.dtype)
@@ -38,7 +44,7 @@ def error_bound(run: Pass) -> torch.Tensor:
 def change_bound(run: Pass, epsilon: Fraction) -> torch.Tensor:
     """float64 [N]: a bound on the change of each logit between x and any floating-point x' within epsilon of x."""
     unit, tiny = unit_and_tiny(run.logits.dtype)
-    growth, slope = (1 + unit) ** (run.steps + 2), float_above(unit * (2 + unit))
+    growth, slope = (1 + unit) ** run.steps, float_above(unit * (2 + unit))
     rest = float_above(Fraction(float_above(epsilon / Fraction(run.std))) + Fraction(float_above(3 * tiny)))
     bounds = [up(float_above(growth) * up(up(slope * magnitude) + rest)) for magnitude in run.magnitudes]
     return torch.tensor(bounds, dtype=torch.float64)
@@ -114,27 +120,35 @@ def test_the_real_certificate_is_wrong_where_the_sound_one_is_right():
     assert not certified_by_interval(net, image, label, epsilon).item()
 
 
-def one_coarse_step(step: str) -> LinfNet:
-    """x + 2^20, which rounds in steps of 1/8, computed by one step of the first layer; the later steps are exact."""
-    coarse, shifted = 2.0**20, step in ("shift", "bias after shift")
+def one_coarse_step(step: str, width: int) -> LinfNet:
+    """x + 2^20, which rounds in steps of 1/8, computed by one step of one neuron; the other numbers are small."""
+    coarse, shifted = 2.0**20, "shift" in step
     net = LinfNet(
-        (1, 1, 1), 2, (1,), mean=-coarse if step == "mean" else 0.0, mean_shift=shifted, hidden_bias="bias" in step,
+        (1, 1, 1), 2, (width,), mean=-coarse if step == "mean" else 0.0, mean_shift=shifted, hidden_bias="bias" in step,
         identity_init=False,
     ).eval()  # fmt: skip
+    hidden, last = net.layers
     with torch.no_grad():
-        net.layers[0].weight.fill_({"mean": coarse, "weight": -coarse}.get(step, 0.0))
+        hidden.weight.fill_(coarse if step == "mean" else 0.0)
+        if "weight" in step:
+            hidden.weight[0] = -coarse
         if step == "shift":
-            net.layers[0].shift.running_mean.fill_(-coarse)
+            hidden.shift.running_mean[0] = -coarse
         if "bias" in step:
-            net.layers[0].bias.fill_(coarse)
+            hidden.bias[0] = coarse
         start = 0.0 if step == "mean" else coarse  # the weight subtracts the large mean again
-        net.layers[1].weight.copy_(torch.tensor([[start], [start + 1 / 8]]))
+        last.weight.copy_(hidden(torch.full((1, 1), 1 / 16)))
+        last.weight[:, 0] = torch.tensor([start, start + 1 / 8])
     return net
 
 
-@pytest.mark.parametrize("step", ["mean", "weight", "shift", "bias", "bias after shift"])
-def test_the_magnitude_of_every_step_counts(step: str):
-    net, image = one_coarse_step(step), torch.full((1, 1, 1, 1), 1 / 16)
+STEPS = ["weight", "weight before shift", "shift", "bias", "bias after shift"]
+
+
+@pytest.mark.parametrize(("step", "width"), [("mean", 1), *itertools.product(STEPS, [1, 64])])
+def test_the_magnitude_of_every_step_counts(step: str, width: int):
+    """With 64 neurons, the mean over the neurons is far below the largest number."""
+    net, image = one_coarse_step(step, width), torch.full((1, 1, 1, 1), 1 / 16)
     beside = torch.nextafter(image, torch.tensor(1.0))
     assert net(image).argmax().item() == 0
     assert net(beside).argmax().item() == 1
@@ -206,6 +220,8 @@ def test_certificates_leave_p_and_hooks_as_they_were():
     assert not any(module._forward_hooks for module in net.modules())
     with pytest.raises(ArgumentError, match="expected p = inf"):
         forward_with_magnitudes(net, images)
+    with pytest.raises(ArgumentError, match="expected p = inf"):
+        forward_with_magnitudes(net.eval(), images)
     with net.at_infinity():
         assert torch.equal(certify_by_margin(net, images).radii, radii)
 

@@ -160,6 +160,7 @@ STEPS = {
     "subtracted": lambda body, x: body.minus - x,
     "mean shift": lambda body, x: body.shift(x),
     "branch of a maximum": lambda body, x: torch.maximum(x, x + COARSE),
+    "coarser of two branches": lambda body, x: torch.maximum(x - 0.25, x + COARSE),
     "branch of cat": lambda body, x: torch.cat([x, x + COARSE], 1)[:, 1:],
     "average of a branch": lambda body, x: body.pool((x + COARSE)[:, :, None, None]).flatten(1),
     "padded": lambda body, x: nn.functional.pad(x + COARSE, (1, 1)).amax(1, keepdim=True),

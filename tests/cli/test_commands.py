@@ -18,6 +18,7 @@ from linfnet.cli.main import main
 from linfnet.data import load
 from linfnet.epsilon import parse_epsilon
 from linfnet.results import AttackSettings, read_results
+from linfnet.systems import load_model
 
 TINY = ["--set", "limit=400", "width=24", "depth=3", "--set", "epochs=[4, 4, 2]", "--set", "batch=32"]
 
@@ -154,13 +155,37 @@ def test_certify_own_images(run: Path, tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_attack(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     few = ["--limit", "40", "--steps", "8", "--queries", "20", "--restarts", "1", "--out", str(tmp_path)]
-    assert main(["attack", str(run), "--eps", "0.1", "8/255", *few]) == 0
-    printed = capsys.readouterr().out
+    capsys.readouterr()
+    assert main(["attack", str(run), "--eps", "0.1", "8/255", *few, "--all"]) == 0
+    printed, progress = capsys.readouterr()
     for word in ("certified", "robust", "smoothed", "square", "clean", "holds for every sample"):
         assert word in printed
+    assert progress.startswith("pgd at eps = 8/255: ")
+    assert all(line.endswith(" samples remaining") for line in progress.splitlines())
     assert np.load(tmp_path / "attacked-8-of-255.npy").shape == (40, 1, 8, 8)
     with (tmp_path / "attacked.csv").open(newline="") as file:
         assert next(csv.DictReader(file)).keys() == {"image", "label", "survived@8/255", "survived@0.1"}
+
+
+def test_certified_images_are_not_attacked(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    few = ["--eps", "0.02", "0.1", "--limit", "40", "--attacks", "pgd", "--steps", "8"]
+    tables: list[list[dict[str, str]]] = []
+    lines: list[list[str]] = []
+    for more in ([], ["--all"]):
+        capsys.readouterr()
+        assert main(["attack", str(run), *few, *more, "--out", str(tmp_path)]) == 0
+        printed, progress = capsys.readouterr()
+        assert ("certified images were not attacked" in printed) is not bool(more)
+        lines.append(progress.splitlines())
+        with (tmp_path / "attacked.csv").open(newline="") as file:
+            tables.append(list(csv.DictReader(file)))
+    fewer, whole = ([int(line.split()[-3]) for line in progress] for progress in lines)
+    assert sum(fewer) < sum(whole)
+    net, digits = load_model(run), load("digits", "test").first(40)
+    found = certify_images(net, [(digits.pixels(), digits.labels)], [Fraction(1, 50), Fraction(1, 10)])
+    for eps, certified in zip(("0.02", "0.1"), found.certified_by_any.tolist(), strict=True):
+        for skipped, attacked, proven in zip(*tables, certified, strict=True):
+            assert not proven or (skipped[f"survived@{eps}"], attacked[f"survived@{eps}"]) == ("1", "1")
 
 
 def test_a_broken_certificate_fails_loudly(
@@ -171,7 +196,9 @@ def test_a_broken_certificate_fails_loudly(
         return replace(found, certified={name: torch.ones_like(flags) for name, flags in found.certified.items()})
 
     monkeypatch.setattr("linfnet.cli.certify.certify_images", boast)
-    assert main(["attack", str(run), "--eps", "0.3", "--limit", "40", "--attacks", "pgd", "--steps", "20"]) == 2
+    assert (
+        main(["attack", str(run), "--eps", "0.3", "--limit", "40", "--attacks", "pgd", "--steps", "20", "--all"]) == 2
+    )
     error = capsys.readouterr().err
     assert "are certified at eps = 0.3, but an attack broke them" in error
     assert "samples [" in error
@@ -197,7 +224,7 @@ def test_the_packaged_net_predicts_at_once(tmp_path: Path, capsys: pytest.Captur
     picture[4:24, 13:16] = 255  # a one
     Image.fromarray(picture).save(tmp_path / "one.png")
     assert main(["predict", "mnist-small", str(tmp_path / "one.png")]) == 0
-    row = capsys.readouterr().out.splitlines()[-2].split("│")
+    row = capsys.readouterr().out.splitlines()[-3].split("│")
     assert row[2].strip() == "1"
     assert float(row[3]) > 0.1
     assert main(["certify", "mnist-small", "--data", str(tmp_path), "--eps", "0.1"]) == 0

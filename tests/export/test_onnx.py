@@ -1,6 +1,7 @@
 """ONNX files: the same bits as the net, for any batch, without a tensor of batch x out x in."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,17 @@ def test_a_file_of_another_net_is_refused(tmp_path: Path):
         verify_onnx(nets[1], tmp_path / "net.onnx", torch.rand(4, 1, 8, 8))
     with pytest.raises(LinfnetError, match="float32"):
         write_onnx(nets[0].double(), tmp_path / "net.onnx")
+
+
+def test_a_difference_of_one_bit_is_refused(tmp_path: Path):
+    net, images = LinfNet((1, 8, 8), 10, (16,)).eval(), torch.rand(4, 1, 8, 8)
+    write_onnx(net, tmp_path / "net.onnx")
+    with torch.no_grad():
+        bias = net.layers[-1].bias
+        least = net(images).abs().min().item()
+        bias[0] += 2.0 ** (math.floor(math.log2(least)) - 21)
+    with pytest.raises(LinfnetError, match="differs from the net by up to"):
+        verify_onnx(net, tmp_path / "net.onnx", images)
 
 
 def test_the_metadata_says_what_the_graph_does_not(tmp_path: Path):

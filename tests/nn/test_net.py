@@ -303,6 +303,19 @@ class TestMeans:
         torch.testing.assert_close(first.shift.running_mean, expected)
         assert first.shift.momentum == 0.1
 
+    def test_earlier_estimates_are_forgotten(self):
+        torch.manual_seed(0)
+        net = small_net()
+        first, *others = self.batches()
+        reestimate_means(net, others)
+        reestimate_means(net, [first])
+        twice = net.state_dict()["layers.0.shift.running_mean"].clone()
+        reestimate_means(net, [first])
+        assert torch.equal(net.layers[0].shift.running_mean, twice)
+        with torch.no_grad():
+            distances = net.layers[0].eval()(net.normalize(first).flatten(1)) + twice
+        torch.testing.assert_close(twice, distances.mean(0))
+
     def test_the_context_restores_everything(self):
         torch.manual_seed(0)
         net = small_net(p=8.0).train()

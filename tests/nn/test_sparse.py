@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.files import read_table
+from linfnet.files import read_table, write_table
 from linfnet.nn import Classifier, LpDistance, SparseDistance, SparseNet
 from linfnet.nn.sparse import remove_unread
 from linfnet.nn.sparse_file import packed, unpacked
@@ -188,6 +188,8 @@ def write_earlier(net: SparseNet, folder: Path, half: bool = False) -> None:
         weight = layer.weight.detach()
         stored |= {f"layers.{number}.weight": weight.half() if half else weight, f"layers.{number}.gaps": gaps(layer)}
     safetensors.torch.save_file(stored, folder / "model.safetensors")
+    config = read_table(folder / "config.json")
+    write_table(folder / "config.json", {key: value for key, value in config.items() if key != "weights"})
 
 
 @pytest.mark.parametrize("half", [False, True])

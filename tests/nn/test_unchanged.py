@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from linfnet.certificates import certified_by_interval, certify_by_margin
+from linfnet.certificates import certified_by_interval, certify, certify_by_margin
 from linfnet.errors import ArgumentError
 from linfnet.nn import (
     Classifier,
@@ -22,6 +22,8 @@ from linfnet.nn import (
     Nonexpansive,
     Normalize,
     ProvenNet,
+    SparseDistance,
+    SparseNet,
     WrappedNet,
 )
 from linfnet.nn.nonexpansive import Rounding
@@ -365,3 +367,37 @@ def test_errors_name_the_part():
         wrap(Empty(), LpDistance(4, 2))
     with pytest.raises(ArgumentError, match=r"Called \('0'\).*overrides __call__"):
         wrap(Called(), LpDistance(4, 2))
+
+
+def sparse_net() -> SparseNet:
+    first = SparseDistance(
+        torch.rand(8), torch.tensor([0, 1, 2, 3] * 2), torch.tensor([0, 4, 8]), 4, mean=torch.rand(2)
+    )
+    last = SparseDistance(torch.rand(6), torch.tensor([0, 1] * 3), torch.tensor([0, 2, 4, 6]), 2, bias=torch.rand(3))
+    return SparseNet((4,), 3, [first, last]).eval()
+
+
+CHANGES: dict[str, Callable[[LinfNet | SparseNet], object]] = {
+    "linear layer": lambda net: net.layers.__setitem__(0, nn.Linear(4, 2)),
+    "other layer": lambda net: net.layers.__setitem__(
+        0, LpDistance(4, 2) if isinstance(net, SparseNet) else sparse_net().layers[0]
+    ),
+    "other width": lambda net: net.layers.__setitem__(0, net.layers[1]),
+    "long bias": lambda net: setattr(net.layers[1], "bias", nn.Parameter(torch.zeros(5))),
+    "short bias": lambda net: setattr(net.layers[1], "bias", nn.Parameter(torch.zeros(1))),
+    "scalar bias": lambda net: setattr(net.layers[1], "bias", nn.Parameter(torch.zeros(()))),
+    "bias with two dimensions": lambda net: setattr(net.layers[1], "bias", nn.Parameter(torch.zeros(1, 3))),
+    "long mean": lambda net: setattr(net.layers[0].shift, "running_mean", torch.zeros(5)),
+    "short mean": lambda net: setattr(net.layers[0].shift, "running_mean", torch.zeros(1)),
+}
+
+
+@pytest.mark.parametrize("method", ["margin", "interval", "exact"])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_a_replaced_layer_or_vector_is_refused_by_every_method(kind: str, change: str, method: str):
+    net = sparse_net() if kind == "sparse" else LinfNet((4,), 3, (2,)).eval()
+    CHANGES[change](net)
+    with pytest.raises(ArgumentError) as caught:
+        certify(net, torch.rand(3, 4), [0, 1, 2], method=method, eps="0.1" if method == "exact" else None)
+    assert "\n" not in str(caught.value)

@@ -98,6 +98,11 @@ void check_sparse(const Kernels& kernels, long rows, long outs, long features, b
   sparse_gradients(grad.get(), x.get(), net, near.get(), grad_x.get(), grad_w.get(), shape);
   kernels.sparse_bounds(x.get(), upper.get(), net, y.get(), z.get(), near.get(), far.get(), shape);
   kernels.sparse_bounds(x.get(), upper.get(), net, y.get(), z.get(), nullptr, nullptr, shape);
+  for (double p : {1.0, 16.0, 30.5}) {
+    kernels.sparse_power(x.get(), net, y.get(), p, shape);
+    kernels.sparse_power_gradients(grad.get(), x.get(), net, y.get(), grad_x.get(), grad_w.get(), p, shape);
+    kernels.sparse_power_gradients(grad.get(), x.get(), net, y.get(), grad_x.get(), nullptr, p, shape);
+  }
 }
 
 }  // namespace
@@ -119,7 +124,7 @@ int main(int count, char** names) {
             }
     for (long features : {1l, 3l, 17l, 100l, 2500l})
       for (long outs : {1l, 5l, 33l})
-        for (long rows : {1l, 3l, 4l, 16l, 21l})
+        for (long rows : {1l, 2l, 3l, 4l, 16l, 21l})
           for (bool at_end : {true, false}) {
             check_sparse(*kernels, rows, outs, features, at_end);
             ++runs;

@@ -120,6 +120,30 @@ def test_the_batch_and_the_threads_do_not_change_a_bit(p: float, impl: str) -> N
         assert same_bits(grad_x, results[0][1][rows])
 
 
+@pytest.mark.parametrize("p", [2.0, 16.0, 64.0, 30.5])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_one_image_has_the_bits_of_a_batch(p: float, rows: int, impl: str) -> None:
+    """Few images are computed in another way; neurons with one, many, repeated and unordered connections."""
+    if impl == "reference":
+        return
+    torch.manual_seed(0)
+    counts = torch.tensor([1, 2, 15, 16, 17, 31, 33, 200, 700, *[5] * 30])
+    index = torch.cat([torch.randint(90, (count,)) for count in counts]).int()
+    offsets = torch.cat([torch.zeros(1), counts.cumsum(0)]).int()
+    weight, x = torch.randn(len(index)), torch.randn(20, 90)
+    x[0, 3], x[1], weight[index == 7] = math.inf, x[1] * 1e-37, 1e30
+    for values in (weight, weight * 1e-37):
+        y = power(x, values, index, offsets, p, impl)
+        grad = torch.randn_like(y)
+        grads, _ = power_backward(grad, x, values, index, offsets, y, p, True, False, impl)
+        for row in range(0, 20, rows):
+            part = slice(row, row + rows)
+            own = power(x[part], values, index, offsets, p, impl)
+            assert same_bits(own, y[part])
+            got, _ = power_backward(grad[part], x[part], values, index, offsets, own, p, True, False, impl)
+            assert same_bits(got, grads[part])
+
+
 @pytest.mark.parametrize("p", EXPONENTS)
 @pytest.mark.parametrize("n", [1, 18])
 def test_equal_numbers_have_distance_and_gradient_zero(n: int, p: float, impl: str) -> None:

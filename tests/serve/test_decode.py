@@ -141,6 +141,15 @@ def test_a_jpeg_with_many_scans_is_refused_before_it_is_decoded():
     assert raised.value.status_code == 400
 
 
+def test_pictures_with_too_many_pixels_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(decode, "MAX_PIXELS", 10_000)
+    read_picture(encode(blob(90, 50, 5, 5, 100)), MNIST, "digit")
+    with pytest.raises(PictureError, match="expected at most 10,000 pixels") as raised:
+        read_picture(encode(blob(90, 50, 5, 5, 101)), MNIST, "digit")
+    assert raised.value.status == 413
+    assert decode.MAX_SIDE > 101
+
+
 def test_very_long_pictures_are_refused():
     with pytest.raises(PictureError, match="20,000 per side") as raised:
         read_picture(encode(np.zeros((20_001, 1), np.uint8)), MNIST, "digit")

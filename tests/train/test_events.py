@@ -57,6 +57,7 @@ def test_events_with_missing_values_or_values_of_another_type_are_left_out(event
 
 def test_lines_that_are_no_event():
     assert parse_events('7\n[]\n{}\n{"event": 7}\n{"event": "epo') == []
+    assert parse_events('{"event": "note", "v": NaN}\n{"event": "note", "v": [-Infinity]}\n') == []  # not JSON
     assert parse_events("[" * 100_000) == []
 
 

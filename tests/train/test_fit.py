@@ -204,6 +204,23 @@ class TestOwnNet:
         assert (tmp_path / "run" / "model.safetensors").is_file()
         assert not (tmp_path / "run" / "config.json").exists()
 
+    @pytest.mark.parametrize("step", [4, 6])
+    def test_a_net_that_draws_random_numbers_resumes(self, step: int, tmp_path: Path):
+        class Dropped(LinfNet):
+            system = "unregistered"
+
+            def forward(self, images: torch.Tensor) -> torch.Tensor:
+                return super().forward(torch.nn.functional.dropout(images, 0.1, self.training))
+
+        def run(**options: Any) -> Fitted:
+            torch.manual_seed(3)
+            settings = {"epochs": [1, 1, 1], "limit": 150, "batch": 64}
+            return fit("digits", net=Dropped((1, 8, 8), 10, (12,)), settings=settings, device="cpu", **options)
+
+        whole = run()
+        assert not run(out=tmp_path / "run", callbacks=[Stop(step)]).finished
+        assert torch.equal(weights(run(out=tmp_path / "run", resume=True)), weights(whole))
+
     def test_a_compressed_net_is_trained_at_infinity_and_resumes(self, tmp_path: Path):
         digits = load("digits").first(150)
         dense = fit("digits", digits, settings={"epochs": [1, 1, 1], "width": 16}, device="cpu").net

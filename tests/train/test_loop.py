@@ -1,3 +1,4 @@
+import copy
 import fcntl
 import json
 import math
@@ -12,12 +13,14 @@ import pytest
 import torch
 from steps import OnStep, at_step
 
+from linfnet.data import augment, plan_epoch
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import LinfnetError
-from linfnet.nn import LinfNet
+from linfnet.nn import LinfNet, reestimate_means
 from linfnet.recipes import load_recipe
 from linfnet.results import read_results
 from linfnet.train import RunFolder, StoppedError, Trainer
+from linfnet.train.metrics import accuracies
 from linfnet.train.optimizer import build_optimizer, step_state
 
 
@@ -200,6 +203,47 @@ def test_the_metrics_at_infinity_use_means_of_infinity(new_trainer: Callable[...
     assert first.clean > 0.8 * first.accuracy_at_p  # with outdated means, the accuracy would be near chance
     # A run that ends at a finite p still writes a model whose means are estimated at p = inf.
     assert read_results(trainer.folder.path).training.test.clean > 0.4
+
+
+def test_a_test_at_a_finite_p_uses_means_of_infinity(new_trainer: Callable[..., Trainer]):
+    trainer = new_trainer("run", "evaluation.eps=[0, 0.01, 0.02, 0.03]")
+    for row, (pixels, labels) in enumerate(trainer._batches(0, 0)):
+        trainer._step(row, pixels, labels)
+    expected = copy.deepcopy(trainer.net)
+    outdated = accuracies(expected.frozen(), trainer.test, trainer.recipe.evaluation.eps)
+    reestimate_means(expected, trainer._mean_batches())
+    found = trainer._test(trainer.test)
+    wanted = accuracies(expected.frozen(), trainer.test, trainer.recipe.evaluation.eps)
+    assert (found.clean, found.certified) == (wanted.clean, wanted.certified)
+    assert outdated.certified != wanted.certified
+    assert trainer.net.p == 8
+    assert trainer.net.training
+
+
+def test_a_run_without_tests_is_tested_at_its_end(new_trainer: Callable[..., Trainer]):
+    trainer = new_trainer("run", "test_every=0", "epochs=[1, 1, 0]")
+    trainer.run()
+    assert [event.epoch for event in trainer.view.history.tests] == [2]
+
+
+def test_a_run_that_ends_at_a_finite_p_has_means_of_infinity(new_trainer: Callable[..., Trainer]):
+    trainer = new_trainer("run", "epochs=[1, 1, 0]")
+    trainer.run()
+    expected = copy.deepcopy(trainer.net)
+    reestimate_means(expected, trainer._mean_batches())
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(tensor, trainer.net.state_dict()[name]), name
+
+
+def test_every_epoch_of_a_seed_has_its_order_and_its_crops(new_trainer: Callable[..., Trainer]):
+    for seed, epoch in ((0, 0), (0, 1), (3, 0), (3, 4)):
+        trainer = new_trainer(f"{seed} {epoch}", f"seed={seed}")
+        plan = plan_epoch(150, seed, epoch, pad=1)
+        images = trainer.images.images[plan.order]
+        expected = trainer.images.as_pixels(augment(images, plan.top, plan.left, plan.flip, 1))
+        pixels, labels = zip(*trainer._batches(epoch, 0), strict=True)
+        assert torch.equal(torch.cat(pixels), expected)
+        assert torch.equal(torch.cat(labels), trainer.images.labels[plan.order])
 
 
 def test_checkpoints_come_by_the_clock_too(new_trainer: Callable[..., Trainer]):

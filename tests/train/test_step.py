@@ -12,6 +12,7 @@ from linfnet.nn import LinfNet
 from linfnet.recipes import load_recipe
 from linfnet.systems.hybrid import HybridNet
 from linfnet.train import Trainer
+from linfnet.train.optimizer import decay_weights
 
 # Each epoch has two steps: two steps at p = 8, six with rising p, two at infinity.
 TEN = ("limit=100", "batch=50", "epochs=[1, 3, 1]", "width=16", "depth=3", "test_every=0", "weight_decay=0")
@@ -40,16 +41,20 @@ def worst_case(net: HybridNet, pixels: Tensor, labels: Tensor, started: float, m
     return 0.5 * F.cross_entropy(-margins, labels) + (1 - 0.5) * F.cross_entropy(logits, labels)
 
 
+LINF = ["loss.theta=0.2", "mixing_start=0.1", "mixing_end=5e-4", "lr=0.03"]
+
+
 @pytest.mark.parametrize(
     ("loss_of", "changes"),
     [
-        (mixture, ["loss.theta=0.2", "mixing_start=0.1", "mixing_end=5e-4", "lr=0.03"]),
+        (mixture, LINF),
+        (mixture, [*LINF, "weight_decay=0.1"]),
         (
             worst_case,
             ["system.name=hybrid", "system.eps_train=0.05", "system.worst_share=0.5", "system.hidden=8", "lr=0.03"],
         ),
     ],
-    ids=["linf", "hybrid"],
+    ids=["linf", "linf with decay", "hybrid"],
 )
 def test_ten_steps_are_those_of_a_plain_loop(loss_of, changes: list[str]):
     recipe = load_recipe("digits", [*TEN, *changes])
@@ -75,6 +80,7 @@ def test_ten_steps_are_those_of_a_plain_loop(loss_of, changes: list[str]):
         loss = loss_of(net, pixels, labels, started, mixing)
         optimizer.zero_grad()
         loss.backward()
+        decay_weights(net, lr * recipe.optimizer.weight_decay)
         optimizer.step()
 
         assert trainer.net.p == net.p

@@ -210,6 +210,7 @@ def attack_all(
     attacks: Mapping[str, Attack],
     *,
     seed: int = 0,
+    certified: Mapping[Fraction, Tensor] | None = None,
     report: Callable[[str, Fraction, int], None] = lambda name, epsilon, left: None,
 ) -> list[Attacked]:
     """Attack the correctly classified samples at each epsilon, in increasing order of epsilon.
@@ -221,7 +222,10 @@ def attack_all(
         epsilons: in pixel units.
         attacks: the attacks by name, in the order in which they run, as returned by `known_attacks`.
         seed: every attack gets a new generator with this seed.
-        report: called before each attack with its name, the epsilon and the number of remaining samples.
+        certified: for each epsilon bool [N]: samples that are not attacked, because it is proven that no attack breaks
+            them; they count as survivors.
+        report: called before each batch of an attack with its name, the epsilon and the number of samples that it has
+            not yet attacked.
     """
     pixels, sizes = prepare_images(check_net(net), images), sorted(parse_epsilons(epsilons))
     truth = prepare_labels(labels, pixels, net.classes)
@@ -235,11 +239,13 @@ def attack_all(
     for epsilon in sizes:
         after: dict[str, float] = {}
         for name, attack in attacks.items():
-            left = survived.nonzero().flatten()
-            report(name, epsilon, len(left))
+            left = survived if certified is None else survived & ~certified[epsilon].to(survived.device)
+            left = left.nonzero().flatten()
             generator = torch.Generator(pixels.device).manual_seed(seed)
             # At epsilon 0 no image can change. Misclassification by the random noise of a net is not an attack.
-            for part in left.split(BATCH) if len(left) and epsilon else ():
+            for start in range(0, len(left) if epsilon else 0, BATCH):
+                part = left[start : start + BATCH]
+                report(name, epsilon, len(left) - start)
                 found = run_attack(attack, net, pixels[part], truth[part], epsilon, generator, name)
                 logits, kept = net.logits_and_kept(found, truth[part])
                 lost = part[~kept]

@@ -17,6 +17,7 @@ from linfnet.epsilon import Epsilon, parse_epsilon
 from linfnet.errors import ArgumentError, nearest
 from linfnet.inputs import Images, check_net, net_device, prepare_epsilons, prepare_images, prepare_labels
 from linfnet.nn import Classifier
+from linfnet.results import guarantee
 
 BATCH = 500
 
@@ -38,6 +39,11 @@ class Certified:
     """`float32` if the certificate holds for the floating-point program, `real` if it ignores rounding."""
     confidence: float
     """The probability that each radius is correct: 1 except for methods that use random samples."""
+
+    @property
+    def guarantee(self) -> str:
+        """What the radii promise, as a phrase: `proven in float32`, or that they hold with a probability."""
+        return guarantee(self.arithmetic, self.confidence)
 
     def at(self, eps: Epsilon | Tensor) -> Tensor:
         """Return bool [N]: which images are certified at epsilon, that is, whose radius is at least epsilon.
@@ -61,7 +67,7 @@ class Certified:
 
     def __repr__(self) -> str:
         correct = int((self.radius >= 0).sum())
-        return f"Certified({len(self)} images, {correct} with a radius, {self.method}, {self.arithmetic})"
+        return f"Certified({len(self)} images, {correct} with a radius, {self.method}: {self.guarantee})"
 
 
 @overload

@@ -22,6 +22,7 @@ from linfnet.errors import LinfnetError
 from linfnet.figures import INK, OCHRE, TEAL, new_figure, save_figure, style_axes
 from linfnet.inputs import Images, check_net, prepare_images, prepare_labels
 from linfnet.nn import Classifier
+from linfnet.results import guarantee
 from linfnet.results.storage import (
     BROKEN_AT,
     LABEL,
@@ -112,6 +113,16 @@ class Certification:
     """float64 [N]: an image within this epsilon breaks the net; None without the exact method."""
     undecided: Tensor | None = None
     """bool [E, N]: the budget of the exact method ended before it decided an image at an epsilon."""
+
+    @property
+    def guarantee(self) -> str:
+        """What the certificates promise, as a phrase."""
+        return guarantee(self.arithmetic, self.confidence)
+
+    @property
+    def proven(self) -> bool:
+        """Whether no attack on the program can break a certified image."""
+        return self.arithmetic == "float32" and self.confidence == 1
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Directed rounding in float64, the magnitudes that bound rounding errors, and checks of the proofs' assumptions.
+"""Fractions rounded to float64, the magnitudes that bound rounding errors, and checks of the proofs' assumptions.
 
 docs/certificates.md contains the proofs.
 """
@@ -19,16 +19,6 @@ from linfnet.nn.proven import CheckedNet, check_precision, check_std, check_unch
 
 # Smallest number of elements that torch assigns to a thread in an elementwise operation.
 _GRAIN = 32768
-
-
-def down(value: float) -> float:
-    """Return a number strictly below the exact result of the single operation that computed `value`."""
-    return math.nextafter(value, -math.inf)
-
-
-def up(value: float) -> float:
-    """Return a number strictly above the exact result of the single operation that computed `value`."""
-    return math.nextafter(value, math.inf)
 
 
 def float_below(value: Fraction) -> float:
@@ -124,7 +114,7 @@ def forward_with_magnitudes(net: ProvenNet, images: Tensor, pixels: tuple[float,
     normalized = net.normalize.largest(pixels)
     steps, later = rounding.steps + 2, rounding.total()
     totals = [0.0] * len(logits) if later is None else cast("list[float]", later.tolist())
-    # A size is a term of at most `steps` float64 sums of non-negative numbers, whose relative error is less than
-    # steps * 2^-52.
-    magnitudes = [up((total + 2 * normalized) * (1 + steps * 2.0**-52)) for total in totals]
+    # A size is a term of fewer than `steps` float64 sums of non-negative numbers: with the product, the relative error
+    # is at most steps * 2^-53 (and a little), less than what the factor adds.
+    magnitudes = [(total + 2 * normalized) * (1 + steps * 2.0**-52) for total in totals]
     return Pass(logits, magnitudes, steps, net.normalize.std.item())

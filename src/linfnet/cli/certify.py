@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from rich.table import Table
@@ -15,7 +15,7 @@ from tyro.conf import arg
 from linfnet.attacks import DEFAULT_ATTACKS, Attacked, attack_all, check_sandwich, known_attacks, parse_exponents
 from linfnet.certificates import Certification, certify_images, plot_curve, write_curve, write_radii
 from linfnet.certificates.exact.radii import WIDTH
-from linfnet.cli.console import console, draw_figure, guarantee, percent, print_table, progress_bar, titled_table
+from linfnet.cli.console import console, draw_figure, percent, print_table, progress_bar, status_line, titled_table
 from linfnet.cli.inputs import BATCH, Epsilons, Folder, Number, OnImages
 from linfnet.data import NamedImages
 from linfnet.epsilon import format_epsilon
@@ -116,10 +116,9 @@ def _shares_table(found: Certification, images: NamedImages) -> Table:
         table.add_row(format_epsilon(eps), *map(percent, (found.clean, *shares)))
     medians = (radii.clamp(min=0).median().item() for radii in found.radii.values())
     table.add_row("median radius", "", *map(format_radius, medians), style="dim")
+    table.caption = f"radii: {found.guarantee}"
     if found.undecided is not None and bool(found.undecided.any()):
-        table.caption = f"undecided by the exact method: {int(found.undecided.any(0).sum())} images"
-    if found.arithmetic == "real":
-        table.caption = guarantee(found.arithmetic, found.confidence)
+        table.caption += f"\nundecided by the exact method: {int(found.undecided.any(0).sum())} images"
     return table
 
 
@@ -127,7 +126,8 @@ def _shares_table(found: Certification, images: NamedImages) -> Table:
 class Attack(OnImages):
     """Try to break a net with every attack, and compare the result with the certificates.
 
-    Images without labels are attacked for the class that the net predicts.
+    Images without labels are attacked for the class that the net predicts. Images for which a proof in float32 says
+    that no attack can break them are not attacked, unless --all is given.
 
     Examples:
         linfnet attack mnist-small --limit 100
@@ -147,6 +147,8 @@ class Attack(OnImages):
     """Number of queries of the Square attack."""
     seed: Number = 0
     """Seed of all random choices."""
+    all: bool = False
+    """Also attack the images that are certified, as a test of the certificates."""
     out: Folder = None
     """A folder for attacked.csv and, for each epsilon, the attacked images as .npy."""
 
@@ -159,24 +161,31 @@ class Attack(OnImages):
         attacks = known_attacks(self.attacks, exponents=parse_exponents(self.p), **settings)
         net, images, inputs, _ = self.load(self.eps)
         found = certify_images(net, images.batches(BATCH), tuple(sorted(inputs.epsilons)))
-        with console.status("attacking") as status:
+        labels, epsilons, skipped = found.labels, found.epsilons, None
+        if not self.all and found.proven:
+            skipped = dict(zip(epsilons, found.certified_by_any, strict=True))
+        with status_line() as update:
 
             def show(name: str, epsilon: Fraction, left: int) -> None:
-                status.update(f"{name} at eps = {format_epsilon(epsilon)}: {left} samples remaining")
+                update(f"{name} at eps = {format_epsilon(epsilon)}: {left} samples remaining")
 
-            labels, epsilons = found.labels, found.epsilons
-            results = attack_all(net, images.pixels, labels, epsilons, attacks, seed=self.seed, report=show)
+            options: dict[str, Any] = {"seed": self.seed, "certified": skipped, "report": show}
+            results = attack_all(net, images.pixels, labels, epsilons, attacks, **options)
         print_table(_attacks_table(images, found, results))
         if self.out is not None:
             _write_attacked(self.out, images, labels, results)
         for at, certified in zip(results, found.certified_by_any, strict=True):
             check_sandwich(at.epsilon, certified, at.survived)
-        console.print("certified ≤ robust ≤ clean holds for every sample")
+        if skipped is None:
+            console.print("certified ≤ robust ≤ clean holds for every sample")
+        else:
+            console.print("certified images were not attacked, since no attack can break them; --all attacks them too")
 
 
 def _attacks_table(images: NamedImages, found: Certification, results: list[Attacked]) -> Table:
     title = f"{len(images.names)} images of {images.title}: accuracy after each attack in this order, in %"
     table = titled_table(title, ("eps",), ("certified", "robust", *results[0].after, "clean"))
+    table.caption = f"certified: {found.guarantee}"
     for at, certified in zip(results, found.certified_by_any.double().mean(1).tolist(), strict=True):
         shares = (certified, at.robust, *at.after.values(), found.clean)
         table.add_row(format_epsilon(at.epsilon), *map(percent, shares))

@@ -1,6 +1,8 @@
 """Output of the command line: tables, progress bars and figures."""
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,38 @@ def progress_bar(name: str, total: int) -> Generator[Callable[[int], None]]:
         yield lambda count: progress.advance(task, count)
 
 
+@contextlib.contextmanager
+def status_line(every: float = 30.0) -> Generator[Callable[[str], None]]:
+    """Show what a long command is doing, and yield a function that changes this text.
+
+    On a terminal, the text stands beside a spinner. Otherwise each text is a line on standard error, which is repeated
+    with the time that has passed, every so many seconds.
+    """
+    if console.is_terminal:
+        with console.status("") as status:
+            yield status.update
+        return
+    shown, done = ("", 0.0), threading.Event()
+
+    def show(text: str) -> None:
+        nonlocal shown
+        shown = (text, time.monotonic())
+        errors.print(text)
+
+    def repeat() -> None:
+        while not done.wait(every):
+            if shown[0]:
+                errors.print(f"{shown[0]} ({time.monotonic() - shown[1]:.0f} s)")
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield show
+    finally:
+        done.set()
+        thread.join()
+
+
 def draw_figure(path: Path, draw: Callable[[Path], None]) -> None:
     """Draw a figure and print its path; without matplotlib, print how to install it instead."""
     try:
@@ -100,19 +134,12 @@ def results_table(title: str, rows: Sequence[tuple[str, Result]]) -> Table:
         decided = [result.exact.robust if result.exact else None] if exact else []
         shares = (result.clean, result.attacked, *decided, *(result.certified.get(name) for name in certificates))
         table.add_row(net, format_epsilon(result.eps), *map(percent, shares))
-    real = {net: guarantee(result.arithmetic, result.confidence) for net, result in rows if result.arithmetic == "real"}
-    lines = [f"{net}: {text}" for net, text in real.items()]
+    promises = dict.fromkeys((net, result.guarantee) for net, result in rows)
+    if len({text for _, text in promises}) == 1:
+        lines = [f"certified: {rows[0][1].guarantee}"]
+    else:
+        lines = [f"{net}: certified, {text}" for net, text in promises]
     open_ = [(result.eps, result.exact.undecided) for _, result in rows if result.exact and result.exact.undecided]
     lines += [f"undecided at {format_epsilon(eps)}: {percent(share)} %" for eps, share in open_]
     table.caption = "\n".join(lines) or None
     return table
-
-
-def guarantee(arithmetic: str, confidence: float) -> str:
-    """Describe what the certificates guarantee.
-
-    >>> guarantee("real", 0.999)
-    'certificates hold in real arithmetic, ignoring rounding, with probability 0.999 each'
-    """
-    where = "for the floating-point program" if arithmetic == "float32" else "in real arithmetic, ignoring rounding"
-    return f"certificates hold {where}" + (f", with probability {confidence:g} each" if confidence < 1 else "")

@@ -41,7 +41,6 @@ from linfnet.train import new_run_path
 
 # The folder, in that of the results, for the verdicts of an exact evaluation that is not finished.
 PARTIAL = ".exact"
-ARITHMETIC = "float32: certificates hold for the floating-point program; real: they ignore rounding"
 
 
 def evaluate_with_progress(
@@ -158,7 +157,8 @@ class Compare:
         else:
             for images in dict.fromkeys(row.images for row in compared):
                 print_table(accuracy_table([row for row in compared if row.images == images]))
-            console.print(ARITHMETIC, soft_wrap=False)
+            for kind, promise in dict.fromkeys((_kind(row), row.guarantee) for row in compared):
+                console.print(f"{kind}: {promise}", soft_wrap=False)
             print_table(cost_table(compared))
 
 
@@ -171,10 +171,13 @@ def accuracy_table(rows: list[Compared]) -> Table:
     table.add_column("certificate", overflow="fold")
     for row in rows:
         shares = map(percent, (row.clean, row.attacked, *([row.exact] if exact else []), row.certified))
-        certificate = f"{row.certificate} {row.arithmetic}".strip()
-        certificate += f" p={row.confidence:g}" if row.confidence < 1 else ""
-        table.add_row(row.run, row.system, row.eps, *shares, certificate)
+        table.add_row(row.run, row.system, row.eps, *shares, f"{row.certificate} {_kind(row)}".strip())
     return table
+
+
+def _kind(row: Compared) -> str:
+    """Return the kind of a certificate in few characters."""
+    return row.arithmetic + (f" p={row.confidence:.15g}" if row.confidence < 1 else "")
 
 
 def cost_table(rows: list[Compared]) -> Table:

@@ -68,12 +68,14 @@ class Predict:
             writer.writerows(table)
         else:
             radii = {"certified radius": found.best_radii}
-            print_table(images_table(found, images.names, classes, radii, at_epsilons=True))
+            table = images_table(found, images.names, classes, radii, at_epsilons=True)
+            table.caption = f"radii: {found.guarantee}"
+            print_table(table)
         return skipped.status
 
 
 def rows(found: Certification, names: list[str], classes: list[str]) -> list[dict[str, Any]]:
-    """Return one row for each image: its class by name and number, the radius (None in a tie), and the runner-up."""
+    """Return one row for each image: class, number, radius (None in a tie) and what it promises, runner-up."""
     flags = found.certified_by_any.T.tolist()
     columns = (found.predictions.tolist(), found.runners_up.tolist(), found.best_radii.tolist(), flags)
     return [
@@ -82,6 +84,7 @@ def rows(found: Certification, names: list[str], classes: list[str]) -> list[dic
             "class": classes[first],
             "prediction": first,
             "radius": radius if radius >= 0 else None,
+            "guarantee": found.guarantee,
             "runner_up": classes[second],
             "certified": {
                 format_epsilon(epsilon): flag for epsilon, flag in zip(found.epsilons, certified, strict=True)

@@ -28,7 +28,7 @@ def write_card(folder: Path, net: Classifier, *, source: str | None = None) -> P
     recipe = describe_recipe(RunFolder.open(folder).recipe) if (folder / "recipe.toml").is_file() else ""
     source = source or folder.resolve().name
     options: dict[str, Any] = {"name": source.rpartition("/")[2], "source": source, "recipe": recipe}
-    card = model_card(config, net.describe(), count_parameters(net), results, **options)
+    card = model_card(config, net.describe(), net.guarantee, count_parameters(net), results, **options)
     write_text(folder / "README.md", card)
     return folder / "README.md"
 

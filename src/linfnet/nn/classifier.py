@@ -22,8 +22,8 @@ from linfnet.nn.model_card import model_card
 from linfnet.nn.model_path import find_model, system_name
 from linfnet.nn.nonexpansive import modules_of
 from linfnet.nn.normalization import Normalize
-from linfnet.nn.weights import check_weights, count_parameters, load_weights
-from linfnet.results import Results
+from linfnet.nn.weights import WEIGHTS, check_pair, check_weights, count_parameters, load_weights, weights_digest
+from linfnet.results import Results, guarantee
 
 if TYPE_CHECKING:  # wrapped imports this module
     from linfnet.nn.wrapped import WrappedNet
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # wrapped imports this module
 FORMAT = "linfnet-model-1"
 # Keys of config.json that are not arguments of the constructor: the data of packaged and compressed models
 # (`KnownData`), and the figures of packaged models (`ModelInfo`).
-ABOUT = ("format", "system", "class_names", "data", "eps", "resize", "mode", "split_seed", "measured", DIGEST)
+ABOUT = ("format", "system", "class_names", "data", "eps", "resize", "mode", "split_seed", "measured", WEIGHTS, DIGEST)
 
 
 class Classifier(nn.Module):
@@ -166,6 +166,11 @@ class Classifier(nn.Module):
         return 1.0
 
     @property
+    def guarantee(self) -> str:
+        """What the certificates of the net promise, as a phrase."""
+        return guarantee(self.arithmetic, self.confidence)
+
+    @property
     def lipschitz(self) -> float | None:
         """The Lipschitz constant in l_inf from pixels to logits, or None if it is not known by construction."""
         return None
@@ -292,7 +297,7 @@ class Classifier(nn.Module):
     def describe(self) -> str:
         """Return one or two sentences for the model card about the kind of net and its certificates."""
         names = ", ".join(self.certificate_names)
-        return f"A net of system `{self.system}`. Its certificates ({names}) hold in real arithmetic."
+        return f"A net of system `{self.system}`. Its certificates ({names}): {self.guarantee}."
 
     def save(self, folder: Path | str, *, class_names: Sequence[str] = (), results: Results | None = None) -> None:
         """Write `model.safetensors`, `config.json` and the model card `README.md` with the results into a folder.
@@ -305,11 +310,13 @@ class Classifier(nn.Module):
                 raise ArgumentError(f"{name!r} of the net has dtype {dtype}; expected torch.float32: save net.float()")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        config = {**self.config(), "class_names": list(map(printable, class_names))}
         write_tensors(folder / "model.safetensors", self.saved_tensors(), {"format": "pt", "linfnet": FORMAT})
+        names = list(map(printable, class_names))
+        config = {**self.config(), "class_names": names, WEIGHTS: weights_digest(folder)}
         write_table(folder / "config.json", config)
         name = folder.resolve().name
-        card = model_card(config, self.describe(), count_parameters(self), results, name=name, source=name)
+        about = (config, self.describe(), self.guarantee, count_parameters(self))
+        card = model_card(*about, results, name=name, source=name)
         write_text(folder / "README.md", card)
 
     def saved_tensors(self) -> dict[str, Tensor]:
@@ -338,6 +345,7 @@ class Classifier(nn.Module):
                 check_weights(cls.from_config(config), tensors, source)
         net = cls.from_config(config)
         load_weights(net, tensors, source)
+        check_pair(folder, config)
         return net.to(device).eval()
 
 

@@ -58,6 +58,11 @@ class DistanceModule(Nonexpansive):
     def slopes_p(self, value: float) -> None:
         self._slopes_p = check_p(value, "slopes_p")
 
+    @property
+    def features(self) -> int:
+        """The number of outputs, or of channels of the output."""
+        return len(self.weight)
+
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Return bounds on the output over the box lower <= input <= upper, at p = inf and in eval mode."""
         self._check_certifiable("bounds", lower)
@@ -91,6 +96,14 @@ class DistanceModule(Nonexpansive):
         if self.training and shift is not None:
             raise ArgumentError(f"{what} need eval mode: in training the mean shift depends on the batch")
 
+    def check_vectors(self) -> None:
+        """Raise an error unless the mean and the bias have one number for each feature."""
+        mean: Tensor | None = getattr(self.shift, "running_mean", None)  # certificates refuse other kinds of shift
+        for name, vector in (("mean", mean), ("bias", self.bias)):
+            if vector is not None and vector.shape != (self.features,):
+                shape = tuple(vector.shape)
+                raise ArgumentError(f"{name} of a distance layer has shape {shape}; expected [{self.features}]")
+
     def _distance(self, x: Tensor) -> Tensor:
         """Return the distances at p; in training mode, their gradients are those of the distances at slopes_p."""
         if self._slopes_p >= self._p or not (self.training and torch.is_grad_enabled()):
@@ -106,6 +119,7 @@ class DistanceModule(Nonexpansive):
         raise NotImplementedError
 
     def _finish(self, distance: Tensor) -> Tensor:
+        self.check_vectors()
         if self.shift is not None:
             distance = self.shift(distance)
         return distance if self.bias is None else distance + along(self.bias, self.dim, distance)

@@ -33,7 +33,7 @@ certified = linfnet.certify(net, images)  # images: float32 [N, {shape}], values
 print(certified.prediction, certified.radius)
 ```
 
-No change of at most `radius` in each {value} of an image alters its predicted class.
+No change of at most `radius` in each {value} of an image alters its predicted class ({guarantee}).
 
 ## The model
 
@@ -79,6 +79,7 @@ def names_in(config: Mapping[str, Any]) -> list[str]:
 def model_card(
     config: Mapping[str, Any],
     description: str,
+    guarantee: str,
     parameters: int,
     results: Results | None = None,
     *,
@@ -93,6 +94,7 @@ def model_card(
     Args:
         config: the contents of config.json.
         description: one or two sentences about the kind of net and its certificates.
+        guarantee: what the radii of the net promise, as a phrase.
         parameters: number of trainable parameters.
         results: results of the training and of evaluations.
         name: the title of the card.
@@ -109,6 +111,7 @@ def model_card(
         name=name,
         lead=_lead(results, shown),
         description=description,
+        guarantee=guarantee,
         results=_results(results, shown),
         source=json.dumps(source, ensure_ascii=False),
         shape=", ".join(map(str, shape)),
@@ -192,13 +195,12 @@ def _lead(results: Results, shown: Sequence[Result]) -> str:
     aims = list(measured.certified) if measured else []
     tests = [result for result in shown if result.split == "test" and result.eps > 0]
     if not tests:
-        return "An image classifier with certified robustness: each prediction comes with a radius of proven stability."
+        return "An image classifier with certified robustness: each prediction comes with a certified radius."
     best = max(tests, key=lambda result: (result.count, result.eps in aims[:1], -result.eps))
-    chance = f" (with probability {best.confidence:g} for each image)" if best.confidence < 1 else ""
     return (
         f"An image classifier with certified robustness. On {_title(best.data)}, {_percent(best.best_certified)} % of "
-        f"{best.count:,} test images are classified correctly, and it is proven{chance} that no change of at most "
-        f"{format_epsilon(best.eps)} in each pixel alters their class."
+        f"{best.count:,} test images are classified correctly, and no change of at most {format_epsilon(best.eps)} in "
+        f"each pixel alters their class ({best.guarantee})."
     )
 
 
@@ -229,7 +231,8 @@ def _results(results: Results, shown: Sequence[Result]) -> str:
             decided = [_exact(next((one for one in same if one.exact), result))] if exact else []
             rows.append([*named, *shares, *decided, *(_percent(result.certified.get(name)) for name in certificates)])
         table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-        about = "Accuracy in % of all images: unchanged (clean), under attack, and certified at ε."
+        promises = "; ".join(dict.fromkeys(result.guarantee for result in shown))
+        about = f"Accuracy in % of all images: unchanged (clean), under attack, and certified at ε ({promises})."
         if exact:
             about += (
                 " Exact: images for which it is proven that no change of at most ε alters the class; for every other "

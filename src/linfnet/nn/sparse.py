@@ -61,6 +61,10 @@ class SparseDistance(DistanceModule):
             self.bias.data = bias.detach().to(weight, copy=True)
 
     @property
+    def features(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
     def connections(self) -> int:
         """The number of connections."""
         return len(self.weight)

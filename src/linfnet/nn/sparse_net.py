@@ -16,6 +16,7 @@ from linfnet.nn.nonexpansive import Rounding, sum_in_order
 from linfnet.nn.proven import ProvenNet
 from linfnet.nn.sparse import SparseDistance
 from linfnet.nn.sparse_file import packed, unpacked
+from linfnet.nn.weights import check_pair
 from linfnet.ops import sparse_linf_measured
 
 
@@ -43,13 +44,7 @@ class SparseNet(ProvenNet):
         negate_logits: bool = True,
     ) -> None:
         super().__init__(image_shape, classes, mean=mean, std=std, learn_scale=True)
-        inputs = math.prod(self.image_shape)
-        for number, layer in enumerate(layers):
-            if layer.in_features != inputs:
-                raise ArgumentError(f"layer {number} has {layer.in_features} inputs; expected {inputs}")
-            inputs = layer.out_features
-        if not layers or inputs != classes:
-            raise ArgumentError(f"the last layer has {inputs} outputs; expected one for each of {classes} classes")
+        self._check_widths(layers)
         self.negate_logits = negate_logits
         self.layers = nn.Sequential(*layers)
 
@@ -65,6 +60,16 @@ class SparseNet(ProvenNet):
             raise ArgumentError("a layer of the net is not a SparseDistance; use linfnet.Classifier.wrap")
         return layers
 
+    def _check_widths(self, layers: Sequence[SparseDistance]) -> None:
+        """Raise an error unless each layer has as many inputs as the previous one has outputs."""
+        inputs = math.prod(self.image_shape)
+        for number, layer in enumerate(layers):
+            if layer.in_features != inputs:
+                raise ArgumentError(f"layer {number} has {layer.in_features} inputs; expected {inputs}")
+            inputs = layer.out_features
+        if not layers or inputs != self.classes:
+            raise ArgumentError(f"the last layer has {inputs} outputs; expected one for each of {self.classes} classes")
+
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits [B, classes] of images [B, C, H, W] or vectors [B, d] in [0, 1]."""
         logits = self.layers(self.normalize(self.check_shape(images)).flatten(1))
@@ -79,6 +84,7 @@ class SparseNet(ProvenNet):
     def measure(self, images: Tensor) -> tuple[Tensor, Rounding]:
         values, rounding, layers = self.normalize(self.check_shape(images)).flatten(1), Rounding(), self.sparse_layers()
         fused = None
+        self._check_widths(layers)
         if not torch.is_grad_enabled():
             fused = sparse_linf_measured(values, [layer.certifiable_tensors(values) for layer in layers])
         if fused is None:
@@ -158,6 +164,7 @@ class SparseNet(ProvenNet):
             raise LinfnetError(f"the config does not describe a net: {reason}") from None
         for name in sorted(net.config().keys() - {"system"} - config.keys()):  # a default would be another net
             raise LinfnetError(f"the config does not describe a net: it lacks {name!r}")
+        check_pair(folder, config)
         net.scale.data.copy_(scale)
         return net.to(device).eval()
 

@@ -7,7 +7,7 @@ not known to be harmless is refused.
 import inspect
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from torch import Tensor, nn
@@ -29,6 +29,10 @@ _HARMLESS = frozenset((
     "__static_attributes__", "__parameters__", "__orig_bases__", "__repr__", "__init_subclass__", "__subclasshook__",
     "__abstractmethods__", "_abc_impl", "extra_repr",
 ))  # fmt: skip
+# What a subclass of a net may change: it does not affect the logits.
+LABELS = frozenset(
+    ("system", "certificate_names", "arithmetic", "cheap", "describe", "settings", "config", "from_config", "save")
+)
 # Types of most attributes, whose values are neither callable nor tensors.
 _PLAIN = frozenset((bool, int, float, str, type(None), set, dict, OrderedDict))
 _CALLS = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__", "__getattribute__")
@@ -77,6 +81,21 @@ def check_global_hooks() -> None:
     """Raise an error if a hook is registered that torch calls for every module."""
     if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:  # pyright: ignore[reportPrivateUsage]
         raise ArgumentError("a forward hook of all modules is registered, which may change results; remove it")
+
+
+def check_hooks(net: nn.Module, modules: Sequence[nn.Module]) -> None:
+    """Raise an error if a module of a net has a forward hook, or an attribute that replaces a method of its class.
+
+    Args:
+        net: a net.
+        modules: `modules_of(net)`.
+    """
+    check_global_hooks()
+    check_instances(net, modules)
+    for module in modules:
+        if module._forward_hooks or module._forward_pre_hooks:  # pyright: ignore[reportPrivateUsage]
+            where = f"module {name!r}" if (name := name_in(net, module)) else "net"
+            raise ArgumentError(f"the {where} has a forward hook, which may change its output; remove it to certify")
 
 
 def check_instances(root: nn.Module, modules: Iterable[nn.Module], what: str = "") -> None:

@@ -1,10 +1,37 @@
-"""The weights of a net: their number, and copying them from the tensors of a file."""
+"""The weights of a net: their number, copying them from the tensors of a file, and the config that belongs to them."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
 from linfnet.errors import LinfnetError
+from linfnet.files import DIGEST, log_unchecked, stored_digest
+
+# The key of config.json with the digest of the model.safetensors to which it belongs.
+WEIGHTS = "weights"
+
+
+def weights_digest(folder: Path) -> str:
+    """Return the hexadecimal digest of model.safetensors that is stored in its metadata; empty in old files."""
+    return stored_digest(folder / "model.safetensors").rpartition(":")[2]
+
+
+def check_pair(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise an error if a config.json belongs to other weights than those in its folder.
+
+    Weights of the same shapes would otherwise be loaded with the mean, the std or the class names of another model. A
+    config.json of an older version does not name its weights; this is logged.
+    """
+    named, found = config.get(WEIGHTS), weights_digest(folder)
+    if named is None and found:
+        log_unchecked(f"{folder / 'config.json'} does not name its weights: those of another model would be accepted")
+    elif named not in (None, found):
+        raise LinfnetError(
+            f"{folder / 'config.json'} and model.safetensors do not belong together: one is from another model; copy "
+            f"both again, or after a change of the weights delete the keys {WEIGHTS!r} and {DIGEST!r}"
+        )
 
 
 def count_parameters(net: nn.Module) -> int:

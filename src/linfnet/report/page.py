@@ -75,9 +75,18 @@ def render(runs: Sequence[RunSummary]) -> str:
         differences=differences(runs),
         commands=[commands(run) for run in runs],
         recipes=[recipe_to_toml(run.recipe) if run.recipe else "" for run in runs],
-        real_arithmetic=[run.name for run in runs if any(r.arithmetic != "float32" for r in run.main)],
-        confidence=min((result.confidence for run in runs for result in run.main), default=1.0),
+        promises=_promises(runs),
     )
+
+
+def _promises(runs: Sequence[RunSummary]) -> dict[str, list[str]]:
+    """Return the names of the runs by what their certificates promise."""
+    promises: dict[str, list[str]] = {}
+    for run in runs:
+        radii = run.samples is not None and run.samples.radii is not None
+        for promise in dict.fromkeys(result.guarantee for result in run.main) or ([run.guarantee] if radii else []):
+            promises.setdefault(promise, []).append(run.name)
+    return promises
 
 
 def _read(name: str) -> Markup:

@@ -18,7 +18,7 @@ from linfnet.files import read_table, read_tensors
 from linfnet.nn.model_card import names_in
 from linfnet.nn.model_path import packaged_hint
 from linfnet.recipes import Recipe
-from linfnet.results import PGD_100, Result, Results, read_results, storage
+from linfnet.results import PGD_100, Result, Results, guarantee, read_results, storage
 from linfnet.train import RunFolder
 
 
@@ -85,6 +85,11 @@ class RunSummary:
     def at_epsilon(self) -> Result | None:
         """The main evaluation at `epsilon`, or None."""
         return next((result for result in self.main if result.eps == self.epsilon), None)
+
+    @property
+    def guarantee(self) -> str:
+        """What the radii promise, as a phrase. Only nets with certificates for float32 have margins as radii."""
+        return self.main[0].guarantee if self.main else guarantee("float32")
 
     def class_name(self, index: int) -> str:
         """Return the name of a class."""

@@ -11,6 +11,24 @@ Share = Annotated[float, "from 0 to 1"]
 """An accuracy or a probability; its range is checked when results are read."""
 
 
+def guarantee(arithmetic: str, confidence: float = 1.0) -> str:
+    """Return the phrase that says in all output what a certified radius or accuracy promises.
+
+    Args:
+        arithmetic: `float32` if the certificate holds for the floating-point program, `real` if it ignores rounding.
+        confidence: the probability that a certificate is correct.
+
+    >>> guarantee("float32"), guarantee("real")
+    ('proven in float32', 'proven in real arithmetic, rounding ignored')
+    >>> guarantee("real", 0.999)
+    'holds with probability 0.999 per image, rounding ignored'
+    """
+    if confidence < 1:
+        rounding = "in float32" if arithmetic == "float32" else "rounding ignored"
+        return f"holds with probability {confidence:.15g} per image, {rounding}"
+    return "proven in float32" if arithmetic == "float32" else "proven in real arithmetic, rounding ignored"
+
+
 @dataclass(frozen=True)
 class AttackSettings:
     """An attack and its number of steps, which is 0 for attacks without this setting."""
@@ -95,6 +113,11 @@ class Result:
     def best_certified(self) -> float:
         """The largest certified accuracy."""
         return self.certified[self.best]
+
+    @property
+    def guarantee(self) -> str:
+        """What the certificates promise, as a phrase."""
+        return guarantee(self.arithmetic, self.confidence)
 
     @property
     def subject(self) -> tuple[object, ...]:

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 M = TypeVar("M", bound=BaseModel)
 Fit = Literal["none", "crop", "resize", "digit"]
 Pixels = list[list[list[float]]]
+GUARANTEE = "what the certified radii promise, such as `proven in float32`"
 
 
 class _Object(BaseModel):
@@ -53,6 +54,7 @@ class Model(_Object):
     lipschitz: float | None = Field(description="no logit changes by more than this times ε, if rounding is ignored")
     arithmetic: Literal["float32", "real"] = Field(description="the arithmetic for which the certificates hold")
     confidence: float = Field(description="the probability that a certificate is correct")
+    guarantee: str = Field(description=GUARANTEE)
     fit: Fit = Field(description="how the page fits pictures of other sizes")
     samples: list[Sample] = Field(description="test images of the data set, if it is in the cache")
 
@@ -65,6 +67,7 @@ class Prediction(_Object):
     radius: float | None = Field(description="the largest certified radius")
     margin_radius: float | None
     interval_radius: float | None
+    guarantee: str = Field(description=GUARANTEE)
     scores: list[Score]
     pixels: Pixels = Field(description="the pixels as the net received them")
 
@@ -90,6 +93,7 @@ class Attack(_Object):
 
     class_: Class = Field(serialization_alias="class")
     radius: float | None
+    guarantee: str = Field(description=GUARANTEE)
     broken: Perturbed | None = Field(description="the misclassified image; null if no attack succeeded")
     strongest: Perturbed | None = Field(description="the image with the smallest margin within `eps`, if it was given")
     trials: list[Trial]

@@ -50,6 +50,7 @@ class Service:
             lipschitz=self.net.lipschitz,
             arithmetic=self.net.arithmetic,
             confidence=self.net.confidence,
+            guarantee=self.net.guarantee,
             fit="digit" if digits and self.net.image_shape[0] == 1 else "crop",
             samples=self.samples,
         )
@@ -65,6 +66,7 @@ class Service:
             radius=_radius(certification.best_radii),
             margin_radius=_radius(certification.radii.get("margin")),
             interval_radius=_radius(certification.radii[certification.names[-1]]),
+            guarantee=certification.guarantee,
             scores=[
                 Score(index=one.index, name=one.name, logit=logit)
                 for one, logit in zip(self.classes, logits.tolist(), strict=True)
@@ -105,6 +107,7 @@ class Service:
         return Attack(
             class_=self.classes[label],
             radius=radius,
+            guarantee=certification.guarantee,
             broken=broken,
             strongest=strongest,
             trials=[Trial(eps=t.epsilon, margin=t.margin, broken=t.broken) for t in trials],

@@ -1,5 +1,11 @@
-"""Randomised smoothing: a majority vote under Gaussian noise, certified in l2 by sampling and converted to l_inf."""
+"""Randomised smoothing: a majority vote under Gaussian noise, certified in l2 by sampling and converted to l_inf.
 
+The noise of a certificate is determined by the image: by a digest of its pixels. So the radius of an image is the same
+alone and in any batch, and asking again does not give it another chance. A certificate is wrong with probability at
+most alpha for each image that was not chosen with knowledge of this noise.
+"""
+
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,13 +19,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linfnet.boxes import check_images
+from linfnet.certificates.rounding import float_above
 from linfnet.data import SetInfo
-from linfnet.errors import number
+from linfnet.errors import ArgumentError, number
+from linfnet.nn import Normalize
 from linfnet.nn.classifier import Classifier
+from linfnet.nn.nonexpansive import modules_of, name_in
+from linfnet.nn.unchanged import LABELS, check_hooks, overridden
 from linfnet.recipes import Recipe, options_from_mapping
 from linfnet.schedules import StepState
 from linfnet.systems.layers import check_architecture, conv_layers
 from linfnet.systems.system import OBJECTIVE, RELAXATION, SYSTEMS, System
+
+# Noisy copies in one pass of the base net. All copies of a pass belong to the same image: a matrix product may round
+# differently in another batch, and the radius of an image must not depend on the other images.
+COPIES = 200
+# Modules that map each copy to an output that depends on this copy alone, if batch norm uses its running means.
+_LAYERS = frozenset(
+    (nn.Sequential, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.ReLU, nn.Flatten, nn.Linear, Normalize)
+)
 
 
 @cache
@@ -93,20 +111,28 @@ class SmoothedNet(Classifier):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images [B, C, H, W] in [0, 1] to the logarithms [B, K] of the mean probabilities over the votes."""
-        source = torch.Generator(images.device).manual_seed(0)
-        noise = torch.randn(self.votes, *self.check_shape(images).shape[1:], generator=source, device=images.device)
-        probabilities = torch.stack([self.base_logits(images + self.sigma * one).softmax(1) for one in noise]).mean(0)
+        noise = torch.randn(self.votes, *self.check_shape(images).shape[1:], generator=torch.Generator().manual_seed(0))
+        votes = [self.base_logits(images + self.sigma * one).softmax(1) for one in noise.to(images.device)]
+        probabilities = torch.stack(votes).mean(0)
         return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
 
     @torch.no_grad()
-    def counts(self, images: Tensor, samples: int, seed: int) -> Tensor:
-        """Return for each image the number of noisy copies for which each class is predicted: [B, K]."""
-        source = torch.Generator(images.device).manual_seed(seed)
+    def counts(self, images: Tensor, stream: str) -> Tensor:
+        """Return for each image the number of its noisy copies for which each class is predicted: [B, K].
+
+        Args:
+            images: [B, C, H, W].
+            stream: a name; different names give independent noise for the same image.
+        """
         won = torch.zeros(len(images), self.classes, dtype=torch.long, device=images.device)
-        rows = torch.arange(len(images), device=images.device)
-        for _ in range(samples):
-            noise = torch.randn(images.shape, generator=source, device=images.device)
-            won[rows, self.base_logits(images + self.sigma * noise).argmax(1)] += 1
+        ones = won.new_ones(COPIES)
+        for image, row in zip(images, won, strict=True):
+            source = noise_source(image, stream)
+            for start in range(0, self.samples, COPIES):
+                copies = min(COPIES, self.samples - start)
+                # Drawn on the CPU, so that the noise is the same on every device.
+                noise = torch.randn(copies, *image.shape, generator=source).to(images.device)
+                row.scatter_add_(0, self.base_logits(image + self.sigma * noise).argmax(1), ones[:copies])
         return won
 
     @torch.no_grad()
@@ -115,9 +141,10 @@ class SmoothedNet(Classifier):
 
         An l2 ball of radius r contains the l_inf ball of radius r / sqrt(d).
         """
+        check_smoothed(self)
         net = self.frozen()
         right = Classifier.keeps_class(net, check_images(images), labels)
-        won = net.counts(images, self.samples, seed=1).gather(1, labels.unsqueeze(1)).squeeze(1)
+        won = net.counts(images, "certificate").gather(1, labels.unsqueeze(1)).squeeze(1)
         shrink = self.sigma / math.sqrt(math.prod(self.image_shape))
         bounds = [clopper_pearson(count, self.samples, self.alpha) for count in won.tolist()]
         radii = [NormalDist().inv_cdf(p) * shrink if p > 0.5 else 0.0 for p in bounds]
@@ -125,17 +152,17 @@ class SmoothedNet(Classifier):
         return torch.where(right, proven, -torch.inf)
 
     def certified(self, images: Tensor, labels: Tensor, epsilon: Fraction | Tensor) -> Tensor:
-        sizes = epsilon if isinstance(epsilon, Tensor) else math.nextafter(float(epsilon), math.inf) if epsilon else 0.0
+        sizes = epsilon if isinstance(epsilon, Tensor) else float_above(epsilon)
         return self.certified_radius(images, labels) >= sizes
 
     @torch.no_grad()
     def keeps_class(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return for which samples [N] the label does not have significantly less than half of the votes.
 
-        A certified label has more than half of the votes, so an attack must show that it has less. The noise differs
-        from the noise of the certificate.
+        A certified label has more than half of the votes, so an attack must show that it has less. The noise is
+        independent of the noise of the certificate.
         """
-        won = self.frozen().counts(images, self.samples, seed=2)
+        won = self.frozen().counts(images, "vote")
         others = (self.samples - won.gather(1, labels.unsqueeze(1)).squeeze(1)).tolist()
         below_half = [clopper_pearson(count, self.samples, self.alpha) > 0.5 for count in others]
         return (won.argmax(1) == labels) | ~torch.tensor(below_half, dtype=torch.bool, device=images.device)
@@ -146,9 +173,44 @@ class SmoothedNet(Classifier):
     def describe(self) -> str:
         return (
             f"A convolutional net ({self.architecture}) smoothed by Gaussian noise of sigma {self.sigma:g}. "
-            f"Certificates count over {self.samples} noisy copies and hold with probability {self.confidence:g} each, "
-            "in real arithmetic; the ℓ∞ radius is the ℓ2 radius times 1/√d."
+            f"Certificates count over {self.samples} noisy copies; the ℓ∞ radius is the ℓ2 radius times 1/√d."
         )
+
+
+def noise_source(image: Tensor, stream: str) -> torch.Generator:
+    """Return a generator on the CPU whose seed is a digest of the pixels of an image and of the name of a stream.
+
+    >>> image = torch.rand(1, 2, 2)
+    >>> seeds = [noise_source(image, stream).initial_seed() for stream in ("vote", "vote", "certificate")]
+    >>> seeds[0] == seeds[1], seeds[1] == seeds[2]
+    (True, False)
+    """
+    # Zero is added because -0.0 and 0.0 are the same pixel.
+    pixels = (image.detach().double() + 0.0).cpu().numpy().tobytes()
+    digest = hashlib.blake2b(pixels, digest_size=4, person=stream.encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest))  # the generator uses 32 bits of a seed
+
+
+def check_smoothed(net: SmoothedNet) -> None:
+    """Raise an error if the net may compute something else than its class, or if copies may affect each other.
+
+    A subclass may define another base net by overriding `base_logits`, which must map each copy separately.
+    """
+    modules = modules_of(net)
+    check_hooks(net, modules)
+    if changed := overridden(type(net), SmoothedNet, LABELS | {"base_logits"}):
+        raise ArgumentError(
+            f"net is a {type(net).__name__} that overrides {changed}, but certificates hold for SmoothedNet; "
+            "expected only base_logits to be overridden"
+        )
+    if type(net).base_logits is not SmoothedNet.base_logits:
+        return
+    for module in modules:
+        if module is not net and type(module) not in _LAYERS:
+            where = f"{type(module).__name__} ({name_in(net, module)!r})"
+            raise ArgumentError(f"net contains {where}; expected only the layers of architecture {net.architecture!r}")
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) and module.running_mean is None:
+            raise ArgumentError(f"batch norm ({name_in(net, module)!r}) of the net has no running mean; expected one")
 
 
 @SYSTEMS.register("smoothing")

@@ -34,13 +34,14 @@ from linfnet.files import (
     write_text,
 )
 from linfnet.nn.model_path import packaged_hint
+from linfnet.nn.weights import check_pair
 from linfnet.recipes import Recipe, load_recipe, missing_sections, recipe_to_toml
 from linfnet.results.storage import RESULTS_FILE
 from linfnet.systems import SYSTEMS
 from linfnet.train.event_log import describe_log, parse_lines
 from linfnet.version import __version__
 
-# The last line of recipe.toml begins with this.
+# The first line of recipe.toml begins with this. Older versions wrote it as the last line.
 _DIGEST = "# digest: "
 # Temporary files of `linfnet.files` and, in older versions, of safetensors.
 _TEMPORARY = (".*.tmp", ".tmp*")
@@ -84,7 +85,7 @@ class RunFolder:
             write_table(self.path / "env.json", {**environment(), **more, **(facts or {})})
             # Written last: a run without this file has not started.
             text = recipe_to_toml(self.recipe)
-            write_text(self.path / "recipe.toml", f"{text}\n{_DIGEST}{table_digest(tomllib.loads(text))}\n")
+            write_text(self.path / "recipe.toml", f"{_DIGEST}{table_digest(tomllib.loads(text))}\n\n{text}")
         except OSError as error:
             raise UnwritableError(f"output folder {self.path} cannot be written: {error.strerror}") from None
 
@@ -173,7 +174,7 @@ class RunFolder:
         try:
             check_tensors(self.path / "model.safetensors")
             if not self.own_net:
-                read_table(self.path / "config.json")
+                check_pair(self.path, read_table(self.path / "config.json"))
         except LinfnetError:
             return False
         return True

@@ -128,6 +128,7 @@ class Circuit:
 
     def finish(self, layer: DistanceModule, nodes: Tensor) -> Tensor:
         """Add the mean shift and the bias of a distance layer; `nodes` has the shape of its output for one image."""
+        layer.check_vectors()
         for vector, negate in ((None if layer.shift is None else layer.shift.running_mean, 1), (layer.bias, -1)):
             if vector is not None:  # fl(z + b) = fl(z - (-b))
                 values = negate * vector.detach()

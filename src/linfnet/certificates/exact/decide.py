@@ -30,6 +30,7 @@ from linfnet.inputs import (
 )
 from linfnet.nn import Classifier, ProvenNet
 from linfnet.nn.label_margin import label_on_top
+from linfnet.nn.proven import check_unchanged
 
 BATCH = 500
 # Images for which the bounds of all nodes are computed together.
@@ -143,6 +144,7 @@ class Verifier:
         if checked.normalize.std.dtype != torch.float32:
             raise ArgumentError(f"the net computes in {checked.normalize.std.dtype}; expected torch.float32")
         self.net, self.branches, self.seconds = checked.frozen(), branches, seconds
+        check_unchanged(self.net)
         self.circuit = circuit_of(self.net)
 
     @torch.no_grad()

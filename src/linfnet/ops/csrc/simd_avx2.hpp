@@ -20,11 +20,17 @@ inline I set1i(int a) { return _mm256_set1_epi32(a); }
 inline I first(int n) { return _mm256_cmpgt_epi32(set1i(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)); }
 inline F load(const float* p) { return _mm256_loadu_ps(p); }
 inline F load_part(const float* p, int n) { return _mm256_maskload_ps(p, first(n)); }
+inline F keep_first(F a, int n) { return _mm256_and_ps(a, _mm256_castsi256_ps(first(n))); }
 inline void store(float* p, F a) { _mm256_storeu_ps(p, a); }
 inline void store_part(float* p, F a, int n) { _mm256_maskstore_ps(p, first(n), a); }
 inline void store(int* p, I a) { _mm256_storeu_si256(reinterpret_cast<I*>(p), a); }
 inline F gather(const float* p, const int* index) {
   return _mm256_i32gather_ps(p, _mm256_loadu_si256(reinterpret_cast<const I*>(index)), 4);
+}
+inline void scatter(float* p, const int* index, F a, int n) {
+  float lanes[LANES];
+  store(lanes, a);
+  for (int k = 0; k < n; ++k) p[index[k]] = lanes[k];
 }
 inline F set1(float a) { return _mm256_set1_ps(a); }
 inline F as_float(I a) { return _mm256_castsi256_ps(a); }

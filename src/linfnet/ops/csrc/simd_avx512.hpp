@@ -19,10 +19,14 @@ constexpr int GRAD_ROWS = 4, GRAD_VECTORS = 2;
 inline Mask first(int n) { return Mask((1u << n) - 1); }
 inline F load(const float* p) { return _mm512_loadu_ps(p); }
 inline F load_part(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
+inline F keep_first(F a, int n) { return _mm512_maskz_mov_ps(first(n), a); }
 inline void store(float* p, F a) { _mm512_storeu_ps(p, a); }
 inline void store_part(float* p, F a, int n) { _mm512_mask_storeu_ps(p, first(n), a); }
 inline void store(int* p, I a) { _mm512_storeu_si512(p, a); }
 inline F gather(const float* p, const int* index) { return _mm512_i32gather_ps(_mm512_loadu_si512(index), p, 4); }
+inline void scatter(float* p, const int* index, F a, int n) {
+  _mm512_mask_i32scatter_ps(p, first(n), _mm512_loadu_si512(index), a, 4);
+}
 inline F set1(float a) { return _mm512_set1_ps(a); }
 inline I set1i(int a) { return _mm512_set1_epi32(a); }
 inline F as_float(I a) { return _mm512_castsi512_ps(a); }

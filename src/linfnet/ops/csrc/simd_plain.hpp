@@ -24,10 +24,16 @@ inline F load_part(const float* p, int n) {
   return a;
 }
 inline F load(const float* p) { return load_part(p, LANES); }
+inline F keep_first(F a, int n) { return load_part(reinterpret_cast<const float*>(&a), n); }
 inline void store_part(float* p, F a, int n) { std::memcpy(p, &a, sizeof(float) * n); }
 inline void store(float* p, F a) { store_part(p, a, LANES); }
 inline void store(int* p, I a) { std::memcpy(p, &a, sizeof a); }
 inline F gather(const float* p, const int* index) { return F{p[index[0]], p[index[1]], p[index[2]], p[index[3]]}; }
+inline void scatter(float* p, const int* index, F a, int n) {
+  float lanes[LANES];
+  store(lanes, a);
+  for (int k = 0; k < n; ++k) p[index[k]] = lanes[k];
+}
 inline F as_float(I a) { return reinterpret_cast<F>(a); }
 inline I as_int(F a) { return reinterpret_cast<I>(a); }
 

@@ -1,5 +1,6 @@
-// Gradients of the distances in sparse_power.hpp. Each lane is one image here as well. Every gradient of an input is summed
-// in the order of the connections, and every gradient of a weight in an order that does not depend on the threads.
+// Gradients of the distances in sparse_power.hpp. Each lane is one image here as well, except for inputs of blocks with
+// few images, where each lane is one connection. Every gradient of an input is summed in the order of the connections,
+// and every gradient of a weight in an order that does not depend on the threads.
 #pragma once
 #include "gradient.hpp"
 #include "sparse_power.hpp"
@@ -71,6 +72,41 @@ __attribute__((noinline)) void add_to_inputs(const Row& row, F grad, F y, double
   }
 }
 
+// The same for one image. Connections to the same input are added one after the other.
+template <class Slope> __attribute__((noinline)) void add_to_image(const float* x, const Connections& net, long o,
+                                                                   F grad, F y, double p, float* grad_x) {
+  const Slope slope(y, grad, p);
+  const long begin = net.offsets[o], end = net.offsets[o + 1];
+  const auto add = [&](const int* index, F d, int n) {
+    if (!slope.drops(d)) scatter(grad_x, index, fma(grad, slope(d), gather(grad_x, index)), n);
+  };
+  int repeated = 0;
+  for (long c = begin + 1; c < end; ++c) repeated += net.index[c - 1] >= net.index[c];
+  long c = begin;
+  if (!repeated)
+    for (; c + LANES <= end; c += LANES) add(net.index + c, image_difference(x, net, c, LANES), LANES);
+  for (const long step = repeated ? 1 : LANES; c < end; c += step) {
+    const int n = int(min_of(step, end - c));
+    int rest[LANES] = {};
+    for (int k = 0; k < n; ++k) rest[k] = net.index[c + k];
+    add(rest, image_difference(x, net, c, n), n);
+  }
+}
+
+template <int P> void image_gradients(const float* grad, const float* x, const Connections& net, const float* y,
+                                      float* grad_x, double p, const SparseShape& shape) {
+  __builtin_memset(grad_x, 0, shape.features * sizeof(float));
+  for (long o = 0; o < shape.outs; ++o) {
+    const F flow = set1(grad[o]), distance = set1(y[o]);
+    if constexpr (P == 0)
+      add_to_image<GeneralSlope>(x, net, o, flow, distance, p, grad_x);
+    else if (extreme_lanes(distance))
+      add_to_image<MixedSlope<P>>(x, net, o, flow, distance, p, grad_x);
+    else
+      add_to_image<ChainSlope<P>>(x, net, o, flow, distance, p, grad_x);
+  }
+}
+
 // Subtract the gradients of one neuron, summed over `vectors` vectors of images, from those of its weights.
 template <class Slope> __attribute__((noinline)) void add_to_weights(const Row& row, const float* grad, const float* y,
                                                                      double p, long vectors, float* grad_w) {
@@ -97,6 +133,11 @@ template <int P> void input_gradients(const float* grad, const float* x, const C
   const long in = shape.features, outs = shape.outs;
   parallel_for(blocks_of(shape.rows, LINE), shape.threads, [&](long block) {
     const long row = block * LINE, rows = min_of(LINE, shape.rows - row);
+    if (rows <= FEW_POWERS<P>) {
+      for (long r = row; r < row + rows; ++r)
+        image_gradients<P>(grad + r * outs, x + r * in, net, y + r * outs, grad_x + r * in, p, shape);
+      return;
+    }
     float* const lines = static_cast<float*>(scratch(2 * in * LINE * sizeof(float)));
     float* const sums = lines + in * LINE;
     to_lines(x + row * in, in, lines, LINE, rows, in);

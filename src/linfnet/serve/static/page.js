@@ -34,16 +34,15 @@ function show() {
   $("second").textContent = prediction.runner_up.name;
   $("radius").textContent = prediction.radius === null ? "none" : floor(radius, 4);
   $("levels").textContent = prediction.radius === null ? "two classes have equal scores: nothing is certified" : `${levels(radius)}, for all pixels at once`;
+  $("guarantee").textContent = prediction.radius === null ? "" : prediction.guarantee;
   showImage($("input-image"), prediction.pixels);
   showAttack(radius);
   const scores = [...prediction.scores].sort((a, b) => b.logit - a.logit);
   drawRuler($("ruler"), { radius, margin: scores[0].logit - scores[1].logit, lipschitz: model.lipschitz, attack });
   drawBand($("band"), prediction.pixels, radius);
-  const confidence = model.confidence < 1 ? `, correct with probability ${model.confidence}` : "";
-  const scope = (model.arithmetic === "float32" ? "the computed outputs, including rounding" : "exact arithmetic, ignoring rounding") + confidence;
   $("band-text").replaceChildren(
     `The line shows ${model.image_shape[0] === 3 ? "the red values of " : ""}one row of your image; the band is ±${floor(radius, 4)} around it. The net classifies every image inside the band, `,
-    `in all rows at once, as “${prediction.class.name}”. The certificate holds for ${scope}.`);
+    `in all rows at once, as “${prediction.class.name}” (${prediction.guarantee}).`);
   showScores(scores);
 }
 
