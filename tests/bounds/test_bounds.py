@@ -22,6 +22,7 @@ from linfnet.bounds import (
     interval_margins,
     linear_margins,
     margin_bounds,
+    smallest_margin,
     through,
 )
 from linfnet.bounds.backward import both_bounds, margin_rows, steps_of
@@ -304,6 +305,11 @@ def test_margins_of_all_class_pairs():
     logits = torch.randn(2, 4)
     expected = logits.gather(1, torch.tensor([[2], [0]])) - logits
     torch.testing.assert_close((rows @ logits.unsqueeze(2)).squeeze(2), expected)
+
+
+def test_the_label_is_not_its_own_rival():
+    margins = torch.tensor([[0.0, 2.0, 1.0], [3.0, -1.0, 0.0]])
+    assert smallest_margin(margins, torch.tensor([0, 2])).tolist() == [1, -1]
 
 
 def test_a_net_may_end_with_another_layer():
