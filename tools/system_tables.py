@@ -43,6 +43,8 @@ def small_systems() -> str:
         epochs = "/".join(map(str, run.record["epochs"]))
         cost = [f"{run.record['seconds']:.0f}", _proof(result)]
         rows.append([f"`{run.recipe.system_name}`", images, epochs, *shares, *cost, link(f"{path.name}")])
+    if not rows:
+        return "No run has been recorded yet.\n"
     head = ["system", "training images", "epochs", "clean", "PGD-100", "certified", "training, s", "proof, s/image"]
     return table([*head, "record"], rows)
 
@@ -61,9 +63,9 @@ def _best_runs() -> dict[str, tuple[RunRecord, Result]]:
             continue  # not a training run
         run = RunRecord(path.stem, record)
         name = run.recipe.name
-        if name in wanted and (result := _result_at(run, wanted[name])) is not None:
-            if name not in best or result.best_certified > best[name][1].best_certified:
-                best[name] = run, result
+        result = _result_at(run, wanted[name]) if name in wanted else None
+        if result is not None and (name not in best or result.best_certified > best[name][1].best_certified):
+            best[name] = run, result
     return best
 
 
