@@ -160,7 +160,7 @@ batch = 64
 
 
 # The arithmetic for which the certificates of each system hold.
-ARITHMETIC = {"hybrid": "float32", "ibp": "float32", "smoothing": "real"}
+ARITHMETIC = dict.fromkeys(SMALL, "real") | {"hybrid": "float32", "ibp": "float32"}
 
 
 @pytest.fixture(scope="session")

