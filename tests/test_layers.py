@@ -16,7 +16,7 @@ ORDER: list[set[str]] = [
     {"boxes", "epsilon", "files", "registry"},
     {"figures", "results"},
     {"distributed"},
-    {"data", "ops"},
+    {"bounds", "data", "ops"},
     {"nn"},
     {"inputs"},
     {"schedules"},

@@ -6,7 +6,7 @@ import pytest
 
 from linfnet.errors import ArgumentError
 from linfnet.recipes import load_recipe
-from linfnet.schedules import Phases, cosine_learning_rate, mixing_coefficient, relaxation_p
+from linfnet.schedules import Phases, cosine_learning_rate, mixing_coefficient, relaxation_p, stepped_learning_rate
 from linfnet.train import step_state
 
 STEPS = 98  # ceil(50000 / 512)
@@ -100,3 +100,10 @@ def test_a_schedule_without_a_rise_jumps_to_infinity():
 def test_impossible_phases(epochs: tuple[int, int, int]):
     with pytest.raises(ArgumentError, match="epochs"):
         Phases(*epochs)
+
+
+def test_the_learning_rate_drops_at_some_points():
+    rates = [
+        stepped_learning_rate(k / 160, peak=5e-4, drops=(0.75, 0.875), factor=0.2) for k in (0, 119, 120, 139, 140)
+    ]
+    assert rates == pytest.approx([5e-4, 5e-4, 1e-4, 1e-4, 2e-5])

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools import accuracy_tables, speed_tables
+from tools import accuracy_tables, speed_tables, system_tables
 from tools.compression_tables import compression, fine_tuning
 from tools.evaluations import evaluations
 from tools.exact_tables import exact
@@ -33,6 +33,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "packaged-net": accuracy_tables.packaged_net,
     "models": zoo,
     "systems": accuracy_tables.systems,
+    "table1-systems": system_tables.table1_systems,
+    "small-systems": system_tables.small_systems,
     "short-runs": accuracy_tables.short_runs,
     "first-phase": accuracy_tables.first_phase,
     "ablation": accuracy_tables.ablation,

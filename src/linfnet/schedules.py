@@ -6,6 +6,7 @@ last two.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from linfnet.errors import ArgumentError
@@ -116,3 +117,18 @@ def cosine_learning_rate(progress: float, *, peak: float, constant: float = 0.0)
     if progress <= constant:
         return peak
     return 0.5 * peak * (1 + math.cos(math.pi * (progress - constant) / (1 - constant)))
+
+
+def stepped_learning_rate(progress: float, *, peak: float, drops: Sequence[float], factor: float) -> float:
+    """Return the learning rate, which is constant except that it is multiplied by a factor at some points.
+
+    Args:
+        progress: the completed fraction of training, from 0 to 1.
+        peak: the learning rate at the start.
+        drops: the fractions of training at which the rate drops.
+        factor: what the rate is multiplied by.
+
+    >>> stepped_learning_rate(0.8, peak=1.0, drops=(0.75, 0.875), factor=0.5)
+    0.5
+    """
+    return peak * factor ** sum(progress >= drop for drop in drops)

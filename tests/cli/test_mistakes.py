@@ -30,6 +30,15 @@ from linfnet.train import RunFolder
         (["train", "digits", "--set", "theta="], "loss.theta is ''"),
         (["train", "digits", "--set", "epochs=" + "[" * 3000], "schedule.epochs"),
         (
+            ["train", "digits", "--set", "lr_drops=[0.9, 0.5]"],
+            "schedule.lr_drops is [0.9, 0.5]; expected rising",
+        ),
+        (
+            ["train", "digits", "--set", "lr_drops=[0.5]", "hold_lr=true"],
+            "schedule.hold_lr is true, but it has no effect",
+        ),
+        (["train", "digits", "--set", "lr_drop=0"], "schedule.lr_drop is 0.0; expected a number above 0, at most 1"),
+        (
             ["train", "mnist-0.3-hybrid", "--set", "theta=0.5"],
             "loss.theta is 1/2, but it has no effect for system 'hybrid'",
         ),

@@ -294,3 +294,31 @@ def test_the_median_is_that_of_the_seeds():
     )
     assert spreads(runs)["clean"].median == 0.2
     assert spreads(()) == {}
+
+
+def test_rows_of_other_systems_are_run_and_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    few = (
+        "data.name=digits",
+        "evaluation.eps=[0.01]",
+        "limit=100",
+        "epochs=[1, 2, 1]",
+        "batch=50",
+        "system.architecture=small",
+    )
+    cells = (Cell("ours", "digits", SMALL), Cell("theirs", "mnist-0.1-ibp-2021", few, Figures(90.0, None, 80.0)))
+    monkeypatch.setattr("linfnet.cli.reproduce.table1_with", lambda systems: replace(STUDY, cells=cells))
+    few_images = ["--limit", "20", "--steps", "2", "--out", "out"]
+    assert main(["reproduce", "table1", "--systems", "all", *few_images]) == 0
+    printed = capsys.readouterr().out
+    assert "proof s" in printed
+    assert "80.00" in printed
+    found = json.loads(Path("out/outcome.json").read_text())["cells"]
+    ours, theirs = (cell["runs"][0] for cell in found)
+    assert (ours["system"], theirs["system"]) == ("linf", "ibp")
+    assert theirs["certified_margin"] is None
+    assert theirs["certified"] == theirs["certified_interval"] <= theirs["pgd"]
+    assert theirs["certify_seconds"] > 0
+    assert main(["reproduce", "ablation", "--systems", "all", *few_images]) == 2
+    assert "--systems has no effect on ablation; expected table1" in capsys.readouterr().err
+    assert main(["reproduce", "table1", "--systems", "all", "--set", "system.name=hybrid", *few_images]) == 2
+    assert "expected 'linf', the system of row ours" in capsys.readouterr().err

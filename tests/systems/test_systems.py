@@ -31,8 +31,89 @@ checkpoint_every = 4
 [evaluation]
 eps = ["0.02"]
 """
-# One recipe for each system, small enough to train within two seconds.
+# One recipe for each system, small enough to train within a few seconds.
 SMALL = {
+    "cap": """
+[system]
+name = "cap"
+eps_train = 0.04
+[schedule]
+epochs = [3, 1, 1]
+[optimizer]
+lr = 5e-3
+batch = 128
+"""
+    + EVERY,
+    "colt": """
+[system]
+name = "colt"
+eps_train = 0.04
+stages = 3
+steps = 2
+step_size = 0.5
+[schedule]
+epochs = [3, 2, 0]
+[optimizer]
+lr = 5e-3
+batch = 128
+"""
+    + EVERY,
+    "consistency": """
+[system]
+name = "consistency"
+architecture = "small"
+sigma = 0.4
+samples = 100
+votes = 4
+[schedule]
+epochs = [5, 0, 0]
+[optimizer]
+lr = 0.01
+batch = 64
+"""
+    + EVERY,
+    "crown-lbp": """
+[system]
+name = "crown-lbp"
+architecture = "small"
+eps_train = 0.05
+kappa_end = 0.5
+[schedule]
+epochs = [2, 5, 2]
+[optimizer]
+lr = 0.01
+batch = 64
+"""
+    + EVERY,
+    "smoothadv": """
+[system]
+name = "smoothadv"
+architecture = "small"
+sigma = 0.4
+samples = 100
+votes = 4
+attack_eps = 0.3
+attack_steps = 2
+[schedule]
+epochs = [5, 0, 0]
+[optimizer]
+lr = 0.01
+batch = 64
+"""
+    + EVERY,
+    "crown-ibp": """
+[system]
+name = "crown-ibp"
+architecture = "small"
+eps_train = 0.05
+kappa_end = 0.5
+[schedule]
+epochs = [1, 7, 1]
+[optimizer]
+lr = 0.01
+batch = 64
+"""
+    + EVERY,
     "hybrid": """
 [system]
 name = "hybrid"
@@ -79,7 +160,7 @@ batch = 64
 
 
 # The arithmetic for which the certificates of each system hold.
-ARITHMETIC = {"hybrid": "float32", "ibp": "float32", "smoothing": "real"}
+ARITHMETIC = dict.fromkeys(SMALL, "real") | {"hybrid": "float32", "ibp": "float32"}
 
 
 @pytest.fixture(scope="session")
@@ -199,7 +280,7 @@ class TestFinding:
     def test_only_registered_systems_are_loaded(self, tmp_path: Path):
         LinfNet((1, 2, 2), 2).save(tmp_path)
         write_json(tmp_path / "config.json", {**read_table(tmp_path / "config.json"), "system": "os"})
-        with pytest.raises(LinfnetError, match=r"system\.name is 'os'; expected one of hybrid, ibp, linf, smoothing"):
+        with pytest.raises(LinfnetError, match=rf"system\.name is 'os'; expected one of {', '.join(SYSTEMS.names())}"):
             load_model(tmp_path)
 
     @pytest.mark.parametrize(
@@ -207,8 +288,7 @@ class TestFinding:
         [
             (
                 "system.name=hybird",
-                "system.name is 'hybird'; expected one of hybrid, ibp, linf, smoothing, sortnet, sparse; did you mean "
-                "'hybrid'?",
+                f"system.name is 'hybird'; expected one of {', '.join(SYSTEMS.names())}; did you mean 'hybrid'?",
             ),
             ("system.hiden=3", "unknown key 'system.hiden'; did you mean 'hidden'?"),
             ("system.hidden=much", "system.hidden is 'much'; expected a whole number"),

@@ -3,9 +3,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from linfnet.nn import LinfNet, SparseDistance, SparseNet
-from linfnet.train import Trainer
+from linfnet.recipes import load_recipe
+from linfnet.train import Trainer, step_state
 from linfnet.train.optimizer import decay_rows, decay_weights
 
 
@@ -86,3 +88,19 @@ def test_training_decays_before_the_step_at_the_present_rate(new_trainer: Callab
     trainer._step(0, pixels, labels)
     for layer, weight in zip(trainer.net.layers, expected, strict=True):
         assert torch.allclose(layer.weight, weight, rtol=1e-6, atol=1e-9)
+
+
+def test_long_gradients_are_clipped(new_trainer: Callable[..., Trainer]):
+    moved = list[Tensor]()
+    for clip in ("0", "1e-3", "1e9"):
+        trainer = new_trainer(f"clip-{clip}", f"clip={clip}")
+        trainer._step(0, *next(trainer._batches(0, 0)))
+        lengths = [weight.grad.double().norm() for weight in trainer.net.parameters() if weight.grad is not None]
+        moved.append(torch.stack(lengths).norm())
+    assert moved[0] == moved[2] > 0.01
+    assert moved[1] == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_the_rate_follows_the_drops_of_the_recipe():
+    recipe = load_recipe("digits", ["schedule.lr_drops=[0.5, 0.75]", "lr_drop=0.1", "lr=1.0"])
+    assert [step_state(recipe, step, 1).lr for step in (0, 39, 40, 60)] == pytest.approx([1, 1, 0.1, 0.01])

@@ -64,7 +64,7 @@ def reported(recipe: Recipe) -> str:
 
 def recipes_table(recipes: list[Recipe]) -> Table:
     """Return a table with one line for each recipe; it fits into 80 columns."""
-    table = Table(title="recipes; accuracy in %", title_justify="left", box=None, pad_edge=False, padding=(0, 1))
+    table = Table(title="recipes; accuracy in %", title_justify="left", box=None, padding=(0, 1, 0, 0))
     for name in ("name", "data", "eps", "system"):
         table.add_column(name, no_wrap=True)
     for name in ("clean", "certified"):

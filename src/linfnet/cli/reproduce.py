@@ -17,11 +17,14 @@ from linfnet.data import load
 from linfnet.distributed.device import choose_device
 from linfnet.distributed.group import launched
 from linfnet.errors import ArgumentError
-from linfnet.reproduce import SMALL, STUDIES, Figures, Options, Outcome, Study, run_study, spreads
-from linfnet.reproduce.outcome import TEST_FIGURES, TRAINING_FIGURES
+from linfnet.reproduce import SMALL, STUDIES, Figures, Options, Outcome, Study, run_study, spreads, table1_with
+from linfnet.reproduce.outcome import SYSTEM_FIGURES, TEST_FIGURES, TRAINING_FIGURES
 from linfnet.reproduce.plots import draw_study
 from linfnet.systems import load_model
 from linfnet.train import RunFolder
+
+# Number of test images that `--small --systems` evaluates.
+SMALL_LIMIT = 500
 
 
 def outcome_table(outcome: Outcome) -> Table:
@@ -46,6 +49,25 @@ def outcome_table(outcome: Outcome) -> Table:
             if figures != Figures():
                 shown = map(_published, (figures.clean, figures.pgd, None, figures.certified))
                 table.add_row("" if runs else cell.label, whose, *shown, "")
+    return table
+
+
+def systems_table(outcome: Outcome) -> Table:
+    """Return a table of the rows of all systems, with the seconds of training and of a certificate per image."""
+    table = _titled(outcome)
+    for name in ("clean", f"PGD-{outcome.options.steps}", "certified", "train s", "proof s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for cell in outcome.cells:
+        runs, found = outcome.of(cell), spreads(outcome.of(cell))
+        if runs:
+            whose = f"ours, {len(runs)}" if len(runs) > 1 else f"seed {runs[0].seed}"
+            *shares, proof = (found.get(name) for name in SYSTEM_FIGURES)
+            cost = f"{found['seconds'].median:.0f}", f"{proof.median:.1g}" if proof else ""
+            table.add_row(cell.label, whose, *(percent(share and share.median) for share in shares), *cost)
+        for whose, figures in (("paper", cell.paper), ("log", cell.log)):
+            if figures != Figures():
+                shown = map(_published, (figures.clean, figures.pgd, figures.certified))
+                table.add_row("" if runs else cell.label, whose, *shown, "", "")
     return table
 
 
@@ -105,6 +127,7 @@ class Reproduce:
         linfnet reproduce
         linfnet reproduce ablation --small
         linfnet reproduce table1 --row mnist-0.1 --seeds 3
+        linfnet reproduce table1 --systems all --small
     """
 
     __doc__ = (__doc__ or "").format(studies=", ".join(STUDIES))
@@ -117,6 +140,8 @@ class Reproduce:
     """Show the trend on a CPU within minutes: narrow nets, few images and short schedules, not the paper's nets."""
     scale: Annotated[float | None, arg(metavar="FACTOR")] = None
     """Multiply the length of every phase of the schedules by this factor, at most 1."""
+    systems: Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], arg(metavar="NAME [NAME ...]")] = ()
+    """Of table1: also train the rows of these other systems, or of `all`, with which the paper compares its net."""
     seeds: Number = 1
     """Number of runs for each row; the table shows the median and the range."""
     set: Changes = ()
@@ -140,7 +165,7 @@ class Reproduce:
                 "a study runs in one process: start it without torchrun, or train its rows with `linfnet train`"
             )
         check_counts(limit=self.limit, steps=self.steps)
-        study, device = STUDIES[self.study], choose_device(self.device)
+        study, device = self._study(), choose_device(self.device)
         options = self._options(study)
 
         def evaluate(folder: RunFolder) -> None:
@@ -153,11 +178,20 @@ class Reproduce:
             outcome = run_study(study, options, device, evaluate=evaluate, note=console.print, display=TrainDisplay)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted; run the same command again to resume the study") from None
-        print_table(training_table(outcome) if study.on_train else outcome_table(outcome))
+        shown = systems_table if options.systems else training_table if study.on_train else outcome_table
+        print_table(shown(outcome))
         console.print(f"outcome: {options.out / 'outcome.json'}, {options.out / 'outcome.csv'}")
         draw_figure(options.out / f"{study.name}.png", lambda path: draw_study(path, outcome))
         rows = study.rows(options.rows)
         return 0 if sum(len(outcome.of(cell)) for cell in rows) == self.seeds * len(rows) else 2
+
+    def _study(self) -> Study:
+        """Return the study, with the rows of other systems if they are asked for."""
+        assert self.study is not None
+        systems = list(itertools.chain(*self.systems))
+        if self.systems and self.study != "table1":
+            raise ArgumentError(f"--systems has no effect on {self.study}; expected table1")
+        return table1_with(systems or ["all"]) if self.systems else STUDIES[self.study]
 
     def _options(self, study: Study) -> Options:
         """Combine the options of the command line with those of `--small`."""
@@ -172,8 +206,10 @@ class Reproduce:
             scale=preset.scale if self.scale is None else self.scale,
             seeds=self.seeds,
             changes=(*(change for change in preset.changes if not _overridden(change, changes)), *changes),
-            limit=self.limit,
+            # Certificates of some other systems take up to a second per image.
+            limit=SMALL_LIMIT if self.limit is None and self.small and self.systems else self.limit,
             steps=self.steps or preset.steps,
+            systems=tuple(itertools.chain(*self.systems)) or (("all",) if self.systems else ()),
         )
 
     @staticmethod

@@ -97,6 +97,11 @@ class Schedule:
     constant."""
     hold_lr: bool = False
     """Constant learning rate in the first phase, as in the 2021 paper; else one cosine over all phases."""
+    lr_drops: tuple[float, ...] = ()
+    """Fractions of the run after which the learning rate is multiplied by `lr_drop`; it is then constant in between
+    instead of a cosine."""
+    lr_drop: float = 0.2
+    """The factor of the learning rate at each of `lr_drops`."""
 
     def __post_init__(self) -> None:
         self.phases()
@@ -105,6 +110,12 @@ class Schedule:
             raise ArgumentError("schedule.p_start is inf; expected a finite number: only the third phase has p = inf")
         if not self.p_start <= self.p_end < math.inf:
             raise ArgumentError(f"schedule.p_end is {self.p_end}; expected a finite number >= p_start = {self.p_start}")
+        if list(self.lr_drops) != sorted(self.lr_drops) or not all(0 < drop < 1 for drop in self.lr_drops):
+            raise ArgumentError(f"schedule.lr_drops is {list(self.lr_drops)}; expected rising numbers between 0 and 1")
+        if self.lr_drops and self.hold_lr:
+            raise ArgumentError("schedule.hold_lr is true, but it has no effect with schedule.lr_drops")
+        if not 0 < self.lr_drop <= 1:
+            raise ArgumentError(f"schedule.lr_drop is {self.lr_drop}; expected a number above 0, at most 1")
         for name, value in (("slopes_p", self.slopes_p), ("slopes_p_end", self.slopes_p_end)):
             if value is not None and not 1 <= value < math.inf:
                 raise ArgumentError(f"schedule.{name} is {value}; expected a finite number >= 1")
@@ -143,6 +154,8 @@ class Optimizer(Section):
     """Strength of the weight decay of the 2021 paper, which depends on p."""
     scale_decay: float = number(0.0)
     """Decay of the temperature s in each step, times its learning rate; SortNet uses 0.02."""
+    clip: float = number(0.0)
+    """Largest norm of the gradient of a step: longer gradients are scaled down to it; 0 means no limit."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

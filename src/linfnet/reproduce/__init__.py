@@ -10,3 +10,4 @@ from linfnet.reproduce.studies import STUDIES as STUDIES
 from linfnet.reproduce.studies import Cell as Cell
 from linfnet.reproduce.studies import Figures as Figures
 from linfnet.reproduce.studies import Study as Study
+from linfnet.reproduce.studies import table1_with as table1_with

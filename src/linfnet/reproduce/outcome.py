@@ -1,7 +1,7 @@
 """The outcome of a study: every finished run, and the median and range over the seeds of each cell."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from linfnet.files import write_json
 from linfnet.reproduce.studies import Cell, Study
 from linfnet.results.storage import write_columns
+from linfnet.systems import SYSTEMS
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,15 @@ class Options:
     limit: int | None = None  # number of test images to evaluate; None for all
     steps: int = 100  # number of PGD steps
     small: bool = False  # whether `--small` was given, which the titles of tables and plots mention
+    systems: tuple[str, ...] = ()  # whether rows of other systems are included: their names, or all
+
+    def for_system(self, name: str) -> "Options":
+        """Return the options for the rows of a system: `--small` has other effects on other systems."""
+        if not self.small or name == "linf":
+            return self
+        own = tuple(change for change in self.changes if change not in SMALL.changes)
+        scale = 1.0 if self.scale == SMALL.scale else self.scale
+        return replace(self, changes=(*SYSTEMS[name].small, *own), scale=scale)
 
     @property
     def prefix(self) -> str:
@@ -54,8 +64,8 @@ class RunOutcome:
     seed: int
     clean: float
     pgd: float
-    certified_margin: float
-    certified_interval: float
+    certified_margin: float | None  # None for systems without this certificate
+    certified_interval: float | None
     certified_train: float | None  # certified accuracy on training images, by margin; None for old runs
     above_theta: float | None  # share of training images with a margin above theta
     seconds: float  # duration of training, in seconds
@@ -63,10 +73,15 @@ class RunOutcome:
     hardware: str
     commit: str | None
     folder: str
+    system: str = "linf"
+    certified: float | None = None  # by the best certificate of the net
+    certify_seconds: float | None = None  # per image, by that certificate
+    arithmetic: str = "float32"
 
 
-# The fields of `RunOutcome` that the table of test results and the table of training results show, in order.
+# The fields of `RunOutcome` that the tables of test results, of other systems and of training results show, in order.
 TEST_FIGURES = ("clean", "pgd", "certified_margin", "certified_interval")
+SYSTEM_FIGURES = ("clean", "pgd", "certified", "certify_seconds")
 TRAINING_FIGURES = ("clean", "certified_margin", "certified_train", "above_theta")
 
 
@@ -80,7 +95,7 @@ class Spread(NamedTuple):
 
 def spreads(runs: Sequence[RunOutcome]) -> dict[str, Spread]:
     """Return the spread of each figure over runs that differ only in their seed; empty if there are no runs."""
-    measured = dict.fromkeys((*TEST_FIGURES, *TRAINING_FIGURES, "seconds"))
+    measured = dict.fromkeys((*TEST_FIGURES, *TRAINING_FIGURES, *SYSTEM_FIGURES, "seconds"))
     values = {name: [float(x) for run in runs if (x := getattr(run, name)) is not None] for name in measured}
     return {name: Spread(median(column), min(column), max(column)) for name, column in values.items() if column}
 

@@ -12,7 +12,7 @@ import torch
 from linfnet.data import load
 from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.files import read_table
-from linfnet.recipes import Recipe
+from linfnet.recipes import Recipe, load_recipe
 from linfnet.reproduce.outcome import Options, Outcome, RunOutcome, hardware_of
 from linfnet.reproduce.studies import Cell, Study, differing_sections
 from linfnet.results import AttackSettings, Result, Results, read_results
@@ -42,13 +42,16 @@ def plan(study: Study, options: Options) -> list[PlannedRun]:
     runs: list[PlannedRun] = []
     for more, (cell, recipe) in itertools.product(range(options.seeds), recipes):
         settings = replace(recipe.run, seed=recipe.run.seed + more)
-        path = options.out / cell.label / f"{options.prefix}{settings.seed}"
+        prefix = options.for_system(recipe.system_name).prefix
+        path = options.out / cell.label / f"{prefix}{settings.seed}"
         runs.append(PlannedRun(cell, replace(recipe, run=settings), path))
     return runs
 
 
 def _build(study: Study, cell: Cell, options: Options) -> Recipe:
     """Return the recipe of a cell; raise an error if `--set` overrides changes that define the cell."""
+    system = load_recipe(cell.recipe).system_name
+    options = options.for_system(system)
     recipe = cell.build(options.changes, options.scale)
     expected = replace(cell, changes=(*options.changes, *cell.changes)).build(scale=options.scale)
     for section in differing_sections(recipe, expected):
@@ -56,8 +59,10 @@ def _build(study: Study, cell: Cell, options: Options) -> Recipe:
             raise ArgumentError(
                 f"--set overrides keys of [{section}] that define row {cell.label} of {study.name}; expected other keys"
             )
-    if recipe.system_name != "linf":
-        raise ArgumentError(f"--set system.name is {recipe.system_name!r}; expected 'linf', the system of all studies")
+    if recipe.system_name != system:
+        raise ArgumentError(
+            f"--set system.name is {recipe.system_name!r}; expected {system!r}, the system of row {cell.label}"
+        )
     system_of(recipe)  # raises an error for unknown keys of [system]
     return recipe
 
@@ -150,13 +155,14 @@ def _outcome(study: Study, options: Options, runs: list[RunOutcome]) -> Outcome:
 def _finished(study: Study, cell: Cell, options: Options) -> list[RunOutcome]:
     """Return the finished runs, with any seed, of a row that was not selected; other folders are ignored."""
     runs: list[RunOutcome] = []
-    for path in (options.out / cell.label).glob(f"{options.prefix}*"):
+    prefix = options.for_system(load_recipe(cell.recipe).system_name).prefix
+    for path in (options.out / cell.label).glob(f"{prefix}*"):
         with contextlib.suppress(LinfnetError):
             # Take [run] from the folder: how often a run was tested or saved does not change its results.
             settings = RunFolder.open(path).recipe.run
             run = PlannedRun(cell, replace(_build(study, cell, options), run=settings), path)
             _check_recipe(run)
-            if path.name == f"{options.prefix}{settings.seed}":
+            if path.name == f"{prefix}{settings.seed}":
                 runs.append(gather(run, options))
     return sorted(runs, key=lambda run: run.seed)
 
@@ -173,8 +179,8 @@ def gather(run: PlannedRun, options: Options) -> RunOutcome:
         seed=training.seed,
         clean=result.clean,
         pgd=result.attacked,
-        certified_margin=result.certified["margin"],
-        certified_interval=result.certified["interval"],
+        certified_margin=result.certified.get("margin"),
+        certified_interval=result.certified.get("interval"),
         certified_train=training.train.certified.get(result.eps) if training.train else None,
         above_theta=training.train.above if training.train else None,
         seconds=training.seconds,
@@ -182,4 +188,8 @@ def gather(run: PlannedRun, options: Options) -> RunOutcome:
         hardware=hardware_of(environment, training.device, RunFolder.open(run.path).events()),
         commit=environment.get("commit"),
         folder=str(run.path),
+        system=run.recipe.system_name,
+        certified=result.best_certified,
+        certify_seconds=result.certify_seconds.get(result.best),
+        arithmetic=result.arithmetic,
     )

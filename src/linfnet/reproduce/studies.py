@@ -1,10 +1,16 @@
 """The tables of the paper as data: a cell has a recipe, changes to the recipe, and published accuracies."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from typing import Literal
 
-from linfnet.errors import ArgumentError
-from linfnet.recipes import Recipe, load_recipe
+from linfnet.errors import ArgumentError, nearest
+from linfnet.recipes import Recipe, load_recipe, recipe_names
+from linfnet.systems import SYSTEMS
+
+# What `reported.source` of a recipe says for figures of the paper.
+PAPER = "the paper"
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,38 @@ TABLE1 = Study(
     ),
     on_train=False,
 )
+
+
+def table1_with(systems: Sequence[str]) -> Study:
+    """Return the paper's main table with the rows of other systems: the recipes that report figures of the paper.
+
+    Args:
+        systems: names of systems, or `all`.
+
+    >>> [cell.label for cell in table1_with(["hybrid"]).cells]
+    ['mnist-0.1', 'mnist-0.3-hybrid', 'mnist-0.3', 'cifar10-2', 'cifar10-8-hybrid', 'cifar10-8', 'cifar10-16']
+    """
+    for name in systems:
+        if name != "all" and name not in SYSTEMS:
+            known = ", ".join(("all", *SYSTEMS.names()))
+            raise ArgumentError(f"--systems is {name!r}; expected some of {known}{nearest(name, SYSTEMS.names())}")
+    others = [recipe for recipe in map(load_recipe, recipe_names()) if recipe.reported.source == PAPER]
+    chosen = [recipe for recipe in others if "all" in systems or recipe.system_name in systems]
+    cells: list[Cell] = []
+    for own in TABLE1.cells:
+        of_row = load_recipe(own.recipe)
+        for recipe in chosen:
+            found = recipe.reported
+            if _subject(recipe) == _subject(of_row) and recipe.name != own.recipe:
+                paper = Figures(found.clean or None, found.pgd or None, found.certified or None)
+                cells.append(Cell(recipe.name, recipe.name, (), paper))
+        cells.append(own)
+    return replace(TABLE1, cells=tuple(cells))
+
+
+def _subject(recipe: Recipe) -> tuple[str, Fraction]:
+    return recipe.data.name, recipe.evaluation.eps[0]
+
 
 ABLATION = Study(
     "ablation",

@@ -11,9 +11,15 @@ from linfnet.systems.system import system_of as system_of
 
 # isort: split
 # Importing a module registers its system.
+from linfnet.systems.cap import Cap as Cap
+from linfnet.systems.colt import Colt as Colt
+from linfnet.systems.consistency import Consistency as Consistency
+from linfnet.systems.crown_ibp import CrownIbp as CrownIbp
+from linfnet.systems.crown_lbp import CrownLbp as CrownLbp
 from linfnet.systems.hybrid import Hybrid as Hybrid
 from linfnet.systems.ibp import Ibp as Ibp
 from linfnet.systems.linf import Linf as Linf
+from linfnet.systems.smoothadv import SmoothAdv as SmoothAdv
 from linfnet.systems.smoothing import Smoothing as Smoothing
 from linfnet.systems.sortnet import Sortnet as Sortnet
 from linfnet.systems.sparse import Sparse as Sparse

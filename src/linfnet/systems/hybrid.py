@@ -123,6 +123,14 @@ class Hybrid(FeatureSystem):
 
     net_type: ClassVar[type[Classifier]] = HybridNet
     unused: ClassVar[tuple[str, ...]] = OBJECTIVE
+    small: ClassVar[tuple[str, ...]] = (
+        "model.depth=3",
+        "model.width=128",
+        "data.limit=5000",
+        "optimizer.batch=128",
+        "schedule.epochs=[10, 12, 2]",
+        "run.test_every=0",
+    )
 
     hidden: int = number(512, 1)
     """Number of hidden neurons of the MLP."""

@@ -1,15 +1,15 @@
 """Interval bound propagation (IBP) on convolutional nets, a baseline in the paper's tables."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linfnet.bounds.layers import Activation
 from linfnet.certificates.outward import RULES, bounds, evaluate, product_of
 from linfnet.certificates.product_net import ProductNet
 from linfnet.data import SetInfo
@@ -17,7 +17,16 @@ from linfnet.errors import at_least, number
 from linfnet.nn.classifier import Classifier
 from linfnet.recipes import Recipe
 from linfnet.schedules import StepState
-from linfnet.systems.layers import Box, check_architecture, conv_layers, through, worst_margins
+from linfnet.systems.layers import (
+    Box,
+    channels_last,
+    check_architecture,
+    conv_layers,
+    default_weights,
+    preserve_widths,
+    through,
+    worst_margins,
+)
 from linfnet.systems.system import OBJECTIVE, RELAXATION, SYSTEMS, System
 
 # The regularisers are 0 if bounds grow by less than a factor of 1 / TOLERANCE, and if active and inactive neurons
@@ -55,11 +64,7 @@ class IbpNet(ProductNet):
         self.architecture, self.batch_norm = architecture, batch_norm
         self.layers, features = conv_layers(architecture, image_shape, batch_norm)
         self.last = nn.Linear(features, classes)
-        # N(0, 2 pi / fan_in^2) preserves the widths of interval bounds from layer to layer (Shi et al., 2021). With the
-        # usual initialisation, the widths grow with the number of inputs.
-        for layer in self.modules():
-            if isinstance(layer, nn.Conv2d | nn.Linear):
-                nn.init.normal_(layer.weight, std=math.sqrt(2 * math.pi) / layer.weight[0].numel())
+        preserve_widths(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images [B, C, H, W] in [0, 1] to logits [B, classes]."""
@@ -96,7 +101,7 @@ class IbpNet(ProductNet):
 
 def tightness(boxes: Sequence[Box]) -> Tensor:
     """Return a penalty in [0, 1] for boxes before each ReLU that are wider than the input box beyond the tolerance."""
-    start, *widths = ((box.upper - box.lower).mean().clamp(min=1e-12) for box in boxes)
+    start, *widths = (box.middle_and_reach[1].mean().clamp(min=1e-12) for box in boxes)
     return torch.stack([F.relu(TOLERANCE - start / width) / TOLERANCE for width in widths]).mean()
 
 
@@ -108,17 +113,18 @@ def balance(boxes: Sequence[Box]) -> Tensor:
     """
     terms: list[Tensor] = []
     for box in boxes:
-        middle = (box.lower + box.upper) / 2
+        middle = box.middle_and_reach[0]
         active, inactive = box.lower > 0, box.upper < 0
         spread = (middle - middle.mean()).square()
         for on, off in (
             ((middle * active).mean(), -(middle * inactive).mean()),
             ((spread * active).mean(), (spread * inactive).mean()),
         ):
+            most = torch.maximum(on, off)
+            term = F.relu(TOLERANCE - torch.minimum(on, off) / most.clamp(min=1e-12)) / TOLERANCE
             # If no neuron is certainly active or inactive, there is nothing to balance.
-            if bool(on > 0) or bool(off > 0):
-                terms.append(F.relu(TOLERANCE - torch.minimum(on, off) / torch.maximum(on, off)) / TOLERANCE)
-    return torch.stack(terms).sum() / len(boxes) if terms else boxes[0].lower.new_zeros(())
+            terms.append(torch.where(most > 0, term, 0.0))
+    return torch.stack(terms).sum() / len(boxes)
 
 
 def smooth_ramp(progress: float, bend: float = 0.25) -> float:
@@ -132,6 +138,9 @@ def smooth_ramp(progress: float, bend: float = 0.25) -> float:
 class Ibp(System):
     """The loss is kappa * cross-entropy + (1 - kappa) * worst-case cross-entropy + the regularisers of fast IBP.
 
+    The defaults are the form of 2021 (Shi et al.). The form of 2018 (Gowal et al.) has no batch norm, no regularisers,
+    the default initialisation, a linear rise of eps, and kappa falls from 1 to 0.5.
+
     In the first phase of `schedule.epochs`, eps is 0. In the second, eps rises to eps_train and kappa changes to
     kappa_end. In the third, eps stays at eps_train. The weight of the regularisers falls as eps rises. With kappa = 0
     and no batch norm, training reports the accuracy of the worst-case logits.
@@ -140,6 +149,15 @@ class Ibp(System):
     net_type: ClassVar[type[Classifier]] = IbpNet
     unused: ClassVar[tuple[str, ...]] = (*RELAXATION, *OBJECTIVE)
     needs_whole_batch: ClassVar[bool] = True
+    small: ClassVar[tuple[str, ...]] = (
+        "system.architecture=small",
+        "data.limit=10000",
+        "optimizer.batch=128",
+        "optimizer.lr=1e-3",
+        "schedule.epochs=[2, 10, 8]",
+        "schedule.lr_drops=[]",
+        "run.test_every=0",
+    )
 
     architecture: str = "cnn7"
     """The convolutional net: small, medium or cnn7."""
@@ -153,25 +171,46 @@ class Ibp(System):
     """Weight of the cross-entropy of the unperturbed images in the last phase."""
     regularisation: float = number(0.5)
     """Weight of the regularisers of fast IBP at eps = 0."""
+    initialisation: Literal["ibp", "default"] = "ibp"
+    """The initial weights: `ibp` preserves the widths of interval bounds (2021), `default` is that of torch."""
+    ramp: Literal["smooth", "linear"] = "smooth"
+    """How eps rises in the second phase: `smooth` rises slowly at first (2021), `linear` evenly (2018)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_architecture(self.architecture)
         at_least("system.eps_train", float(self.eps_train), 0, most=1)
 
-    def build(self, recipe: Recipe, info: SetInfo) -> IbpNet:
+    def build(self, recipe: Recipe, info: SetInfo) -> Classifier:
         """Build the net of `system.architecture`; the section [model] of the recipe is ignored."""
         own = (self.architecture, self.batch_norm)
-        return IbpNet(info.image_shape, len(info.classes), *own, mean=info.mean, std=info.std)
+        net = IbpNet(info.image_shape, len(info.classes), *own, mean=info.mean, std=info.std)
+        return net if self.initialisation == "ibp" else default_weights(net)
+
+    def progress(self, state: StepState) -> float:
+        """Return how much of the rise of eps is complete at a step, from 0 to 1."""
+        return smooth_ramp(state.relaxed) if self.ramp == "smooth" else state.relaxed
+
+    def kappa(self, state: StepState) -> float:
+        """Return the weight of the cross-entropy of the unperturbed images at a step."""
+        return self.kappa_start + (self.kappa_end - self.kappa_start) * self.progress(state)
+
+    def penalty(self, layers: Iterable[nn.Module], boxes: Sequence[Box], state: StepState) -> Tensor | float:
+        """Return the weighted regularisers; `boxes` are those before each layer."""
+        fading = self.regularisation * (1 - self.progress(state))
+        if fading == 0 or self.progress(state) == 0:
+            return 0.0
+        before = [box for box, layer in zip(boxes, layers, strict=False) if isinstance(layer, Activation)]
+        return fading * (tightness([boxes[0], *before]) + balance(before))
 
     def loss(
         self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, state: StepState
     ) -> tuple[Tensor, Tensor]:
         """Return the loss and the logits; unperturbed values are computed only if kappa or batch norm needs them."""
         assert isinstance(net, IbpNet)
-        ramp = smooth_ramp(state.relaxed)
-        eps, kappa = float(self.eps_train) * ramp, self.kappa_start + (self.kappa_end - self.kappa_start) * ramp
+        eps, kappa = float(self.eps_train) * self.progress(state), self.kappa(state)
         needed = kappa > 0 or self.batch_norm
+        pixels = channels_last(pixels)
         boxes = net.boxes(Box((pixels - eps).clamp(min=0), (pixels + eps).clamp(max=1), pixels if needed else None))
         end = boxes[-1]
         margins = worst_margins(end.lower, end.upper, net.last.weight, net.last.bias, labels)
@@ -179,8 +218,4 @@ class Ibp(System):
         logits = -margins if end.centre is None else net.last(end.centre)
         if kappa > 0:
             loss = loss + kappa * F.cross_entropy(logits, labels)
-        fading = self.regularisation * (1 - ramp)
-        if fading > 0 and eps > 0:
-            before_relu = [box for box, layer in zip(boxes, net.layers, strict=False) if isinstance(layer, nn.ReLU)]
-            loss = loss + fading * (tightness([boxes[0], *before_relu]) + balance(before_relu))
-        return loss, logits
+        return loss + self.penalty(net.layers, boxes, state), logits

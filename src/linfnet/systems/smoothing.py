@@ -224,6 +224,15 @@ class Smoothing(System):
     net_type: ClassVar[type[Classifier]] = SmoothedNet
     unused: ClassVar[tuple[str, ...]] = (*RELAXATION, *OBJECTIVE)
     needs_whole_batch: ClassVar[bool] = True
+    small: ClassVar[tuple[str, ...]] = (
+        "system.architecture=small",
+        "system.samples=1000",
+        "data.limit=10000",
+        "optimizer.batch=128",
+        "schedule.epochs=[5, 5, 0]",
+        "schedule.lr_drops=[]",
+        "run.test_every=0",
+    )
 
     architecture: str = "cnn7"
     """The convolutional net: small, medium or cnn7."""

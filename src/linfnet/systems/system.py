@@ -47,6 +47,8 @@ class System(ABC):
     """Keys or sections of a recipe that have no effect in this system. Changing them is an error; reports omit them."""
     needs_whole_batch: ClassVar[bool] = False
     """Whether the loss is not a mean over samples, so that processes which share a batch would train another net."""
+    small: ClassVar[tuple[str, ...]] = ()
+    """Changes KEY=VALUE of a recipe of this system that `linfnet reproduce --small` makes, to train on a CPU."""
 
     def __post_init__(self) -> None:
         check_numbers(self, "system")
@@ -111,6 +113,11 @@ def system_of(recipe: Recipe) -> System:
     """Return the system of a recipe; the types and ranges of the keys in its [system] are checked."""
     own = {key: value for key, value in recipe.system.items() if key != "name"}
     return options_from_mapping(SYSTEMS[recipe.system_name], own, "system")
+
+
+def step_source(recipe: Recipe, state: StepState, device: torch.device) -> torch.Generator:
+    """Return a source of random numbers for one step: a resumed run draws the same ones as an uninterrupted one."""
+    return torch.Generator(device).manual_seed(recipe.run.seed + round(state.epoch * 2**20))
 
 
 def has_effect(recipe: Recipe, key: str) -> bool:

@@ -230,6 +230,8 @@ class Trainer:
         self.optimizer.zero_grad()
         loss.backward()
         self.gradients.wait()
+        if self.recipe.optimizer.clip:
+            nn.utils.clip_grad_norm_(self.net.parameters(), self.recipe.optimizer.clip)
         decay_scale(self.net, self.optimizer.param_groups[1]["lr"] * self.recipe.optimizer.scale_decay)
         decay_weights(self.net, state.lr * self.recipe.optimizer.weight_decay)
         self.optimizer.step()

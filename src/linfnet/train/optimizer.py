@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from linfnet.nn import Classifier, DistanceModule, SparseDistance
 from linfnet.ops import snapped_p
 from linfnet.recipes import Recipe
-from linfnet.schedules import StepState, cosine_learning_rate, relaxation_p
+from linfnet.schedules import StepState, cosine_learning_rate, relaxation_p, stepped_learning_rate
 from linfnet.systems import has_effect
 
 
@@ -20,16 +20,24 @@ def step_state(recipe: Recipe, step: int, steps_per_epoch: int) -> StepState:
     p, slopes_p = relaxation_p(relaxed, start=schedule.p_start, end=schedule.p_end), schedule.largest_slopes_p(relaxed)
     if schedule.snap_p:
         p, slopes_p = snapped_p(p), snapped_p(slopes_p)
-    constant = phases.start / phases.total if schedule.hold_lr else 0.0
     return StepState(
         epoch=epoch,
         started=phases.start_progress(epoch),
         relaxed=relaxed,
         p=p,
         mixing=recipe.loss.mixing(relaxed) if has_effect(recipe, "loss") else 0.0,
-        lr=cosine_learning_rate(step / (phases.total * steps_per_epoch), peak=recipe.optimizer.lr, constant=constant),
+        lr=_learning_rate(recipe, step / (phases.total * steps_per_epoch)),
         slopes_p=slopes_p,
     )
+
+
+def _learning_rate(recipe: Recipe, progress: float) -> float:
+    schedule, peak = recipe.schedule, recipe.optimizer.lr
+    if schedule.lr_drops:
+        return stepped_learning_rate(progress, peak=peak, drops=schedule.lr_drops, factor=schedule.lr_drop)
+    phases = schedule.phases()
+    constant = phases.start / phases.total if schedule.hold_lr else 0.0
+    return cosine_learning_rate(progress, peak=peak, constant=constant)
 
 
 def build_optimizer(recipe: Recipe, net: Classifier) -> torch.optim.Adam:

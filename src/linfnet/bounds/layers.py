@@ -1,0 +1,125 @@
+"""The layers of which bounds are known, and their effect on boxes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linfnet.bounds.boxes import Box
+from linfnet.bounds.ramp import Ramp
+from linfnet.errors import ArgumentError
+
+Activation = nn.ReLU | Ramp
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
+Layers = nn.Sequential | Sequence[nn.Module]
+"""A net: the layers are applied in turn. Sequential modules may be nested."""
+
+
+@dataclass(frozen=True)
+class ChannelScale:
+    """What batch norm computes for fixed statistics: x * scale + shift, with one number [C] for each channel."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def along(self, dim: int, dims: int) -> tuple[Tensor, Tensor]:
+        """Return scale and shift in a shape that has the channels at `dim` of `dims` dimensions."""
+        shape = [-1 if each == dim else 1 for each in range(dims)]
+        return self.scale.view(shape), self.shift.view(shape)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The windows of a convolution or of pooling, each number as (vertical, horizontal)."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+
+def window_of(layer: nn.Conv2d | nn.AvgPool2d, channels: int) -> Window:
+    """Return the windows of a layer whose inputs have this number of channels."""
+    kernel, stride = pair(layer.kernel_size), pair(layer.stride)
+    if isinstance(layer, nn.AvgPool2d):
+        return Window(kernel, stride, (0, 0), (1, 1), channels)
+    return Window(kernel, stride, pair(cast(tuple[int, int], layer.padding)), pair(layer.dilation), layer.groups)
+
+
+def layers_of(net: Layers) -> list[nn.Module]:
+    """Return the layers of a net in order, without nesting, or raise an error that names a layer without bounds.
+
+    >>> [type(layer).__name__ for layer in layers_of(nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(4, 2))))]
+    ['Flatten', 'Linear']
+    """
+    found: list[nn.Module] = []
+    for layer in net:
+        if isinstance(layer, nn.Sequential):
+            found += layers_of(layer)
+        elif not isinstance(layer, nn.Identity):
+            _check(layer)
+            found.append(layer)
+    return found
+
+
+def _check(layer: nn.Module) -> None:
+    name = type(layer).__name__
+    if not isinstance(layer, nn.Linear | nn.Conv2d | nn.AvgPool2d | nn.Flatten | BatchNorm | Activation):
+        raise ArgumentError(
+            f"the net has a layer {name}; bounds are implemented for Linear, Conv2d, BatchNorm1d, BatchNorm2d, "
+            "AvgPool2d, Flatten, ReLU and Ramp"
+        )
+    unusual = False
+    if isinstance(layer, nn.Conv2d):
+        unusual = layer.padding_mode != "zeros" or isinstance(layer.padding, str)
+    elif isinstance(layer, nn.AvgPool2d):
+        unusual = layer.ceil_mode or layer.divisor_override is not None or bool(_max(layer.padding))
+    elif isinstance(layer, nn.Flatten):
+        unusual = (layer.start_dim, layer.end_dim) != (1, -1)
+    if unusual:
+        raise ArgumentError(f"the net has the layer {layer}; expected zero padding by numbers, and no other options")
+
+
+def _max(size: int | tuple[int, ...]) -> int:
+    return size if isinstance(size, int) else max(size)
+
+
+def pair(size: int | tuple[int, ...]) -> tuple[int, int]:
+    """Return an argument such as a stride as (vertical, horizontal)."""
+    return (size, size) if isinstance(size, int) else cast(tuple[int, int], size)
+
+
+def channel_scale(layer: BatchNorm, centre: Tensor | None) -> ChannelScale:
+    """Return what batch norm computes: in training by the statistics of the unperturbed values `centre` [B, C, ...]."""
+    mean, variance = layer.running_mean, layer.running_var
+    if layer.training or mean is None or variance is None:
+        if centre is None:
+            raise ArgumentError("batch norm in training needs the unperturbed values; pass centre")
+        others = [dim for dim in range(centre.dim()) if dim != 1]
+        variance, mean = torch.var_mean(centre, others, correction=0)
+    scale = (variance + layer.eps).rsqrt()
+    if layer.affine:
+        scale = scale * layer.weight
+        return ChannelScale(scale, layer.bias - mean * scale)
+    return ChannelScale(scale, -mean * scale)
+
+
+def through(layer: nn.Module, box: Box) -> Box:
+    """Propagate a box through one layer. In training, batch norm uses the statistics of the unperturbed values."""
+    plain = None if box.centre is None else layer(box.centre)
+    if isinstance(layer, Activation | nn.Flatten | nn.AvgPool2d):  # monotone
+        return Box(layer(box.lower), layer(box.upper), plain)
+    middle, reach = box.middle_and_reach
+    if isinstance(layer, nn.Conv2d):
+        weight, size = layer.weight.abs(), (layer.stride, layer.padding, layer.dilation, layer.groups)
+        return Box.around(layer(middle), F.conv2d(reach, weight, None, *size), plain)  # pyright: ignore
+    if isinstance(layer, nn.Linear):
+        return Box.around(layer(middle), F.linear(reach, layer.weight.abs()), plain)
+    if isinstance(layer, BatchNorm):
+        scale, shift = channel_scale(layer, box.centre).along(1, middle.dim())
+        return Box.around(torch.addcmul(shift, middle, scale), reach * scale.abs(), plain)
+    raise ArgumentError(f"interval bounds are not implemented for {type(layer).__name__}")

@@ -1,0 +1,99 @@
+"""The base of systems that train a conventional convolutional net and certify it by bounds on its layers."""
+
+import contextlib
+from collections.abc import Generator, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from linfnet.bounds import Box, smallest_margin
+from linfnet.nn.classifier import Classifier
+from linfnet.systems.layers import channels_last, conv_layers
+
+
+class ConvNet(Classifier):
+    """A convolutional net with ReLU, certified by bounds on its margins in real arithmetic.
+
+    A subclass defines `margins`.
+
+    Args:
+        architecture: a key of `linfnet.systems.layers.ARCHITECTURES`.
+        batch_norm: whether there is batch norm before each ReLU. For the other arguments, see `Classifier`.
+    """
+
+    arithmetic: ClassVar[Literal["float32", "real"]] = "real"
+    part: ClassVar[int] = 100
+    """Number of images that are certified at once: rows of linear functions take memory."""
+
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        classes: int,
+        architecture: str,
+        batch_norm: bool,
+        *,
+        mean: float | Sequence[float] = 0.0,
+        std: float = 1.0,
+    ) -> None:
+        super().__init__(image_shape, classes, mean=mean, std=std)
+        self.architecture, self.batch_norm = architecture, batch_norm
+        self.layers, features = conv_layers(architecture, image_shape, batch_norm)
+        self.last = nn.Linear(features, classes)
+
+    @property
+    def body(self) -> list[nn.Module]:
+        """All layers after the normalisation."""
+        return [*self.layers, self.last]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images [B, C, H, W] in [0, 1] to logits [B, classes]."""
+        x = self.normalize(self.check_shape(images))
+        if self.training:
+            return self.last(self.layers(x))
+        with full_precision(x):
+            return self.last(self.layers(x))
+
+    def normalized(self, lower: Tensor, upper: Tensor, centre: Tensor | None = None) -> Box:
+        """Return the box of normalised pixels, for the layers of `body`."""
+        ends = self.normalize.bounds(self.check_shape(lower), self.check_shape(upper))
+        return Box(*ends, None if centre is None else self.normalize(centre))
+
+    def box_around(self, pixels: Tensor, eps: float, *, centre: bool = True) -> Box:
+        """Return the normalised box of all images in [0, 1] within eps of images [B, C, H, W].
+
+        `centre`: whether the unperturbed values are needed at all layers, for logits or for batch norm in training.
+        """
+        pixels = channels_last(pixels)
+        return self.normalized((pixels - eps).clamp(min=0), (pixels + eps).clamp(max=1), pixels if centre else None)
+
+    def margins(self, box: Box, labels: Tensor) -> Tensor:
+        """Return lower bounds [B, K] on the margins of the labels over a normalised box; 0 at the labels."""
+        raise NotImplementedError
+
+    def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
+        if len(lower) == 0:
+            return lower.new_zeros(0)
+        parts = zip(*(each.split(self.part) for each in (lower, upper, labels)), strict=True)
+        with full_precision(lower):
+            return torch.cat([smallest_margin(self.margins(self.normalized(a, b), y), y) for a, b, y in parts])
+
+    def settings(self) -> dict[str, Any]:
+        return {"architecture": self.architecture, "batch_norm": self.batch_norm}
+
+    def describe(self) -> str:
+        return (
+            f"A convolutional net ({self.architecture}{', batch norm' if self.batch_norm else ''}), trained by system "
+            f"`{self.system}` and certified by bounds on its layers ({', '.join(self.certificate_names)})."
+        )
+
+
+@contextlib.contextmanager
+def full_precision(images: Tensor) -> Generator[None]:
+    """Context in which convolutions of images on a GPU are computed in float32; by default they use TensorFloat-32."""
+    if not images.is_cuda:
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    with cudnn.flags(cudnn.enabled, cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False):
+        yield

@@ -1,0 +1,141 @@
+"""CAP and COLT: losses are bounds or attacks within relaxations of the first layers."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from linfnet.bounds import Box, backward_boxes, margin_bounds, smallest_margin
+from linfnet.boxes import inner_box
+from linfnet.data import load
+from linfnet.errors import ArgumentError
+from linfnet.nn.label_margin import margin
+from linfnet.recipes import Recipe, load_recipe
+from linfnet.schedules import StepState
+from linfnet.systems import system_of
+from linfnet.systems.cap import CapNet
+from linfnet.systems.colt import Colt, ColtNet, Region, attacked
+from linfnet.systems.convolutional import ConvNet
+from linfnet.train import step_state
+
+
+def state_at(recipe: Recipe, epoch: float) -> StepState:
+    return step_state(recipe, round(4 * epoch), 4)
+
+
+def digits(count: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
+    images = load("digits", "test").first(count)
+    return images.pixels(), images.labels
+
+
+def small_net(kind: type[ConvNet]) -> ConvNet:
+    torch.manual_seed(0)
+    return kind((1, 8, 8), 10, "small", False, mean=0.3, std=0.4).eval()
+
+
+@pytest.mark.parametrize("kind", [CapNet, ColtNet])
+def test_no_image_in_the_ball_has_a_smaller_margin(kind: type[ConvNet]):
+    net, (images, labels) = small_net(kind), digits()
+    lower, upper = inner_box(images, Fraction(1, 20))
+    with torch.no_grad():
+        found = net.least_margin(lower, upper, labels)
+        ends = net.normalize.bounds(lower, upper)
+        plain = smallest_margin(margin_bounds(net.body, *ends, labels, "fast-lin"), labels)
+        assert bool((found >= plain - 1e-6).all())
+        for _ in range(20):
+            inside = torch.lerp(lower, upper, torch.rand_like(lower).round())
+            assert bool((margin(net(inside), labels) >= found - 1e-5).all())
+
+
+def test_cap_takes_the_cross_entropy_of_the_worst_case():
+    recipe = load_recipe("mnist-cpu-cap", ["data.name=digits"])
+    system, net, (images, labels) = system_of(recipe), small_net(CapNet), digits()
+    plain, logits = system.loss(recipe, net, images, labels, state_at(recipe, 1.0))
+    torch.testing.assert_close(plain, F.cross_entropy(net(images), labels))
+    torch.testing.assert_close(logits, net(images))
+    worst = system.loss(recipe, net, images, labels, state_at(recipe, 6.0))[0]
+    ends = net.normalize.bounds((images - 0.1).clamp(min=0), (images + 0.1).clamp(max=1))
+    expected = F.cross_entropy(-margin_bounds(net.body, *ends, labels, "fast-lin"), labels)
+    torch.testing.assert_close(worst, expected)
+
+
+def region_after(net: ConvNet, box: Box, stage: int) -> tuple[Region, nn.Sequential]:
+    ends = [index + 1 for index, layer in enumerate(net.body) if isinstance(layer, nn.ReLU)]
+    end = ends[stage - 1] if stage else 0
+    return Region.after(net.body[:end], backward_boxes(net.body[:end], box, "parallel")), nn.Sequential(*net.body[end:])
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_the_region_contains_what_the_net_computes(stage: int):
+    """Each image of the ball has numbers in [-1, 1] that give its values after the first layers."""
+    net, (images, _) = small_net(ColtNet), digits()
+    box = net.box_around(images, 0.1)
+    region, _ = region_after(net, box, stage)
+    inside = torch.lerp(box.lower, box.upper, torch.rand_like(box.lower))
+    middle, reach = box.middle_and_reach
+    numbers = [((inside - middle) / reach.clamp(min=1e-9)).clamp(-1, 1)]
+    values, index = inside, 0
+    for layer in region.layers:
+        if isinstance(layer, nn.ReLU):
+            slope, offset = region.slopes[index], region.offsets[index]
+            index += 1
+            needed = 2 * (layer(values) - slope * values) / offset.clamp(min=1e-9) - 1
+            assert bool(((needed >= -1.001) & (needed <= 1.001))[offset > 1e-4].all())
+            numbers.append(needed.clamp(-1, 1))
+        values = layer(values)
+    torch.testing.assert_close(region.point(numbers), values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_the_attack_stays_in_the_region_and_below_the_bound(stage: int):
+    net, (images, labels) = small_net(ColtNet), digits()
+    box = net.box_around(images, 0.1, centre=False)
+    region, rest = region_after(net, box, stage)
+    sources = [torch.Generator().manual_seed(0) for _ in range(3)]
+    start = F.cross_entropy(rest(attacked(region, rest, labels, 0, 0.25, sources[0])), labels)
+    found = F.cross_entropy(rest(attacked(region, rest, labels, 8, 0.25, sources[1])), labels)
+    worst = -margin_bounds(net.body, box.lower, box.upper, labels, "fast-lin")
+    assert start < found < F.cross_entropy(worst, labels)
+    point = attacked(region, rest, labels, 8, 0.25, sources[2])
+    assert F.cross_entropy(rest(point), labels) == found
+
+
+def test_stages_of_colt():
+    recipe = load_recipe("mnist-cpu-colt", {"schedule.epochs": [10, 20, 5], "system.stages": 2, "system.mixing": 0.5})
+    system = system_of(recipe)
+    assert isinstance(system, Colt)
+    found = [system.stage(state_at(recipe, epoch)) for epoch in (0, 9.75, 12.5, 15, 22.5, 27.5, 34)]
+    assert [stage for stage, _ in found] == [0, 0, 1, 1, 2, 2, 2]
+    assert [share for _, share in found] == pytest.approx([1, 1, 0.5, 1, 0.5, 1, 1])
+
+
+def test_only_the_layers_after_the_region_are_trained():
+    recipe = load_recipe("mnist-cpu-colt", {"schedule.epochs": [1, 2, 1], "system.stages": 2, "data.name": "digits"})
+    system, (images, labels) = system_of(recipe), digits()
+    for epoch, trained in ((0.25, 4), (3.5, 2), (2.75, 2)):
+        net = small_net(ColtNet).train()
+        loss, _ = system.loss(recipe, net, images, labels, state_at(recipe, epoch))
+        loss.backward()
+        products = [layer for layer in net.body if isinstance(layer, nn.Conv2d | nn.Linear)]
+        assert [layer.weight.grad is not None for layer in products] == [False] * (4 - trained) + [True] * trained
+        assert all(parameter.requires_grad for parameter in net.parameters())
+
+
+def test_the_stability_of_the_next_layer_counts():
+    net, (images, labels) = small_net(ColtNet).train(), digits()
+    box, losses = net.box_around(images, 0.1, centre=False), []
+    for weight in (0.0, 1.0):
+        system = Colt(stability=weight, steps=1)
+        losses.append(system.stage_loss(net, box, labels, 1, torch.Generator().manual_seed(0))[0])
+    lower, upper = backward_boxes(net.body, box, "parallel")[3].ends
+    penalty = ((-lower).clamp(min=0) * upper.clamp(min=0)).mean()
+    assert penalty > 0
+    torch.testing.assert_close(losses[1] - losses[0], penalty, rtol=1e-3, atol=1e-6)
+
+
+def test_too_many_stages_are_refused():
+    recipe = load_recipe("mnist-cpu-colt", {"system.stages": 4})
+    with pytest.raises(ArgumentError, match=r"system\.stages is 4; expected a number of at most 3"):
+        system_of(recipe).build(recipe, load("digits").info)
