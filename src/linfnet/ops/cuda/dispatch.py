@@ -25,8 +25,9 @@ from linfnet.ops.implementations import KERNELS, bounds_like, gradients_like
 from linfnet.ops.powers import LARGEST_PAIRED, snapped_after, snapped_p, uses_ratio
 from linfnet.ops.reference import Reference
 
-# Number of next values of p whose kernels are compiled ahead: a short run uses each value for few steps only.
-SNAPPED_AHEAD = 2
+# Number of next values of p whose kernels are compiled ahead: a short run uses each value for few steps only, and above
+# p = 32 for less time than the compilation takes, so that it must start long before.
+SNAPPED_AHEAD = 6
 
 
 def kernels_ahead(p: float, n: int, shared: int) -> list[Kernel]:
