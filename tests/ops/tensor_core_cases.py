@@ -18,6 +18,8 @@ from torch import Tensor
 
 from linfnet.ops.cuda import Cuda, tensor_core
 
+Draw = Callable[[tuple[int, int, int], str], tuple[Tensor, Tensor, Tensor]]
+
 
 def trained(shape: tuple[int, int, int], device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
     """Return a typical layer: one weight of each output is far from the others, and features have different ranges."""

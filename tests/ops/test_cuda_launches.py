@@ -323,7 +323,7 @@ def test_sources_compile(architecture: str, tmp_path: Path) -> None:
         *(sparse.forward_kernel("", rows, save) for rows in (1, 8) for save in (False, True)),
         *(sparse.power_kernel("", rows) for rows in (1, 4)),
         deciding.COUNT,
-        *(tensor_core.kernel(function, 8) for function in ("powers", "add_unexpanded")),
+        *(kernel for single in (False, True) for kernel in tensor_core.kernels(8.0, single=single)),
         pruned.list_kernel("transpose"),
         *(pruned.maximum_kernel(index, 2) for index in (False, True)),
         *(pruned.forward_kernel(p, 2) for p in (28.0, 128.0, 30.5, 200.5)),

@@ -41,8 +41,7 @@ def kernels_ahead(p: float, n: int, shared: int) -> list[Kernel]:
     kernels: list[Kernel] = []
     for q in rising:
         kernels += dense.kernels(q, shared)
-        if q in tensor_core.POWERS:
-            kernels += [tensor_core.kernel(function, int(q)) for function in ("powers", "add_unexpanded")]
+        kernels += tensor_core.kernels(q, single=half.enabled())
         if half.applies(q):
             kernels += half.kernels(q)
         if q >= pruned.SMALLEST_P:
@@ -111,9 +110,10 @@ class Cuda:
         return obstacle is None
 
     def _layer(self, x: Tensor, w: Tensor, p: float, *, training: bool = True) -> Layer:
-        if tensor_core.supports(x, w, p):
-            kind = TensorCore
-        elif training and p < pruned.SMALLEST_P and half.supports(self._launcher, x, w, p):
+        single = training and half.enabled()
+        if tensor_core.supports(x, w, p, single=single):
+            return TensorCore(self._launcher, x, w, p, single=single)
+        if training and p < pruned.SMALLEST_P and half.supports(self._launcher, x, w, p):
             kind = Half
         elif pruned.supports(x, w, p):
             kind = Pruned
