@@ -10,7 +10,7 @@ sum |c| (|x| + |w|)^(p - 1), which is much larger than the gradient if x and w a
 marks such pairs, and their slopes are computed without expansion.
 
 With `single`, for training in float16 (see `half`), each power is one float16 number: one product instead of three. The
-p-th root divides the error of a sum, about E / S 2^-11, by p.
+p-th root divides the error of a sum by p.
 """
 
 from functools import cache, partial
@@ -40,8 +40,9 @@ MOST_REPEATED, UNEXPANDED_COST = 0.25, 7
 # Largest ratio of the even terms of a pair to its sum for which slopes are expanded: cancellation multiplies the error
 # of a slope (22 bits) by at most (2 * 128)^((p - 1) / p) < 2^8.
 MOST_SLOPE_LOSS = 128.0
-# The same for powers of one float16 number: the error (11 bits) is multiplied by at most (2 * 32)^((p - 1) / p) < 2^6.
-SINGLE_SLOPE_LOSS = 32.0
+# The same for powers of one float16 number, whose error is at most 2^-12: that of a slope is at most
+# (2 * 64)^((p - 1) / p) 2^-12 < 2 % of the largest of its pair.
+SINGLE_SLOPE_LOSS = 64.0
 # Smallest sum that is expanded, relative to the p-th power of the layer's largest |x| or |w|: too many terms of smaller
 # sums are below the range of float16, which causes an error of up to 2^-36 of that power for each feature.
 LEAST_SUM = 2.0**-16
@@ -63,9 +64,13 @@ def kernels(p: float, *, single: bool) -> list[Kernel]:
     return [kernel(function, int(p), single=single) for function in ("powers", "add_unexpanded")]
 
 
-def most_loss(p: float) -> float:
-    """Return the largest ratio of even terms to sum for expanded distances; the p-th root divides errors by p."""
-    return 2 * p
+def most_loss(p: float, *, single: bool = False) -> float:
+    """Return the largest ratio of even terms to sum for expanded distances; the p-th root divides errors by p.
+
+    With `single`, the error of a term is at most 2^-11, and all terms together are at most twice the even ones: the
+    error of a distance is at most 2^-10.
+    """
+    return p if single else 2 * p
 
 
 def chunks_of(terms: int) -> int | None:
@@ -163,7 +168,8 @@ class TensorCore(Layer):
             combine, line(pairs, combine.threads),
             main=main, chunks=chunks, cross=cross, power_sum_x=power_sum_x, power_sum_w=power_sum_w, x=x, w=w,
             input_max=input_max, sums=sums, count=count, unexpanded=unexpanded, **self.sizes,
-            most_loss=most_loss(self.p), most_slope_loss=SINGLE_SLOPE_LOSS if self._single else MOST_SLOPE_LOSS,
+            most_loss=most_loss(self.p, single=self._single),
+            most_slope_loss=SINGLE_SLOPE_LOSS if self._single else MOST_SLOPE_LOSS,
             least_sum=LEAST_SUM, target_exponent=sum_exponent(self.p),
         )  # fmt: skip
         decide_dense(self, count, int(pairs * MOST_REPEATED), use_dense)
@@ -246,6 +252,8 @@ class TensorCore(Layer):
         rows, exponents = a.shape[0], a.new_empty(self.features, dtype=torch.int32)
         common = {"a": a, "exponents": exponents, "rows": rows, "features": self.features}
         self.launch(self._kernel("feature_exponents"), line(self.features, 32), **common, input_max=input_max)
-        halves = a.new_empty(1 if self._single else 3 if thrice else 2, rows, (self.power - 1) * self.features, dtype=torch.float16)
+        halves = a.new_empty(
+            1 if self._single else 3 if thrice else 2, rows, (self.power - 1) * self.features, dtype=torch.float16
+        )
         self.launch(self._kernel("feature_powers"), (rows, 1, 1), **common, halves_out=halves, thrice=thrice)
         return exponents, halves
