@@ -44,7 +44,7 @@ def check(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> None:
 
 
 @pytest.mark.parametrize("shape", [(200, 96, 784), (130, 1600, 64)], ids=str)
-@pytest.mark.parametrize("p", [8.0, 10.0])
+@pytest.mark.parametrize("p", [8.0, 10.0, 12.0])
 def test_distances_and_gradients(kernels: Cuda, p: float, shape: tuple[int, int, int]) -> None:
     check(kernels, *cases.trained(shape, "cpu"), p)
 
@@ -57,7 +57,7 @@ def test_long_sums_that_are_truncated(
     check(kernels, *cases.trained(shape, "cpu"), 8.0)
 
 
-@pytest.mark.parametrize("p", [8.0, 10.0])
+@pytest.mark.parametrize("p", [8.0, 12.0])
 def test_slopes_of_rather_close_pairs(kernels: Cuda, p: float) -> None:
     check(kernels, *cases.rather_close(SHAPE, "cpu"), p)
 
@@ -83,6 +83,17 @@ def test_layers_that_cancel_are_computed_in_float32(
     assert flag == 1
     monkeypatch.setattr(tensor_core, "SINGLE_POWERS", ())
     assert all(map(torch.equal, made, step(kernels, x, w, grad, 8.0)))
+
+
+def test_layers_that_cancel_are_computed_by_other_kernels_in_float16(
+    kernels: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(half, "SMALLEST", 0)
+    x, w, grad = cases.close(SHAPE, "cpu")
+    made, flag = cases.run(kernels, x, w, grad, 12.0)
+    assert flag == 1
+    monkeypatch.setattr(tensor_core, "SINGLE_POWERS", ())
+    assert all(map(torch.equal, made, step(kernels, x, w, grad, 12.0)))
 
 
 @pytest.mark.parametrize("factor", [2.0**-90, 2.0**90])

@@ -19,7 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linfnet.ops.cuda import half
 from linfnet.ops.cuda.dense import Dense, sum_exponent
+from linfnet.ops.cuda.half import HEAD, Half
 from linfnet.ops.cuda.layout import Grid, Layer, aligned_copy, aligned_parts, filled, line
 from linfnet.ops.cuda.nvrtc import Kernel, Launcher
 from linfnet.ops.cuda.pruned import decide_dense
@@ -28,7 +30,7 @@ from linfnet.ops.cuda.pruned import decide_dense
 # the cancellation grow with p.
 POWERS = (8.0, 10.0)
 # The same for powers of one float16 number.
-SINGLE_POWERS = (8.0, 10.0)
+SINGLE_POWERS = (8.0, 10.0, 12.0)
 # Smallest number of (row, output, feature) triples for which matrix products save time.
 SMALLEST = 1 << 28
 # Largest number of terms per sum: the tensor cores truncate instead of rounding, with an error of about two units in
@@ -126,29 +128,33 @@ def _by_sums(halves: Tensor, chunks: int) -> Tensor:
 class TensorCore(Layer):
     """A layer computed by matrix products, or by the dense kernels if the terms of too many pairs cancel.
 
-    `single`: powers are one float16 number instead of two.
+    `single`: powers are one float16 number instead of two, and the kernels of `half` replace the dense kernels if they
+    support the layer.
     """
 
     def __init__(self, launcher: Launcher, x: Tensor, w: Tensor, p: float, *, single: bool = False) -> None:
         super().__init__(launcher, x, w, p)
         self.power, self._dense = int(p), partial(Dense, launcher, x, w, p)
         self._single, self._halves, self._kernel = single, 1 if single else 2, partial(kernel, p=int(p), single=single)
-        # Lengths of the saved parts: the use_dense flag, a residual for each pair, and a bit for each pair that says
-        # whether its slopes are not expanded.
-        self._lengths = (1, self.n * self.out, -(-self.n * self.out // 32))
+        # Lengths of the saved parts: the use_dense flag, a residual for each pair, a bit for each pair that says
+        # whether its slopes are not expanded, and what `Half` saves.
+        pairs, head = self.n * self.out, [HEAD] if single and half.supports(launcher, x, w, p) else []
+        self._lengths = (1, pairs, -(-pairs // 32), *head)
 
     def saved_like(self) -> Tensor:
         return self.x.new_empty(sum(filled(self._lengths)), dtype=torch.int32)
 
     def forward(self, saved: Tensor | None = None) -> Tensor:
         if saved is None:
-            use_dense, residual, unexpanded = self.x.new_empty(1, dtype=torch.int32), None, None
+            use_dense, residual, unexpanded, head = self.x.new_empty(1, dtype=torch.int32), None, None, []
         else:
-            use_dense, residual, unexpanded = aligned_parts(saved, self._lengths)
+            use_dense, residual, unexpanded, *head = aligned_parts(saved, self._lengths)
             residual = residual.view(torch.float32)
         input_max = self._dense().largest(self.x, self.w)
         sums = self._sums(input_max, use_dense, unexpanded)
         y = self._dense().finish(sums[None], input_max, residual, None, None)
+        if head and residual is not None:
+            return Half(self.launcher, self.x, self.w, self.p, use_dense).distances(head[0], residual, y)
         return self._dense(use_dense).forward(residual, y)
 
     def _sums(self, input_max: Tensor, use_dense: Tensor, unexpanded: Tensor | None) -> Tensor:
@@ -191,7 +197,7 @@ class TensorCore(Layer):
         return halves, power_sum
 
     def backward(self, grad: Tensor, y: Tensor, saved: Tensor, results: tuple[Tensor, Tensor]) -> None:
-        use_dense, residual, unexpanded = aligned_parts(saved, self._lengths)
+        use_dense, residual, unexpanded, *head = aligned_parts(saved, self._lengths)
         residual = residual.view(torch.float32)
         coefficients = self._dense().coefficients(grad, y, residual)
         input_max = self._dense().largest(self.x, self.w)
@@ -206,6 +212,9 @@ class TensorCore(Layer):
                     **slopes, x=self.x, w=self.w, result=result, **self.sizes, of_x=of_x, **coefficients.scale,
                 )  # fmt: skip
         self._dense().repair(grad, y, coefficients.flags, coefficients.scale, results)
+        if head:
+            Half(self.launcher, self.x, self.w, self.p, use_dense).gradients(grad, y, head[0], residual, results)
+            return
         self._dense(use_dense).backward(grad, y, residual, results, coefficients.scale["output_max"])
 
     def _gradient_of_x(self, slopes: dict[str, Tensor], input_max: Tensor, scale: dict[str, Any], into: Tensor) -> None:
