@@ -9,13 +9,10 @@ from kernel_steps import step
 from pruned_cases import check_one_gradient
 from simt import Emulator, needs_compiler
 from test_cuda_emulated import tensor_core_products
-from torch import Tensor
 
-from linfnet.ops import Reference
 from linfnet.ops.cuda import Cuda, half, tensor_core
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("_enabled")]
-REFERENCE = Reference()
 SHAPE = (64, 96, 400)
 
 
@@ -32,22 +29,10 @@ def kernels(libraries: Path) -> Cuda:
     return Cuda(Emulator(libraries))
 
 
-def check(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> None:
-    """Check errors: 0.1 % of each distance, 2 % of the gradients in norm, less than 0.5 % of their signs."""
-    (y, *gradients), flag = cases.run(kernels, x, w, grad, p)
-    assert flag == 0
-    exact_y = REFERENCE.forward(x.double(), w.double(), p)
-    exact = REFERENCE.backward(grad.double(), x.double(), w.double(), exact_y, grad, p, True, True)
-    assert ((y - exact_y).abs() <= 1e-3 * exact_y).all()
-    for made, truth in zip(gradients, exact, strict=True):
-        assert (made - truth).norm() <= 0.02 * truth.norm()
-        assert (made.sign() != truth.sign()).double().mean() < 0.005
-
-
 @pytest.mark.parametrize("shape", [(200, 96, 784), (130, 1600, 64)], ids=str)
 @pytest.mark.parametrize("p", [8.0, 10.0, 12.0])
 def test_distances_and_gradients(kernels: Cuda, p: float, shape: tuple[int, int, int]) -> None:
-    check(kernels, *cases.trained(shape, "cpu"), p)
+    cases.check_single(kernels, *cases.trained(shape, "cpu"), p)
 
 
 @pytest.mark.parametrize("shape", [(64, 16, 4096), (64, 4096, 16)], ids=str)
@@ -55,23 +40,23 @@ def test_long_sums_that_are_truncated(
     kernels: Cuda, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensor_core, "_products", tensor_core_products)
-    check(kernels, *cases.trained(shape, "cpu"), 8.0)
+    cases.check_single(kernels, *cases.trained(shape, "cpu"), 8.0)
 
 
 @pytest.mark.parametrize("p", [8.0, 12.0])
 def test_slopes_of_rather_close_pairs(kernels: Cuda, p: float) -> None:
-    check(kernels, *cases.rather_close(SHAPE, "cpu"), p)
+    cases.check_single(kernels, *cases.rather_close(SHAPE, "cpu"), p)
 
 
 @pytest.mark.parametrize("draw", [cases.small_pair, cases.narrow])
 def test_small_pairs_and_features(kernels: Cuda, draw: cases.Draw) -> None:
-    check(kernels, *draw(SHAPE, "cpu"), 8.0)
+    cases.check_single(kernels, *draw(SHAPE, "cpu"), 8.0)
 
 
 def test_equal_pairs(kernels: Cuda) -> None:
     x, w, grad = cases.trained(SHAPE, "cpu")
     w[7], w[9] = x[3], x[4] + 1e-3 * x[5]
-    check(kernels, x, w, grad, 8.0)
+    cases.check_single(kernels, x, w, grad, 8.0)
     assert kernels.forward_saving(x, w, 8.0)[0][3, 7] == 0
 
 
