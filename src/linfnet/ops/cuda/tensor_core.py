@@ -166,8 +166,8 @@ class TensorCore(Layer):
         main = _products(_by_sums(of_x[0], chunks), _by_sums(of_w[0], chunks).mT)
         cross = None if self._single else x.new_empty(2, self.power - 1, self.n, self.out)
         if cross is not None:
-            for half in range(2):
-                _products(_by_sums(of_x[1 - half], 1), _by_sums(of_w[half], 1).mT, cross[half])
+            for first in range(2):
+                _products(_by_sums(of_x[1 - first], 1), _by_sums(of_w[first], 1).mT, cross[first])
         sums, count = x.new_empty(self.n, self.out), torch.zeros(1, dtype=torch.int32, device=x.device)
         combine = self._kernel("combine")
         self.launch(
@@ -226,8 +226,8 @@ class TensorCore(Layer):
         main = _products(by_rows, of_w[0].view(chunks, out // chunks, -1))
         cross = None if self._single else x.new_empty(2, n, of_w.shape[2])
         if cross is not None:
-            for half in range(2):
-                _products(halves[1 - half][None], of_w[half][None], cross[half : half + 1])
+            for first in range(2):
+                _products(halves[1 - first][None], of_w[first][None], cross[first : first + 1])
         finish = self._kernel("finish_x")
         self.launch(
             finish, (-(-self.features // (4 * finish.threads)), n, 1),
