@@ -31,12 +31,15 @@ from torch import Tensor
 from train_step import State, state_at, times
 
 from linfnet.ops import lp_distance
-from linfnet.ops.cuda import Cuda, half, pruned, pruned_half
+from linfnet.ops.cuda import Cuda, half, pruned, pruned_half, tensor_core
+from linfnet.ops.cuda.layout import aligned_parts
 from linfnet.ops.cuda.nvrtc import Launcher
 
 HERE = Path(__file__).parent
-STATES = (12, 20, 24, 28, 40, 64, 96, 128, 512)
-STEPS = (8, 12, 20, 24, 28, 40, 64, 96, 128, 512, math.inf)
+STATES = (10, 12, 14, 20, 24, 28, 40, 64, 96, 128, 512)
+STEPS = (8, 10, 12, 20, 24, 28, 40, 64, 96, 128, 512, math.inf)
+# Values of p for which matrix products of single float16 numbers are measured.
+SINGLE = (8.0, 10.0, 12.0, 14.0)
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
 
 
@@ -136,7 +139,14 @@ def measure(layer: Layer, p: float) -> tuple[tuple[Tensor, ...], dict[str, Any]]
         lists = pruned.Lists(saved, lengths)
         found["share"] = round(lists.counts.double().mean().item() / x.shape[1], 4)
         found["lists_too_long"] = int(lists.use_dense.item())
-    if half.supports(Launcher(), x, w, p):
+    single = half.enabled() and tensor_core.supports(x, w, p, single=True)
+    if single:
+        found["cancels"] = int(saved[0].item())
+        lengths = tensor_core.TensorCore(Launcher(), x, w, p, single=True).lengths
+        bits = aligned_parts(saved, lengths)[2]
+        ones = sum(int((bits >> k & 1).sum()) for k in range(32))
+        found["unexpanded"] = round(ones / y.numel(), 6)
+    elif half.supports(Launcher(), x, w, p):
         found["half_fallback"] = int(saved[66 if listed else 2].item())
     return results, found
 
@@ -151,14 +161,18 @@ def compare(out: Output, state: State, p: float, indices: tuple[int, ...]) -> fl
         set_half(True)
         x, w, _ = layers[index]
         made: dict[str, tuple[Tensor, ...]] = {}
-        limit = pruned.MOST_SHARE_OF_HALF
+        limit, powers = pruned.MOST_SHARE_OF_HALF, tensor_core.SINGLE_POWERS
+        tensor_core.SINGLE_POWERS = SINGLE
+        if tensor_core.supports(x, w, p, single=True):
+            made["products"], found["products"] = measure(layers[index], p)
+        tensor_core.SINGLE_POWERS = ()
         if half.supports(Launcher(), x, w, p):
             pruned.MOST_SHARE_OF_HALF = 0.0  # no lists
             made["half"], found["half"] = measure(layers[index], p)
             pruned.MOST_SHARE_OF_HALF = 1.0
         if listed and pruned_half.supports(x, w, p):
             made["lists"], found["lists"] = measure(layers[index], p)
-        pruned.MOST_SHARE_OF_HALF = limit
+        pruned.MOST_SHARE_OF_HALF, tensor_core.SINGLE_POWERS = limit, powers
         for kind, results in made.items():
             for name, a, b in zip(("y", "grad_x", "grad_w"), results, exact, strict=True):
                 errors[f"{kind} {name}"] = made_error = quantiles(a, b)
@@ -212,9 +226,9 @@ def script(out: Output, name: str, arguments: list[str], environment: dict[str, 
 def check(out: Output) -> bool:
     """Measure every candidate on initial weights; return whether all ran and their errors are small."""
     worst: list[float] = []
-    for p in (12.0, 20.0, 28.0):
+    for p in (8.0, 12.0, 20.0, 28.0):
         out.attempt(f"check p = {p:g}", lambda p=p: worst.append(compare(out, state_at(p, None), p, (0, 2))))
-    return len(worst) == 3 and max(worst) < 0.05
+    return len(worst) == 4 and max(worst) < 0.05
 
 
 def main() -> None:
@@ -247,10 +261,12 @@ def main() -> None:
             run = partial(script, out, "train_step.py", arguments, {half.SWITCH: on}, tree, 60)
             out.attempt(f"steps, {name}", run)
     if "layers" in options.parts:
+        # The state at p = 10 is also the last one at p = 8.
+        out.attempt("layers, p = 8", lambda: compare(out, state_at(10.0, states), 8.0, (0, 2, 4)))
         for p in STATES:
             out.attempt(f"layers, p = {p}", lambda p=float(p): compare(out, state_at(p, states), p, (0, 2, 4)))
     if "kernels" in options.parts:
-        for p in (12, 20, 28, 64, 128, 512):
+        for p in (8, 12, 20, 28, 64, 128, 512):
             what = f"kernels, p = {p}"
             out.attempt(what, lambda p=float(p): profile(out, state_at(p, states), p, on=True))
     out.row(what="end", total_s=round(time.monotonic() - out.start, 1))

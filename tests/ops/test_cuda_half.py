@@ -13,7 +13,8 @@ from test_cuda_launches import Recorder
 from torch import Tensor
 
 from linfnet.ops import Reference
-from linfnet.ops.cuda import Cuda, half
+from linfnet.ops.cuda import Cuda, half, tensor_core
+from linfnet.ops.cuda.nvrtc import Kernel
 
 pytestmark = pytest.mark.usefixtures("_enabled")
 REFERENCE = Reference()
@@ -100,20 +101,24 @@ def test_lists_have_priority(kernels: Cuda) -> None:
         assert error <= (1e-6 if exact else 2.0**-9)
 
 
-@pytest.mark.parametrize("p", [8.0, 12.0, 28.0, 64.0, math.inf])
-def test_only_training_at_finite_p_uses_float16(p: float) -> None:
+def in_float16(kernel: Kernel) -> bool:
+    return kernel.function.startswith("half_") or bool(dict(kernel.definitions).get("SINGLE"))
+
+
+@pytest.mark.parametrize("p", [8.0, 10.0, 12.0, 28.0, 64.0, math.inf])
+def test_only_training_at_finite_p_uses_float16(p: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Certificates are computed at p = infinity, accuracies by `forward`, bounds by `bounds`: always in float32."""
+    monkeypatch.setattr(tensor_core, "SMALLEST", 0)
     x, w, grad = draw((130, 72, 512))
     recorder = Recorder()
     kernels = Cuda(recorder)
     kernels.forward(x, w, p)
     kernels.bounds(x, x, w)
     kernels.bounds_saving(x, x, w)
-    assert not any(name.startswith("half_") for name in recorder.functions)
+    assert not any(map(in_float16, recorder.kernels))
     y, saved = kernels.forward_saving(x, w, p)
     kernels.backward(grad, x, w, y, saved, p, True, True)
-    used = any(name.startswith("half_") for name in recorder.functions)
-    assert used == (p in (12.0, 28.0, 64.0))
+    assert any(map(in_float16, recorder.kernels)) == (p in (8.0, 10.0, 12.0, 28.0, 64.0))
 
 
 def listed(shape: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -156,10 +161,12 @@ def test_gradients_from_lists_out_of_range_are_computed_in_float32(
         assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(made, plain, strict=True))
 
 
-def test_float16_is_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("p", [8.0, 12.0, 28.0])
+def test_float16_is_off_by_default(p: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(half.SWITCH)
+    monkeypatch.setattr(tensor_core, "SMALLEST", 0)
     recorder = Recorder()
     kernels = Cuda(recorder)
-    x, w, _ = draw((64, 72, 512))
-    kernels.forward_saving(x, w, 12.0)
-    assert not any(name.startswith("half_") for name in recorder.functions)
+    x, w, grad = draw((64, 72, 512))
+    step(kernels, x, w, grad, p)
+    assert not any(map(in_float16, recorder.kernels))

@@ -31,6 +31,7 @@ class Recorder(Launcher):
 
     def __init__(self, shared: int = MUCH) -> None:
         self.functions: list[str] = []
+        self.kernels: set[Kernel] = set()
         self._shared = shared
 
     def multiprocessors(self, device: torch.device) -> int:
@@ -48,6 +49,7 @@ class Recorder(Launcher):
     ) -> None:
         check_launch(kernel, grid, threads or kernel.threads, arguments, shared, self._shared)
         self.functions.append(kernel.function)
+        self.kernels.add(kernel)
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, 8.0, 30.5, 64.0, 100.0, 1000.0, math.inf])
@@ -188,6 +190,24 @@ def test_kernels_of_the_next_p_are_made_ahead(p: float, following: tuple[float, 
         } <= made
 
 
+@pytest.mark.parametrize("in_float16", [False, True])
+@pytest.mark.parametrize("p", [8.0, 12.0, 20.0, 24.0, 28.0, 40.0, 64.0, 96.0, 128.0, 512.0, math.inf])
+def test_a_step_compiles_no_kernel_of_its_p(p: float, in_float16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kernel whose source depends on p is compiled ahead, by other threads."""
+    monkeypatch.setenv(half.SWITCH, str(int(in_float16)))
+    monkeypatch.setattr(half, "SMALLEST", 0)
+    monkeypatch.setattr(tensor_core, "SMALLEST", 0)
+    x, w, grad = torch.randn(512, 1024), torch.randn(128, 1024), torch.randn(512, 128)
+    recorder = Recorder()
+    kernels = Cuda(recorder)
+    y, saved = kernels.forward_saving(x, w, p)
+    for need_x in (True, False):
+        kernels.backward(grad, x, w, y, saved, p, need_x, True)
+    ahead = {kernel.source() for kernel in kernels_ahead(p, 512, MUCH)}
+    late = {kernel for kernel in recorder.kernels if kernel.source() not in ahead}
+    assert not [kernel for kernel in late if kernel.power or "P" in dict(kernel.definitions)]
+
+
 def test_a_huge_p_has_the_kernels_of_every_large_one() -> None:
     assert set(kernels_ahead(2.0**60, 512, MUCH)) == set(kernels_ahead(200.0, 512, MUCH))
     assert set(kernels_ahead(129.0, 512, MUCH)) <= set(kernels_ahead(128.0, 512, MUCH))
@@ -297,6 +317,7 @@ def test_sources_compile(architecture: str, tmp_path: Path) -> None:
         half.forward_kernel("half_sums", 12),
         half.backward_kernel("half_gradients", 12),
         *(pruned_half.kernel("", 64, vectors) for vectors in (1, 2)),
+        Kernel("pruned_half_pairs.cu", "", (("SQUARE", 32),)),
         bounds_kernel(True),
         Kernel("finish.cu", "finish_sum", FINISH_DEFINITIONS),
         *(Kernel(file, "") for file in ("gradients.cu", "scale.cu", "scatter.cu", "sparse_gradients.cu")),
@@ -304,7 +325,7 @@ def test_sources_compile(architecture: str, tmp_path: Path) -> None:
         *(sparse.power_kernel("", rows) for rows in (1, 4)),
         deciding.COUNT,
         *(sorted_sums.sums_kernel(10, measure, save) for measure in Measure for save in (False, True)),
-        *(tensor_core.kernel(function, 8) for function in ("powers", "add_unexpanded")),
+        *(kernel for single in (False, True) for kernel in tensor_core.kernels(8.0, single=single)),
         pruned.list_kernel("transpose"),
         *(pruned.maximum_kernel(index, 2) for index in (False, True)),
         *(pruned.forward_kernel(p, 2) for p in (28.0, 128.0, 30.5, 200.5)),

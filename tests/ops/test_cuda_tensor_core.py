@@ -8,7 +8,7 @@ import torch
 from pruned_cases import check_one_gradient
 from torch import Tensor
 
-from linfnet.ops.cuda import Cuda, tensor_core
+from linfnet.ops.cuda import Cuda, half, tensor_core
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 KERNELS = Cuda()
@@ -34,6 +34,14 @@ def test_small_gradients_are_as_right_as_large_ones(p: float) -> None:
 @pytest.mark.parametrize("p", [8.0, 10.0, 14.0])
 def test_distances_and_gradients(p: float, shape: tuple[int, int, int]) -> None:
     cases.check(KERNELS, *cases.trained(shape), p)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES[1:], (256, 128, 5120)], ids=str)
+@pytest.mark.parametrize("p", [8.0, 10.0, 12.0])
+def test_training_in_float16(p: float, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(half.SWITCH, "1")
+    monkeypatch.setattr(tensor_core, "SINGLE_POWERS", (8.0, 10.0, 12.0))
+    cases.check_single(KERNELS, *cases.trained(shape), p)
 
 
 @pytest.mark.parametrize("p", [8.0, 14.0])

@@ -25,8 +25,9 @@ from linfnet.ops.implementations import KERNELS, bounds_like, gradients_like
 from linfnet.ops.powers import LARGEST_PAIRED, snapped_after, snapped_p, uses_ratio
 from linfnet.ops.reference import Reference
 
-# Number of next values of p whose kernels are compiled ahead: a short run uses each value for few steps only.
-SNAPPED_AHEAD = 2
+# Number of next values of p whose kernels are compiled ahead: a short run uses each value for few steps only, and above
+# p = 32 for less time than the compilation takes, so that it must start long before.
+SNAPPED_AHEAD = 6
 
 
 def kernels_ahead(p: float, n: int, shared: int) -> list[Kernel]:
@@ -40,8 +41,7 @@ def kernels_ahead(p: float, n: int, shared: int) -> list[Kernel]:
     kernels: list[Kernel] = []
     for q in rising:
         kernels += dense.kernels(q, shared)
-        if q in tensor_core.POWERS:
-            kernels += [tensor_core.kernel(function, int(q)) for function in ("powers", "add_unexpanded")]
+        kernels += tensor_core.kernels(q, single=half.enabled())
         if half.applies(q):
             kernels += half.kernels(q)
         if q >= pruned.SMALLEST_P:
@@ -110,9 +110,10 @@ class Cuda:
         return obstacle is None
 
     def _layer(self, x: Tensor, w: Tensor, p: float, *, training: bool = True) -> Layer:
-        if tensor_core.supports(x, w, p):
-            kind = TensorCore
-        elif training and p < pruned.SMALLEST_P and half.supports(self._launcher, x, w, p):
+        single = training and half.enabled()
+        if tensor_core.supports(x, w, p, single=single):
+            return TensorCore(self._launcher, x, w, p, single=single)
+        if training and p < pruned.SMALLEST_P and half.supports(self._launcher, x, w, p):
             kind = Half
         elif pruned.supports(x, w, p):
             kind = Pruned

@@ -51,6 +51,7 @@ MOST_SHARED = SHARES + 2 * ROWS * (6 * OUTS + 2 * FEATURES)
 HEAD = 3
 # Largest fraction of pairs that are recomputed, each by a warp; above it, the dense kernels compute the layer.
 MOST_UNTRUSTED = 0.1
+_GRADIENT_MAX = Kernel("scale.cu", "half_gradient_max")
 
 
 @lru_cache(64)
@@ -178,7 +179,7 @@ class Half(Layer):
         n, out = self.n, self.out
         maxima = torch.zeros(n + out, dtype=torch.int32, device=grad.device)
         self.launch_flagged(
-            backward_kernel("half_gradient_max", int(self.p)), (-(-out // 256), -(-n // 64), 1),
+            _GRADIENT_MAX, (-(-out // 256), -(-n // 64), 1),
             grad=grad, row_max=maxima[:n], out_max=maxima[n:], n=n, out=out,
         )  # fmt: skip
         return maxima

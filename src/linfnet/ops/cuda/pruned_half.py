@@ -21,12 +21,16 @@ SMALLEST_P, LARGEST_P = 22.0, 128.0
 WORD_GROUP = 2 * LANE_GROUP
 # Largest number of uint4 (of rows) that a lane processes.
 GRAD_W_VECTORS, GRAD_X_VECTORS = 2, 2
+_PAIRS, _DECIDE, _WORDS = (
+    Kernel("pruned_half_pairs.cu", f"half_listed_{name}", (("SQUARE", SQUARE),))
+    for name in ("pairs", "decide", "words")
+)
 
 
 @lru_cache(64)  # limited, because a schedule may use a different p in every step
-def kernel(function: str, p: int, vectors: int = 1) -> Kernel:
+def kernel(function: str, p: int, vectors: int) -> Kernel:
     """Return a kernel for lanes with `vectors` uint4."""
-    definitions = (("SQUARE", SQUARE), ("LANE_GROUP", LANE_GROUP), ("GROUP_ROWS", WORD_GROUP * vectors))
+    definitions = (("LANE_GROUP", LANE_GROUP), ("GROUP_ROWS", WORD_GROUP * vectors))
     return Kernel("pruned_half_backward.cu", function, definitions, half_source("slope", p - 1, add=False))
 
 
@@ -71,20 +75,19 @@ class ListedGradients:
         factors, of_x, of_w = (torch.empty(out * self._padded, dtype=torch.float16, device=device) for _ in range(3))
         unfit, flags = (torch.zeros(size, dtype=torch.int32, device=device) for size in (1, 3))
         layer.launch(
-            kernel("half_listed_pairs", self._p), squares(self._padded, out),
+            _PAIRS, squares(self._padded, out),
             **self._known, grad=grad, y=y, row_max=self._row_max, out_max=self._out_max, factors=factors, of_x=of_x,
             of_w=of_w, unfit=unfit, n=n, out=out, exponent=layer.p - 1, use_dense=use_dense,
         )  # fmt: skip
         layer.launch(
-            kernel("half_listed_decide", self._p), (1, 1, 1),
+            _DECIDE, (1, 1, 1),
             unfit=unfit, too_long=use_dense, skip=flags[:2], run=flags[2:],
         )  # fmt: skip
         self.skip_half, self.skip_float, self.run_float = flags.split(1)
         words = torch.empty(x_transposed.numel() // 2, dtype=torch.int32, device=device)
-        convert = kernel("half_listed_words", self._p)
-        grid = line(min(words.numel(), 16 * layer.multiprocessors() * convert.threads), convert.threads)
+        grid = line(min(words.numel(), 16 * layer.multiprocessors() * _WORDS.threads), _WORDS.threads)
         layer.launch(
-            convert, grid,
+            _WORDS, grid,
             x_transposed=x_transposed, input_max=input_max, words=words, size=words.numel(), use_dense=self.skip_half,
         )  # fmt: skip
         self._known |= {"words": words, "factors": factors.view(torch.int32), "use_dense": self.skip_half}

@@ -22,22 +22,6 @@ static __device__ __forceinline__ bool half_in_range(float relative) {
   return !(relative > 0.0f && relative < INFINITY_F) || relative >= SAFE_RATIO;
 }
 
-// Compute the largest |grad| of each row and each output, as bits. A block reads 64 rows and 256 outputs.
-extern "C" __global__ void __launch_bounds__(256)
-    half_gradient_max(const float* __restrict__ grad, u32* __restrict__ row_max, u32* __restrict__ out_max, int n,
-                      int out, const int* __restrict__ use_dense) {
-  if (dense_disabled(use_dense)) return;
-  int o = blockIdx.x * 256 + threadIdx.x, first = blockIdx.y * 64, stop = min(first + 64, n);
-  u32 column = 0;
-  for (int b = first; b < stop; ++b) {
-    u32 size = o < out ? __float_as_uint(grad[(i64)b * out + o]) & 0x7fffffffu : 0;
-    column = max(column, size);
-    size = __reduce_max_sync(FULL_MASK, size);
-    if ((threadIdx.x & 31) == 0 && size) atomicMax(row_max + b, size);
-  }
-  if (o < out && column) atomicMax(out_max + o, column);
-}
-
 // Compute the factor h and both coefficients of each pair. `exponent` is p - 1.
 extern "C" __global__ void __launch_bounds__(256)
     half_coefficients(const float* __restrict__ grad, const float* __restrict__ y, const u32* __restrict__ output_max,

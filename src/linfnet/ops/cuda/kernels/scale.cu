@@ -21,3 +21,19 @@ extern "C" __global__ void __launch_bounds__(256)
   best = __reduce_max_sync(FULL_MASK, best);
   if ((threadIdx.x & 31) == 0 && best > 0) atomicMax(max_bits + blockIdx.y, best);
 }
+
+// Compute the largest |grad| of each row and each output, as bits. A block reads 64 rows and 256 outputs.
+extern "C" __global__ void __launch_bounds__(256)
+    half_gradient_max(const float* __restrict__ grad, u32* __restrict__ row_max, u32* __restrict__ out_max, int n,
+                      int out, const int* __restrict__ use_dense) {
+  if (dense_disabled(use_dense)) return;
+  int o = blockIdx.x * 256 + threadIdx.x, first = blockIdx.y * 64, stop = min(first + 64, n);
+  u32 column = 0;
+  for (int b = first; b < stop; ++b) {
+    u32 size = o < out ? __float_as_uint(grad[(i64)b * out + o]) & 0x7fffffffu : 0;
+    column = max(column, size);
+    size = __reduce_max_sync(FULL_MASK, size);
+    if ((threadIdx.x & 31) == 0 && size) atomicMax(row_max + b, size);
+  }
+  if (o < out && column) atomicMax(out_max + o, column);
+}

@@ -1,5 +1,6 @@
 // Gradients for even p: these kernels compute coefficients and powers of features before the matrix products, and apply
-// Horner's scheme to the products. They also add the slopes of unexpanded pairs.
+// Horner's scheme to the products. They also add the slopes of unexpanded pairs. If SINGLE, the sums of coefficients are
+// those of the rounded ones: a rounded coefficient then changes the slopes of its pair by a factor, which does not cancel.
 #include "tensor_core.cuh"
 
 static __device__ __forceinline__ u32 block_max(u32 a) {
@@ -30,7 +31,8 @@ static __device__ __forceinline__ float expanded_coefficient(const float* __rest
   return is_unexpanded(unexpanded, pair) ? 0.0f : c[pair];
 }
 
-// Convert coefficients to float16 for grad_x, scaled by a power of two per row. halves_out: [2, n, out].
+// Convert coefficients to float16 for grad_x, scaled by a power of two per row. halves_out: [2, n, out], or
+// [n, out] if SINGLE.
 extern "C" __global__ void __launch_bounds__(256)
     split_rows(const float* __restrict__ c, const u32* __restrict__ unexpanded, u16* __restrict__ halves_out,
                int* __restrict__ exponents, float* __restrict__ coefficient_sum, int n, int out) {
@@ -47,7 +49,9 @@ extern "C" __global__ void __launch_bounds__(256)
     Halves pair = halves(scaled);
     u16* to = halves_out + row * out + o;
     *reinterpret_cast<uint2*>(to) = pair.first;
-    *reinterpret_cast<uint2*>(to + (i64)n * out) = pair.second;
+    if constexpr (!SINGLE) *reinterpret_cast<uint2*>(to + (i64)n * out) = pair.second;
+    if constexpr (SINGLE)
+      for (int k = 0; k < 4; ++k) scaled[k] = from_half(to_half(scaled[k]));
     sum += (scaled[0] + scaled[1]) + (scaled[2] + scaled[3]);
   }
   sum = block_sum(sum);
@@ -76,7 +80,7 @@ static __device__ __forceinline__ float column_max(const float* __restrict__ a, 
 }
 
 // Convert coefficients to float16 for grad_w, scaled by a power of two per output. halves_out: [first, second, first]
-// of [n, out], so that the small products with second halves are summed before the large ones.
+// of [n, out], so that the small products with second halves are summed before the large ones; [n, out] if SINGLE.
 extern "C" __global__ void __launch_bounds__(256)
     split_columns(const float* __restrict__ c, const u32* __restrict__ unexpanded, u16* __restrict__ halves_out,
                   int* __restrict__ exponents, float* __restrict__ coefficient_sum, int n, int out) {
@@ -89,9 +93,12 @@ extern "C" __global__ void __launch_bounds__(256)
     for (i64 b = warp; b < n; b += 8) {
       float scaled = expanded_coefficient(c, unexpanded, b * out + o) * scale * two_to(HALF_EXPONENT);
       u16 first = to_half(scaled);
-      halves_out[b * out + o] = halves_out[2 * pairs + b * out + o] = first;
-      halves_out[pairs + b * out + o] = to_half(scaled - from_half(first));
-      sum += scaled;
+      halves_out[b * out + o] = first;
+      if constexpr (!SINGLE) {
+        halves_out[pairs + b * out + o] = to_half(scaled - from_half(first));
+        halves_out[2 * pairs + b * out + o] = first;
+      }
+      sum += SINGLE ? from_half(first) : scaled;
     }
   sums[warp][lane] = sum;
   __syncthreads();
@@ -114,12 +121,12 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // Compute the powers a^j, j = 1..P-1, of one row per block; each feature has a separate scale. halves_out: [first,
-// second] of [rows, TERMS, features], or [second, first, first] if `thrice` is set.
+// second] of [rows, TERMS, features], [second, first, first] if `thrice` is set, or [first] if SINGLE.
 extern "C" __global__ void __launch_bounds__(256)
     feature_powers(const float* __restrict__ a, const int* __restrict__ exponents, u16* __restrict__ halves_out,
                    int rows, int features, int thrice) {
   i64 row = blockIdx.x, stride = (i64)rows * TERMS * features;
-  i64 first = thrice ? stride : 0, second = thrice ? 0 : stride;
+  i64 first = thrice && !SINGLE ? stride : 0, second = thrice ? 0 : stride;
   for (int k = threadIdx.x * 4; k < features; k += 1024) {
     float4 v = *reinterpret_cast<const float4*>(a + row * features + k);
     int4 e = *reinterpret_cast<const int4*>(exponents + k);
@@ -133,8 +140,10 @@ extern "C" __global__ void __launch_bounds__(256)
       Halves pair = halves(power);
       u16* to = halves_out + (row * TERMS + j - 1) * features + k;
       *reinterpret_cast<uint2*>(to + first) = pair.first;
-      *reinterpret_cast<uint2*>(to + second) = pair.second;
-      if (thrice) *reinterpret_cast<uint2*>(to + 2 * stride) = pair.first;
+      if constexpr (!SINGLE) {
+        *reinterpret_cast<uint2*>(to + second) = pair.second;
+        if (thrice) *reinterpret_cast<uint2*>(to + 2 * stride) = pair.first;
+      }
     }
   }
 }
@@ -155,7 +164,7 @@ static __device__ __forceinline__ float4 unscaled(const float (&sum)[4], const i
 }
 
 // grad_x[b, i] = sum_j C(P - 1, j) x^(P - 1 - j) (-1)^j sum_o c w^j; each feature has a separate scale.
-//   main: [chunks, n, TERMS, features];  cross: [2, n, TERMS, features].
+//   main: [chunks, n, TERMS, features];  cross: [2, n, TERMS, features], null if SINGLE.
 extern "C" __global__ void __launch_bounds__(256)
     finish_x(const float* __restrict__ main, int chunks, const float* __restrict__ cross,
              const float* __restrict__ coefficient_sum, const int* __restrict__ exponents,
@@ -176,8 +185,9 @@ extern "C" __global__ void __launch_bounds__(256)
     float4 term = *reinterpret_cast<const float4*>(main + at);
     for (int part = 1; part < chunks; ++part)
       term = add4(term, *reinterpret_cast<const float4*>(main + part * whole + at));
-    term = add4(
-        term, add4(*reinterpret_cast<const float4*>(cross + at), *reinterpret_cast<const float4*>(cross + whole + at)));
+    if constexpr (!SINGLE)
+      term = add4(term, add4(*reinterpret_cast<const float4*>(cross + at),
+                             *reinterpret_cast<const float4*>(cross + whole + at)));
     float terms[4] = {term.x, term.y, term.z, term.w}, weight = (float)((j % 2 ? -1 : 1) * choose(P - 1, j));
 #pragma unroll
     for (int c = 0; c < 4; ++c) sum[c] = fmaf(sum[c], u[c], weight * terms[c]);

@@ -16,7 +16,7 @@ static __device__ __forceinline__ int half_exponent(float power) {
 }
 
 // Compute the powers of one row per block. halves_out: [2, rows, TERMS, features], where the two halves are `stride`
-// numbers apart. Index j - 1 contains w^j, or C(P, j) (-x)^(P - j) if `of_x` is set. `power_sum` receives the sum of
+// numbers apart, or one half if SINGLE. Index j - 1 contains w^j, or C(P, j) (-x)^(P - j) if `of_x` is set. `power_sum` receives the sum of
 // the P-th powers of the row.
 extern "C" __global__ void __launch_bounds__(256)
     powers(const float* __restrict__ a, const u32* __restrict__ input_max, u16* __restrict__ halves_out, i64 stride,
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(256)
       Halves pair = halves(scaled);
       u16* to = halves_out + (row * TERMS + index) * features + k;
       *reinterpret_cast<uint2*>(to) = pair.first;
-      *reinterpret_cast<uint2*>(to + stride) = pair.second;
+      if constexpr (!SINGLE) *reinterpret_cast<uint2*>(to + stride) = pair.second;
     }
 #pragma unroll
     for (int c = 0; c < 4; ++c) sum = fmaf(power[c], u[c], sum);
@@ -69,7 +69,7 @@ static __device__ __forceinline__ float power_of(float d) {
 // receives a bit for each pair with a ratio above `most_slope_loss`: cancellation would dominate its slopes. A pair
 // with a sum below `least_sum` times the P-th power of the layer's maximum is treated like a pair above both limits,
 // because its terms are out of the range of float16.
-//   main: [TERMS * chunks, n, out];  cross: [2, TERMS, n, out].
+//   main: [TERMS * chunks, n, out];  cross: [2, TERMS, n, out], null if SINGLE.
 extern "C" __global__ void __launch_bounds__(256)
     combine(const float* __restrict__ main, int chunks, const float* __restrict__ cross,
             const float* __restrict__ power_sum_x, const float* __restrict__ power_sum_w, const float* __restrict__ x,
@@ -99,7 +99,8 @@ extern "C" __global__ void __launch_bounds__(256)
         odd = fmaf(share, factor, odd);
       else
         even = fmaf(share, factor, even);
-      small = fmaf(cross[(j - 1) * pairs + at] + cross[(TERMS + j - 1) * pairs + at], factor, small);
+      if constexpr (!SINGLE)
+        small = fmaf(cross[(j - 1) * pairs + at] + cross[(TERMS + j - 1) * pairs + at], factor, small);
     }
     even += power_sum_x[b] + power_sum_w[o];
     float sum = (even + odd) + small;
