@@ -14,7 +14,7 @@ from linfnet.errors import ArgumentError
 
 
 def fused_cross_entropy(
-    net: Layers, boxes: Sequence[Box], labels: Tensor, share: float, slope: Slope = "adaptive"
+    net: Layers, boxes: Sequence[Box], labels: Tensor, share: float | Tensor, slope: Slope = "adaptive"
 ) -> Tensor:
     """Return upper bounds [B] on the cross-entropy over a box, with one linear function backwards per sample.
 
@@ -38,7 +38,7 @@ def fused_cross_entropy(
     top = high.detach().amax(1, keepdim=True)  # subtracted from all exponents; the result does not depend on it
     at_low, at_high = (low - top).exp(), (high - top).exp()
     total = at_high.sum(1)
-    if share > 0:
+    if isinstance(share, Tensor) or share > 0:
         chord = ratio(at_high - at_low, high - low, at_high)
         rows = chord.scatter_add(1, labels.unsqueeze(1), -chord.sum(1, keepdim=True))
         largest = -lower_bounds(steps_of(layers, boxes), boxes, -rows.unsqueeze(1), slope).squeeze(1)

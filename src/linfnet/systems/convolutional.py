@@ -59,7 +59,7 @@ class ConvNet(Classifier):
         ends = self.normalize.bounds(self.check_shape(lower), self.check_shape(upper))
         return Box(*ends, None if centre is None else self.normalize(centre))
 
-    def box_around(self, pixels: Tensor, eps: float, *, centre: bool = True) -> Box:
+    def box_around(self, pixels: Tensor, eps: float | Tensor, *, centre: bool = True) -> Box:
         """Return the normalised box of all images in [0, 1] within eps of images [B, C, H, W].
 
         `centre`: whether the unperturbed values are needed at all layers, for logits or for batch norm in training.

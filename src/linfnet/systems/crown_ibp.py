@@ -1,5 +1,6 @@
 """CROWN-IBP: training by interval bounds mixed with linear relaxation backwards from the margins."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,7 +17,7 @@ from linfnet.schedules import StepState
 from linfnet.systems.convolutional import ConvNet
 from linfnet.systems.ibp import Ibp
 from linfnet.systems.layers import preserve_widths
-from linfnet.systems.system import SYSTEMS
+from linfnet.systems.system import SYSTEMS, is_zero
 
 
 class CrownIbpNet(ConvNet):
@@ -60,27 +61,33 @@ class CrownIbp(Ibp):
             preserve_widths(net)
         return net
 
-    def loss(
-        self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, state: StepState
+    def weights(self, state: StepState) -> dict[str, float]:
+        """Return the numbers of `ibp`, and the weight of the linear relaxation."""
+        return {**super().weights(state), "linear": 1 - (1 - self.beta_end) * self.progress(state)}
+
+    def weighted_loss(
+        self, net: Classifier, pixels: Tensor, labels: Tensor, weights: Mapping[str, float | Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Return the loss and the logits of the unperturbed images."""
         assert isinstance(net, ConvNet)
-        done, kappa = self.progress(state), self.kappa(state)
-        if done == 0:
+        if is_zero(weights["eps"]):
             logits = net(pixels)
             return F.cross_entropy(logits, labels), logits
-        body, boxes = net.body, interval_boxes(net.body, net.box_around(pixels, float(self.eps_train) * done))
+        body, boxes = net.body, interval_boxes(net.body, net.box_around(pixels, weights["eps"]))
         logits = boxes[-1].centre
         assert logits is not None
-        worst = self.worst_case(net, boxes, labels, 1 - (1 - self.beta_end) * done)
-        loss = (1 - kappa) * worst + (kappa * F.cross_entropy(logits, labels) if kappa > 0 else 0.0)
-        return loss + self.penalty(body, boxes, state), logits
+        loss = weights["worst"] * self.worst_case(net, boxes, labels, weights["linear"])
+        if not is_zero(weights["plain"]):
+            loss = loss + weights["plain"] * F.cross_entropy(logits, labels)
+        if not is_zero(weights["regularisers"]):
+            loss = loss + weights["regularisers"] * self.regularisers(body, boxes)
+        return loss, logits
 
-    def worst_case(self, net: ConvNet, boxes: list[Box], labels: Tensor, beta: float) -> Tensor:
+    def worst_case(self, net: ConvNet, boxes: list[Box], labels: Tensor, linear: float | Tensor) -> Tensor:
         """Return the mean over the batch of the cross-entropy of the worst case."""
         if self.fusion:
-            return fused_cross_entropy(net.body, boxes, labels, beta).mean()
+            return fused_cross_entropy(net.body, boxes, labels, linear).mean()
         margins = interval_margins(net.body, boxes, labels)
-        if beta > 0:
-            margins = torch.lerp(margins, linear_margins(net.body, boxes, labels), beta)
+        if not is_zero(linear):
+            margins = torch.lerp(margins, linear_margins(net.body, boxes, labels), linear)
         return F.cross_entropy(-margins, labels)

@@ -1,6 +1,6 @@
 """Interval bound propagation (IBP) on convolutional nets, a baseline in the paper's tables."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, Literal
@@ -27,7 +27,7 @@ from linfnet.systems.layers import (
     through,
     worst_margins,
 )
-from linfnet.systems.system import OBJECTIVE, RELAXATION, SYSTEMS, System
+from linfnet.systems.system import OBJECTIVE, RELAXATION, SYSTEMS, WeightedSystem, is_zero
 
 # The regularisers are 0 if bounds grow by less than a factor of 1 / TOLERANCE, and if active and inactive neurons
 # differ by less than that factor.
@@ -135,7 +135,7 @@ def smooth_ramp(progress: float, bend: float = 0.25) -> float:
 
 @SYSTEMS.register("ibp")
 @dataclass(frozen=True)
-class Ibp(System):
+class Ibp(WeightedSystem):
     """The loss is kappa * cross-entropy + (1 - kappa) * worst-case cross-entropy + the regularisers of fast IBP.
 
     The defaults are the form of 2021 (Shi et al.). The form of 2018 (Gowal et al.) has no batch norm, no regularisers,
@@ -191,31 +191,33 @@ class Ibp(System):
         """Return how much of the rise of eps is complete at a step, from 0 to 1."""
         return smooth_ramp(state.relaxed) if self.ramp == "smooth" else state.relaxed
 
-    def kappa(self, state: StepState) -> float:
-        """Return the weight of the cross-entropy of the unperturbed images at a step."""
-        return self.kappa_start + (self.kappa_end - self.kappa_start) * self.progress(state)
+    def weights(self, state: StepState) -> dict[str, float]:
+        """Return eps, and the weights of worst case, unperturbed images and regularisers."""
+        done = self.progress(state)
+        kappa = self.kappa_start + (self.kappa_end - self.kappa_start) * done
+        fading = self.regularisation * (1 - done) if done > 0 else 0.0
+        return {"eps": float(self.eps_train) * done, "worst": 1 - kappa, "plain": kappa, "regularisers": fading}
 
-    def penalty(self, layers: Iterable[nn.Module], boxes: Sequence[Box], state: StepState) -> Tensor | float:
-        """Return the weighted regularisers; `boxes` are those before each layer."""
-        fading = self.regularisation * (1 - self.progress(state))
-        if fading == 0 or self.progress(state) == 0:
-            return 0.0
+    def regularisers(self, layers: Iterable[nn.Module], boxes: Sequence[Box]) -> Tensor:
+        """Return the sum of the regularisers; `boxes` are those before each layer."""
         before = [box for box, layer in zip(boxes, layers, strict=False) if isinstance(layer, Activation)]
-        return fading * (tightness([boxes[0], *before]) + balance(before))
+        return tightness([boxes[0], *before]) + balance(before)
 
-    def loss(
-        self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, state: StepState
+    def weighted_loss(
+        self, net: Classifier, pixels: Tensor, labels: Tensor, weights: Mapping[str, float | Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss and the logits; unperturbed values are computed only if kappa or batch norm needs them."""
+        """Return the loss and the logits; unperturbed values are computed only if a term or batch norm needs them."""
         assert isinstance(net, IbpNet)
-        eps, kappa = float(self.eps_train) * self.progress(state), self.kappa(state)
-        needed = kappa > 0 or self.batch_norm
+        eps, plain = weights["eps"], weights["plain"]
         pixels = channels_last(pixels)
-        boxes = net.boxes(Box((pixels - eps).clamp(min=0), (pixels + eps).clamp(max=1), pixels if needed else None))
+        centre = pixels if self.batch_norm or not is_zero(plain) else None
+        boxes = net.boxes(Box((pixels - eps).clamp(min=0), (pixels + eps).clamp(max=1), centre))
         end = boxes[-1]
         margins = worst_margins(end.lower, end.upper, net.last.weight, net.last.bias, labels)
-        loss = (1 - kappa) * F.cross_entropy(-margins, labels)
+        loss = weights["worst"] * F.cross_entropy(-margins, labels)
         logits = -margins if end.centre is None else net.last(end.centre)
-        if kappa > 0:
-            loss = loss + kappa * F.cross_entropy(logits, labels)
-        return loss + self.penalty(net.layers, boxes, state), logits
+        if not is_zero(plain):
+            loss = loss + plain * F.cross_entropy(logits, labels)
+        if not is_zero(weights["regularisers"]):
+            loss = loss + weights["regularisers"] * self.regularisers(net.layers, boxes)
+        return loss, logits

@@ -95,6 +95,48 @@ class FeatureSystem(System):
         return self.loss_from_features(recipe, net, self.features(net, pixels), labels, state)
 
 
+class WeightedSystem(System):
+    """A system whose loss depends on the schedule only through a few numbers, such as eps and weights of terms.
+
+    On a GPU, training replays the loss and its gradients from a CUDA graph, in which these numbers are tensors. It does
+    not if a subclass overrides `loss`.
+    """
+
+    @abstractmethod
+    def weights(self, state: StepState) -> dict[str, float]:
+        """Return the numbers at a step; always the same names."""
+
+    @abstractmethod
+    def weighted_loss(
+        self, net: Classifier, pixels: Tensor, labels: Tensor, weights: Mapping[str, float | Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss of a batch and the net's logits [B, K], as `loss` does.
+
+        A number that is 0 is a float, so `is_zero` can be tested; others may be tensors without dimensions.
+        """
+
+    def loss(
+        self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, state: StepState
+    ) -> tuple[Tensor, Tensor]:
+        return self.weighted_loss(net, pixels, labels, self.weights(state))
+
+
+def is_zero(weight: float | Tensor) -> bool:
+    """Return whether a number of a `WeightedSystem` is 0; reading a tensor would not be possible in a CUDA graph."""
+    return not isinstance(weight, Tensor) and weight == 0
+
+
+class LossModule(nn.Module):
+    """The loss of a `WeightedSystem` as a module with the parameters of the net."""
+
+    def __init__(self, system: WeightedSystem, net: Classifier) -> None:
+        super().__init__()
+        self.system, self.net = system, net
+
+    def forward(self, pixels: Tensor, labels: Tensor, weights: Mapping[str, float | Tensor]) -> tuple[Tensor, Tensor]:
+        return self.system.weighted_loss(self.net, pixels, labels, weights)
+
+
 class FeatureModule(nn.Module):
     """The function from images to features as a module with the parameters of the net."""
 

@@ -1,13 +1,14 @@
-"""CUDA graphs of the forward and backward pass of a module, used on GPUs while its exponents are constant.
+"""CUDA graphs of training steps, used on GPUs while the exponents of the net, or the terms of its loss, stay the same.
 
-For large p a training step consists of many short kernels, and launching them from Python takes as long as running
-them. A graph launches all of them at once, in the same order and with the same inputs: the results are bitwise equal.
+For large p, and with bounds of conventional nets, a training step consists of many short kernels, and launching them
+from Python takes longer than running them. A graph launches all of them at once, in the same order and with the same
+inputs.
 """
 
 import contextlib
 import gc
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from functools import cache
 from typing import Any
 
@@ -68,10 +69,7 @@ class GraphedModule:
                 self._last = self._graphs.backward_graph
             except (RuntimeError, LinfnetError) as error:
                 self._failed, self._last = True, None
-                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                warnings.warn(
-                    f"training continues without CUDA graphs because the capture failed: {reason}", stacklevel=3
-                )
+                _warn(error)
         return self._graphs
 
 
@@ -128,6 +126,81 @@ class _Replay(torch.autograd.Function):
         # Autograd runs this on the stream of the forward call, in a thread for the device.
         ctx.graphs.backward(gradients[0])
         return None, None, None
+
+
+class GraphedLoss:
+    """Computes the loss of a batch and its gradients, replayed from a CUDA graph while the same weights are not 0.
+
+    Args:
+        module: maps pixels [B, C, H, W], labels [B] and weights by name to the loss and the logits (`LossModule`).
+        batch: the number of images in the batches to capture; smaller batches run eagerly.
+    """
+
+    def __init__(self, module: nn.Module, batch: int) -> None:
+        self._module, self._batch = module, batch
+        self._used: tuple[str, ...] | None = None
+        self._graph: CapturedLoss | None = None
+        self._failed = False
+
+    def __call__(self, pixels: Tensor, labels: Tensor, weights: Mapping[str, float]) -> tuple[Tensor, Tensor]:
+        """Return the loss and the logits, and assign the gradients; `zero_grad` must have set them to None."""
+        used = tuple(name for name, weight in weights.items() if weight != 0)
+        if self._failed or len(pixels) != self._batch or used != self._used:
+            if len(pixels) == self._batch:
+                self._used, self._graph = used, None  # the next step is captured; this one loads the kernels
+            return self._eager(pixels, labels, weights)
+        if self._graph is None:
+            try:
+                self._graph = CapturedLoss(self._module, pixels, labels, weights)
+            except (RuntimeError, LinfnetError) as error:
+                self._failed = True
+                _warn(error)
+                return self._eager(pixels, labels, weights)
+        return self._graph(pixels, labels, weights)
+
+    def _eager(self, pixels: Tensor, labels: Tensor, weights: Mapping[str, float]) -> tuple[Tensor, Tensor]:
+        numbers, named = _numbers(weights, pixels.device)
+        numbers.copy_(torch.tensor([*weights.values()]))
+        loss, logits = self._module(pixels, labels, named)
+        loss.backward()
+        return loss, logits
+
+
+class CapturedLoss:
+    """The loss of a batch and its gradients as a CUDA graph. Loss, logits and gradients have fixed addresses."""
+
+    def __init__(self, module: nn.Module, pixels: Tensor, labels: Tensor, weights: Mapping[str, float]) -> None:
+        self._pixels, self._labels, self._graph = pixels.clone(), labels.clone(), torch.cuda.CUDAGraph()
+        self._numbers, named = _numbers(weights, pixels.device)
+        parameters = {name: each for name, each in module.named_parameters() if each.requires_grad}
+        leaves = {name: each.detach().requires_grad_() for name, each in parameters.items()}
+        with _capture(self._graph, torch.cuda.graph_pool_handle(), _side_stream(pixels.device)):
+            loss, logits = functional_call(module, leaves, (self._pixels, self._labels, named))
+            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        self._loss, self._logits = loss.detach(), logits.detach()
+        self._gradients = [*zip(parameters.values(), gradients, strict=True)]
+
+    def __call__(self, pixels: Tensor, labels: Tensor, weights: Mapping[str, float]) -> tuple[Tensor, Tensor]:
+        """Return the loss and the logits, and assign the gradients; the next call overwrites all of them."""
+        self._pixels.copy_(pixels)
+        self._labels.copy_(labels)
+        self._numbers.copy_(torch.tensor([*weights.values()]))
+        self._graph.replay()
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        return self._loss, self._logits
+
+
+def _numbers(weights: Mapping[str, float], device: torch.device) -> tuple[Tensor, dict[str, float | Tensor]]:
+    """Return a tensor for the weights, and the weights by name: parts of this tensor, or 0.0 for those that are 0."""
+    numbers = torch.empty(len(weights), device=device)
+    parts = zip(weights.items(), numbers.unbind(), strict=True)
+    return numbers, {name: 0.0 if weight == 0 else number for (name, weight), number in parts}
+
+
+def _warn(error: Exception) -> None:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    warnings.warn(f"training continues without CUDA graphs because the capture failed: {reason}", stacklevel=4)
 
 
 @cache

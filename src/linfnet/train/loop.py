@@ -20,7 +20,7 @@ from linfnet.nn import Classifier, count_parameters, means_at_infinity, reestima
 from linfnet.recipes import Recipe, recipe_to_toml
 from linfnet.results import Results, TrainingResult, write_training
 from linfnet.schedules import StepState
-from linfnet.systems import SYSTEMS, FeatureModule, FeatureSystem, system_of
+from linfnet.systems import SYSTEMS, FeatureModule, FeatureSystem, LossModule, WeightedSystem, system_of
 from linfnet.train.callbacks import Callbacks, TrainingRun, as_callbacks
 from linfnet.train.checkpoint import (
     Progress,
@@ -30,7 +30,7 @@ from linfnet.train.checkpoint import (
     save_checkpoint,
     stop_on_signals,
 )
-from linfnet.train.cuda_graphs import STEPS_TO_PAY_OFF, GraphedModule
+from linfnet.train.cuda_graphs import STEPS_TO_PAY_OFF, GraphedLoss, GraphedModule
 from linfnet.train.history import EpochEvent, History, TestEvent
 from linfnet.train.metrics import RECORD_COLUMNS, accuracies, pixel_batches, record_step, summarise
 from linfnet.train.optimizer import build_optimizer, decay_scale, decay_weights, step_state
@@ -105,9 +105,13 @@ class Trainer:
             )
         self.gradients = GradientSum(group, self.net.parameters())
         self.graphed: GraphedModule | None = None
-        if recipe.run.graphs and device.type == "cuda" and group.size == 1 and isinstance(self.system, FeatureSystem):
-            module = FeatureModule(self.system, self.net)
-            self.graphed = GraphedModule(module, max(sizes), self._exponents, self._exponents_stay)
+        self.graphed_loss: GraphedLoss | None = None
+        if recipe.run.graphs and device.type == "cuda" and group.size == 1:
+            if isinstance(self.system, FeatureSystem):
+                module = FeatureModule(self.system, self.net)
+                self.graphed = GraphedModule(module, max(sizes), self._exponents, self._exponents_stay)
+            elif isinstance(self.system, WeightedSystem) and type(self.system).loss is WeightedSystem.loss:
+                self.graphed_loss = GraphedLoss(LossModule(self.system, self.net), max(sizes))
         share_means(self.net, group)
         group.spread_(self.net.state_dict().values())
         self.progress = Progress()
@@ -224,11 +228,14 @@ class Trainer:
         self.net.p, self.net.slopes_p = state.p, state.slopes_p
         self.optimizer.param_groups[0]["lr"] = state.lr
         self.optimizer.param_groups[1]["lr"] = state.lr * self.recipe.optimizer.scale_lr_factor
-        loss, logits = self._loss(pixels, labels, state)
-        if self.group.size > 1:
-            loss = loss * (len(labels) / self.sizes[row].item())  # the sum over all processes is the batch mean
         self.optimizer.zero_grad()
-        loss.backward()
+        if self.graphed_loss and isinstance(self.system, WeightedSystem):  # on a GPU
+            loss, logits = self.graphed_loss(pixels, labels, self.system.weights(state))
+        else:
+            loss, logits = self._loss(pixels, labels, state)
+            if self.group.size > 1:
+                loss = loss * (len(labels) / self.sizes[row].item())  # the sum over all processes is the batch mean
+            loss.backward()
         self.gradients.wait()
         if self.recipe.optimizer.clip:
             nn.utils.clip_grad_norm_(self.net.parameters(), self.recipe.optimizer.clip)
