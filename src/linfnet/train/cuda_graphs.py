@@ -177,8 +177,10 @@ class CapturedLoss:
         with _capture(self._graph, torch.cuda.graph_pool_handle(), _side_stream(pixels.device)):
             loss, logits = functional_call(module, leaves, (self._pixels, self._labels, named))
             gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            pairs = zip(parameters.values(), gradients, strict=True)
+            # The fused Adam needs gradients in the layout of the parameters; those of convolutions may have another.
+            self._gradients = [(each, None if g is None else torch.empty_like(each).copy_(g)) for each, g in pairs]
         self._loss, self._logits = loss.detach(), logits.detach()
-        self._gradients = [*zip(parameters.values(), gradients, strict=True)]
 
     def __call__(self, pixels: Tensor, labels: Tensor, weights: Mapping[str, float]) -> tuple[Tensor, Tensor]:
         """Return the loss and the logits, and assign the gradients; the next call overwrites all of them."""
