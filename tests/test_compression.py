@@ -109,6 +109,11 @@ def test_it_depends_only_on_the_seed(dense: LinfNet, digits: tuple[ImageSet, Ima
     assert first.config() != other.config()
 
 
+def test_each_pass_has_other_images(dense: LinfNet, digits: tuple[ImageSet, ImageSet]):
+    one, two = (compress(dense, digits[0], images=60, passes=passes).after.connections for passes in (1, 2))
+    assert sum(two) > sum(one)
+
+
 def test_without_other_images_a_tenth_is_held_out(dense: LinfNet, digits: tuple[ImageSet, ImageSet]):
     done: list[int] = []
     found = compress(dense, digits[0], passes=1, advance=done.append)

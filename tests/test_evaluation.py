@@ -116,6 +116,14 @@ def test_a_net_runs_once_on_attacked_images(net_and_images, monkeypatch: pytest.
     assert sum(0 < size < 60 for size in calls) == 4
 
 
+def test_an_epsilon_just_above_the_radius_is_not_certified(net_and_images):
+    net, test = net_and_images
+    radii = evaluate(net, test, "0.1", steps=1).radii["margin"]
+    radius = Fraction(radii[radii > 0].max().item())
+    found = evaluate(net, test, [radius, radius + Fraction(1, 10**12)], steps=1)
+    assert [int(each.certified["margin"].sum()) for each in found.at] == [1, 0]
+
+
 def test_an_attack_without_steps_is_refused(net_and_images):
     with pytest.raises(ArgumentError, match="steps is 0; expected a number of at least 1"):
         evaluate(*net_and_images, [0.1], steps=0)
@@ -175,8 +183,12 @@ class TestStoredVerdicts:
         net.layers[0].bias.data.zero_()
         return net
 
-    def decide(self, net: LinfNet, partial: Path | None) -> Decided:
-        return ExactBatches(net, partial=partial).decide(self.IMAGES, self.LABELS, self.EPS, self.IMAGES)
+    def decide(self, net: LinfNet, partial: Path | None, eps: Fraction = EPS) -> Decided:
+        return ExactBatches(net, partial=partial).decide(self.IMAGES, self.LABELS, eps, self.IMAGES)
+
+    def test_another_epsilon(self, tmp_path: Path):
+        robust = [self.decide(self.net(), tmp_path, eps).robust.item() for eps in (self.EPS, Fraction(1, 2))]
+        assert robust == [True, False]
 
     @pytest.mark.parametrize("options", [{"negate_logits": False}, {"std": 0.1}], ids=str)
     def test_another_net(self, tmp_path: Path, options: dict[str, Any]):

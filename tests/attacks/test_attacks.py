@@ -140,6 +140,7 @@ def test_square_breaks_without_gradients():
     few = square_attack(net, images, labels, TENTH, queries=2, generator=torch.Generator().manual_seed(0))
     broken, early = ((margin(net(x), labels) <= 0).sum().item() for x in (found, few))
     assert broken > early
+    assert bool((margin(net(found), labels) <= margin(net(images), labels)).all())  # only better images are accepted
     shares = [square_share(k / 100) for k in range(100)]
     assert shares == sorted(shares, reverse=True)
     assert shares[-1] < 0.01

@@ -277,10 +277,12 @@ def test_a_body_that_does_not_arrive_is_an_error(monkeypatch: pytest.MonkeyPatch
         raise AssertionError
 
     monkeypatch.setattr("linfnet.serve.limits.BODY_SECONDS", 0.05)
+    begin = time.monotonic()
     request = Request({"type": "http", "method": "POST", "headers": [(b"content-length", b"9")]}, never)
     with pytest.raises(HTTPException, match=r"did not arrive within 0\.05 s") as raised:
         asyncio.run(read_body(request, 100))
     assert raised.value.status_code == 408
+    assert time.monotonic() - begin < 0.4
 
 
 def test_requests_beyond_the_capacity_get_an_error():

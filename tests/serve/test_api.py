@@ -329,7 +329,15 @@ def test_decompression_bombs_are_not_opened(client: TestClient, side: int):
     assert "expected at most 16,000,000 pixels" in answer.json()["error"]
 
 
-@pytest.mark.parametrize("body", [b"GIF89a" + bytes(20), b"%!PS-Adobe-3.0 EPSF-3.0\n", b"<svg/>"])
+def bitmap() -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(drawn_one()).save(stream, "BMP")
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "body", [bitmap(), b"GIF89a" + bytes(20), b"%!PS-Adobe-3.0 EPSF-3.0\n", b"<svg/>"], ids=range(4)
+)
 def test_other_formats_are_not_tried(client: TestClient, body: bytes):
     answer = post_png(client, body)
     assert answer.status_code == 400

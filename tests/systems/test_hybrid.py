@@ -56,6 +56,17 @@ def test_the_training_box_holds_the_proof_s_box():
     assert not torch.equal(around, exact)
 
 
+@given(st.integers(0, 1000))
+def test_margins_of_the_loss_hold_for_all_features_of_a_box(seed: int):
+    net = small_net(seed)
+    features, labels = torch.randn(6, net.first.weight.shape[1]), torch.randint(4, (6,))
+    with torch.no_grad():
+        bound = smallest_margin(net.head_margins(features - 0.3, features + 0.3, labels), labels)
+        for _ in range(20):
+            inside = features + 0.6 * (torch.rand_like(features).round() - 0.5)
+            assert bool((margin(net.head(inside), labels) >= bound - 1e-5).all())
+
+
 def test_bounds_of_a_linear_layer_are_attained():
     torch.manual_seed(0)
     weight, bias, lower = torch.randn(3, 4), torch.randn(3), torch.randn(2, 4)
