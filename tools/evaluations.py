@@ -19,7 +19,13 @@ SYSTEMS = {
     "linf": "ℓ∞-distance net",
     "hybrid": "ℓ∞-distance net + MLP",
     "ibp": "interval bound propagation",
+    "crown-ibp": "CROWN-IBP",
+    "crown-lbp": "CROWN-LBP",
+    "cap": "CAP",
+    "colt": "COLT",
     "smoothing": "randomised smoothing",
+    "smoothadv": "randomised smoothing, SmoothAdv",
+    "consistency": "randomised smoothing, consistency",
     "sortnet": "SortNet",
 }
 HEAD = ["net", "epochs", "ε", "clean", "PGD", "certified", "paper", "record"]
@@ -85,6 +91,8 @@ def describe(recipe: Recipe, record: dict[str, Any]) -> tuple[str, str]:
         net += f", {recipe.model.depth} layers of width {recipe.model.width}"
     elif isinstance(system, Smoothing):
         net += f", σ = {system.sigma:g}"
+    elif "architecture" in vars(system):
+        net += f", {vars(system)['architecture']}"
     net += ", training of 2021" if recipe.name.endswith("-2021") else ""
     net += f", {recipe.data.limit:,} images" if recipe.data.limit else ""
     net += ", p snapped" if recipe.schedule.snap_p else ""

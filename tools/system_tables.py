@@ -42,10 +42,10 @@ def small_systems() -> str:
         shares = [percent(share) for share in (result.clean, result.attacked, result.best_certified)]
         epochs = "/".join(map(str, run.record["epochs"]))
         cost = [f"{run.record['seconds']:.0f}", _proof(result)]
-        rows.append([f"`{run.recipe.system_name}`", images, epochs, *shares, *cost, link(f"{path.name}")])
+        rows.append([f"`{run.recipe.name}`", images, epochs, *shares, *cost, link(f"{path.name}")])
     if not rows:
         return "No run has been recorded yet.\n"
-    head = ["system", "training images", "epochs", "clean", "PGD-100", "certified", "training, s", "proof, s/image"]
+    head = ["recipe", "training images", "epochs", "clean", "PGD-100", "certified", "training, s", "proof, s/image"]
     return table([*head, "record"], rows)
 
 
