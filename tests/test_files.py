@@ -71,6 +71,15 @@ def test_foreign_files_are_named(tmp_path: Path, content: bytes):
         read_tensors(path)
 
 
+def test_devices_and_pipes_are_not_read(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name in ("pipe", "device"):
+        for read in (read_json, read_tensors):
+            with pytest.raises(LinfnetError, match=f"{name} is a device or a pipe; expected a regular file$"):
+                read(tmp_path / name)
+
+
 def test_absent_and_broken_json(tmp_path: Path):
     with pytest.raises(LinfnetError, match=r"x\.json does not exist"):
         read_json(tmp_path / "x.json")

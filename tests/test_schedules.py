@@ -26,12 +26,12 @@ STEPS = 98  # ceil(50000 / 512)
     ],
 )
 def test_the_published_schedule(epoch: float, p: float, mixing: float, lr: float):
-    state = step_state(load_recipe("cifar10-8"), round(epoch * STEPS), STEPS)
+    state = step_state(load_recipe("cifar10-8", ["snap_p=false"]), round(epoch * STEPS), STEPS)
     assert (state.p, state.mixing, state.lr) == (pytest.approx(p), pytest.approx(mixing), pytest.approx(lr))
 
 
 def test_p_moves_with_every_step_and_never_takes_its_end():
-    recipe = load_recipe("cifar10-8")
+    recipe = load_recipe("cifar10-8", ["snap_p=false"])
     first, second = (step_state(recipe, 100 * STEPS + k, STEPS).p for k in (0, 1))
     assert first == 8.0
     assert second == pytest.approx(8.0 * 125 ** (1 / (1150 * STEPS)))
@@ -51,7 +51,7 @@ def test_other_systems_mix_nothing():
 
 
 def test_snapping_takes_p_near_by_and_leaves_the_ends():
-    exact, snapped = load_recipe("cifar10-8"), load_recipe("cifar10-8", ["snap_p=true"])
+    exact, snapped = (load_recipe("cifar10-8", [f"snap_p={snap}"]) for snap in ("false", "true"))
     assert step_state(snapped, 0, STEPS).p == 8.0
     assert math.isinf(step_state(snapped, 1250 * STEPS, STEPS).p)
     pairs = [[step_state(recipe, epoch * STEPS, STEPS).p for recipe in (exact, snapped)] for epoch in range(101, 1250)]

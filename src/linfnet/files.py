@@ -93,8 +93,15 @@ def _json_text(value: object) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
+def check_regular(path: Path) -> None:
+    """Raise an error if a path is a device or a pipe: reading it may never end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise LinfnetError(f"{path} is a device or a pipe; expected a regular file")
+
+
 def read_json(path: Path) -> Any:
     """Return the JSON value of a file, or raise an error that names the file."""
+    check_regular(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -202,6 +209,7 @@ def stored_digest(path: Path) -> str:
 @contextlib.contextmanager
 def _opened(path: Path) -> Generator[Any]:
     """Context with an open safetensors file; if it cannot be read, the error names it."""
+    check_regular(path)
     if path.exists() and not os.access(path, os.R_OK):
         raise LinfnetError(f"{path} cannot be read: permission denied")
     try:

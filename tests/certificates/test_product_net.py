@@ -14,7 +14,12 @@ from linfnet.certificates import certified_by_interval, certify_by_margin, certi
 from linfnet.certificates.outward import product_of
 from linfnet.certificates.product_net import ProductNet
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.nn import LpDistance
+from linfnet.nn import CheckedNet, LpDistance
+from linfnet.systems.cap import CapNet
+from linfnet.systems.colt import ColtNet
+from linfnet.systems.convolutional import ConvNet
+from linfnet.systems.crown_ibp import CrownIbpNet
+from linfnet.systems.crown_lbp import CrownLbpNet
 from linfnet.systems.hybrid import HybridNet, ScaledLinear
 from linfnet.systems.ibp import IbpNet
 
@@ -31,21 +36,41 @@ def ibp() -> IbpNet:
     return IbpNet((1, 4, 4), 3, "small", True, mean=0.4, std=0.5).eval()
 
 
+def convolutional(kind: type[ConvNet]) -> Callable[[], ConvNet]:
+    def make() -> ConvNet:
+        torch.manual_seed(0)
+        return kind((1, 4, 4), 3, "small", True, mean=0.4, std=0.5).eval()
+
+    return make
+
+
+NETS = {
+    "hybrid": hybrid,
+    "ibp": ibp,
+    "crown-ibp": convolutional(CrownIbpNet),
+    "crown-lbp": convolutional(CrownLbpNet),
+    "cap": convolutional(CapNet),
+    "colt": convolutional(ColtNet),
+}
+every_net = pytest.mark.parametrize("make", list(NETS.values()), ids=list(NETS))
+
+
 def samples() -> tuple[Tensor, Tensor]:
     return torch.rand(5, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0, 1])
 
 
-def check_refused(net: ProductNet, message: str, images: Tensor | None = None) -> None:
+def check_refused(net: CheckedNet, message: str, images: Tensor | None = None) -> None:
     """Every function that certifies raises the error, in one line."""
     pixels, labels = samples()
     pixels = pixels if images is None else images
     calls: list[Callable[[], object]] = [
         lambda: net.certified(pixels, labels, HUNDREDTH),
-        lambda: certified_by_interval(net, pixels, labels, HUNDREDTH),
-        lambda: interval_radius(net, pixels, labels),
         lambda: certify(net, pixels),
         lambda: certify_images(net, [(pixels, labels)]),
     ]
+    if "interval" in net.certificate_names:
+        calls.append(lambda: certified_by_interval(net, pixels, labels, HUNDREDTH))
+        calls.append(lambda: interval_radius(net, pixels, labels))
     for call in calls:
         with pytest.raises(LinfnetError, match=message) as caught:
             call()
@@ -78,8 +103,8 @@ def test_bounds_are_almost_those_of_real_arithmetic():
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("make", [hybrid, ibp])
-def test_hooks_are_refused(make: Callable[[], ProductNet]):
+@every_net
+def test_hooks_are_refused(make: Callable[[], CheckedNet]):
     for module in ("", "normalize", "last", "layers.1"):
         for register in ("register_forward_hook", "register_forward_pre_hook"):
             net = make()
@@ -92,9 +117,23 @@ def test_hooks_are_refused(make: Callable[[], ProductNet]):
         handle.remove()
 
 
-@pytest.mark.parametrize("make", [hybrid, ibp])
+class OwnTensor(Tensor):
+    """A subclass may define what operations on it compute, as quantised weights do."""
+
+
+@every_net
+def test_subclasses_of_tensor_are_refused(make: Callable[[], CheckedNet]):
+    net = make()
+    net.get_submodule("last").weight = nn.Parameter(net.get_submodule("last").weight.detach().as_subclass(OwnTensor))
+    check_refused(net, "^last.weight of the net is a OwnTensor, which may define its own operations")
+    net = make()
+    net.normalize.mean = net.normalize.mean.as_subclass(OwnTensor)
+    check_refused(net, "^normalize.mean of the net is a OwnTensor")
+
+
+@every_net
 @pytest.mark.parametrize("module", ["", "last", "layers.0", "normalize"])
-def test_a_replaced_forward_is_refused(make: Callable[[], ProductNet], module: str):
+def test_a_replaced_forward_is_refused(make: Callable[[], CheckedNet], module: str):
     net = make()
     part = net.get_submodule(module)
     part.forward = part.forward

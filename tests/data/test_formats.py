@@ -230,9 +230,10 @@ def test_arrays_of_objects_are_refused(tmp_path: Path) -> None:
         (dump(ROWS, [7, 0]), "contains images [3, 3072] and labels [2]; expected [N, 3072] and [N]"),
         (dump(ROWS[:, :784]), "contains images [3, 784]"),
         (dump(ROWS[0], [7]), "contains images [3072]"),
+        (b"\x80\x02c_codecs\nencode\nC\x01aX\x06\x00\x00\x00latin1\x86R.", "it encodes a bytes; expected a text"),
         (b"\x80\x04}\x8f.", "it contains the instruction EMPTY_SET, which no CIFAR-10 batch needs"),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_a_wrong_pickle(tmp_path: Path, content: bytes, complaint: str) -> None:
     with pytest.raises(LinfnetError) as caught:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_table, read_tensors, write_tensors
 from linfnet.nn import LinfNet, means_at_infinity, reestimate_means
-from linfnet.nn.model_path import PRETRAINED
+from linfnet.nn.model_path import PRETRAINED, class_names
 from linfnet.results import Accuracies, Result, Results, TrainingResult
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -329,3 +329,9 @@ class TestMeans:
         assert net.p == 8.0
         assert net.training
         assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
+def test_long_class_names_are_refused(tmp_path: Path):
+    LinfNet((1, 2, 2), 2, (4,)).save(tmp_path, class_names=("cat" * 1000, "dog"))
+    with pytest.raises(LinfnetError, match=r"a class name has 3,000 characters; expected at most 300$"):
+        class_names(tmp_path, 2)

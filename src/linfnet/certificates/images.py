@@ -229,14 +229,19 @@ def write_radii(certification: Certification, path: Path, names: Sequence[str] =
         columns[BROKEN_AT] = c.broken_at
     if c.real_margin_radii is not None:
         columns[REAL_MARGIN_RADIUS] = c.real_margin_radii
-    images = names or range(len(c.labels))
-    write_columns(path, {"image": images, **{name: column.tolist() for name, column in columns.items()}})
+    images, tables = names or range(len(c.labels)), {name: column.tolist() for name, column in columns.items()}
+    write_columns(path, {"image": images, **tables, "guarantee": [c.guarantee] * len(c.labels)})
 
 
-def write_curve(curve: Curve, path: Path) -> None:
-    """Write a curve as a CSV file with a column for epsilon and one for each certificate."""
+def write_curve(curve: Curve, path: Path, guarantee: str = "") -> None:
+    """Write a curve as a CSV file with a column for epsilon and one for each certificate.
+
+    `guarantee`: what certificates promise, for a further column.
+    """
     epsilons, shares = curve
-    columns = {f"certified_{name}": column for name, column in shares.items()}
+    columns: dict[str, Sequence[float | str]] = {f"certified_{name}": column for name, column in shares.items()}
+    if guarantee:
+        columns["guarantee"] = [guarantee] * len(epsilons)
     write_columns(path, {"eps": map(float, epsilons), **columns})
 
 

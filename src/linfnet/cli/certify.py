@@ -76,9 +76,9 @@ class Certify(OnImages):
             make_folder(self.out)
             write_radii(found, self.out / RADII_FILE, images.names, labelled=images.labels is not None)
             curve = found.curve()
-            write_curve(curve, self.out / "curve.csv")
+            write_curve(curve, self.out / "curve.csv", found.guarantee)
             console.print(f"radii and curve: {self.out}")
-            title = f"{self.model.name} on {images.title}"
+            title = f"{self.model.name} on {images.title}\n({found.guarantee})"
             draw_figure(self.out / "curve.png", lambda path: plot_curve(curve, path, title))
         return status
 

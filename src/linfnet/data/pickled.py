@@ -165,7 +165,9 @@ class _Interpreter:
             raise LinfnetError(f"it refers to {shown}, which no CIFAR-10 batch needs; it was not loaded")
         raise LinfnetError("it refers to a name that is not text")
 
-    def _encode(self, text: str, _: object) -> bytes:
+    def _encode(self, text: object, _: object) -> bytes:
+        if not isinstance(text, str):
+            raise LinfnetError(f"it encodes a {type(text).__name__}; expected a text")
         self.unencoded -= len(text)
         if self.unencoded < 0:
             raise LinfnetError("it encodes more text than it contains")

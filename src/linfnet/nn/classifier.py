@@ -72,7 +72,8 @@ class Classifier(nn.Module):
         self.image_shape = _checked_shape(image_shape)
         if classes < 2:
             raise ArgumentError(f"classes is {classes}; expected 2 classes or more")
-        if not isinstance(std, Real):  # also a number of NumPy  # pyright: ignore[reportUnnecessaryIsInstance]
+        # Numbers of NumPy are allowed; True is not.
+        if not isinstance(std, Real) or isinstance(std, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ArgumentError(f"std is {std}; expected one number: l_inf balls must stay l_inf balls")
         self.classes, self.std = classes, float(std)
         channels = self.image_shape[0]

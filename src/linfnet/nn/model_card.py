@@ -1,5 +1,6 @@
 """The model card (README.md of a model folder): description, results and usage, in the format of the hub."""
 
+import html
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -120,7 +121,7 @@ def model_card(
         mean=", ".join(f"{value:g}" for value in config["mean"]),
         std=config["std"],
         classes=config["classes"],
-        names=_cell(", ".join(names_in(config))) or f"numbered 0 to {config['classes'] - 1}",
+        names=_cell(html.escape(", ".join(names_in(config)), quote=False)) or f"numbered 0 to {config['classes'] - 1}",
         parameters=parameters,
         training=_training(results, recipe),
         more="".join(f"| {key} | {_cell(value)} |\n" for key, value in (more or {}).items()),

@@ -16,6 +16,8 @@ from linfnet.files import make_folder, read_table
 PRETRAINED = Path(__file__).parent / "pretrained"
 # The prefix is required so that a mistyped path is never sent over the network. (`Path` removes one of the slashes.)
 PREFIXES = ("hf://", "hf:/")
+# Largest number of characters of a class name.
+LONGEST_NAME = 300
 
 
 def pretrained_names() -> tuple[str, ...]:
@@ -124,7 +126,12 @@ def class_names(model: Path, classes: int) -> list[str]:
     names: Any = read_table(model / "config.json").get("class_names") or [str(k) for k in range(classes)]
     if not isinstance(names, list) or len(cast(list[Any], names)) != classes:
         raise LinfnetError(f"{model / 'config.json'}: class_names is not a list of {classes} names")
-    return [printable(str(name)) for name in cast(list[Any], names)]
+    texts = [str(name) for name in cast(list[Any], names)]
+    if (longest := max(map(len, texts), default=0)) > LONGEST_NAME:
+        raise LinfnetError(
+            f"{model / 'config.json'}: a class name has {longest:,} characters; expected at most {LONGEST_NAME}"
+        )
+    return list(map(printable, texts))
 
 
 def _download(repository: str) -> Path:

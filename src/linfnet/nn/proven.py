@@ -1,4 +1,4 @@
-"""Nets whose certificates hold for the floating-point program."""
+"""Nets that are certified only if their modules run the code that was analysed."""
 
 import itertools
 from collections.abc import Iterator
@@ -11,13 +11,22 @@ from linfnet.errors import LARGEST, ArgumentError
 from linfnet.nn.classifier import Classifier
 from linfnet.nn.nonexpansive import Nonexpansive, Rounding, modules_of, name_in
 from linfnet.nn.normalization import Normalize
-from linfnet.nn.unchanged import LABELS, RefusedError, check_hooks, check_layer, library_class, overridden
+from linfnet.nn.unchanged import (
+    LABELS,
+    RefusedError,
+    check_hooks,
+    check_layer,
+    check_tensors,
+    library_class,
+    overridden,
+)
 
 
 class CheckedNet(Classifier):
-    """A net whose certificates hold for the floating-point program (docs/certificates.md).
+    """A net whose certificates hold only if its modules run the code that was analysed.
 
-    They hold only if its modules run the code that was analysed, so certificates call `check_unchanged` first.
+    Certificates therefore call `check_unchanged` first. They hold for the floating-point program (docs/certificates.md)
+    unless a subclass says otherwise.
     """
 
     arithmetic: ClassVar[Literal["float32", "real"]] = "float32"
@@ -70,6 +79,7 @@ def check_unchanged(net: CheckedNet) -> None:
     """Raise an error if the net may compute something else than its class in this library."""
     modules = modules_of(net)
     check_hooks(net, modules)
+    check_tensors(net, modules)
     if type(net.normalize) is not Normalize:
         kind = type(net.normalize).__name__
         raise ArgumentError(f"normalize of the net is a {kind}; expected linfnet.nn.Normalize itself")

@@ -98,6 +98,24 @@ def check_hooks(net: nn.Module, modules: Sequence[nn.Module]) -> None:
             raise ArgumentError(f"the {where} has a forward hook, which may change its output; remove it to certify")
 
 
+def check_tensors(net: nn.Module, modules: Iterable[nn.Module]) -> None:
+    """Raise an error if a parameter or buffer is an instance of a subclass of Tensor, which may define its operations.
+
+    Args:
+        net: a net.
+        modules: `modules_of(net)`.
+    """
+    for module in modules:
+        own = vars(module)
+        for name, part in (*own["_parameters"].items(), *own["_buffers"].items()):
+            if part is not None and type(part) not in (Tensor, nn.Parameter):
+                where = f"{child}.{name}" if (child := name_in(net, module)) else name
+                raise ArgumentError(
+                    f"{where} of the net is a {type(part).__name__}, which may define its own operations; expected a "
+                    "Tensor or Parameter"
+                )
+
+
 def check_instances(root: nn.Module, modules: Iterable[nn.Module], what: str = "") -> None:
     """Raise an error if an attribute of one of the modules of a module replaces a method of its class.
 

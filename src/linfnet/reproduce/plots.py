@@ -65,7 +65,7 @@ def comparable_epochs(recipe: Recipe) -> int:
         return 0
     if recipe.schedule.p_start != full.schedule.p_start:
         return 0
-    whole = replace(recipe.schedule, snap_p=False) == full.schedule
+    whole = replace(recipe.schedule, snap_p=full.schedule.snap_p) == full.schedule
     start = recipe.schedule.epochs[0]
     return full.schedule.phases().total if whole else start if start >= 10 else 0
 

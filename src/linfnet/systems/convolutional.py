@@ -2,17 +2,19 @@
 
 import contextlib
 from collections.abc import Generator, Sequence
+from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from linfnet.bounds import Box, smallest_margin
+from linfnet.bounds import Box, Ramp, smallest_margin
 from linfnet.nn.classifier import Classifier
+from linfnet.nn.proven import CheckedNet, check_precision, check_unchanged
 from linfnet.systems.layers import channels_last, conv_layers
 
 
-class ConvNet(Classifier):
+class ConvNet(CheckedNet):
     """A convolutional net with ReLU, certified by bounds on its margins in real arithmetic.
 
     A subclass defines `margins`.
@@ -23,6 +25,9 @@ class ConvNet(Classifier):
     """
 
     arithmetic: ClassVar[Literal["float32", "real"]] = "real"
+    other_layers: ClassVar[frozenset[type[nn.Module]]] = frozenset(
+        (nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.AvgPool2d, nn.Flatten, nn.ReLU, nn.Identity, Ramp)
+    )
     part: ClassVar[int] = 100
     """Number of images that are certified at once: rows of linear functions take memory."""
 
@@ -70,6 +75,15 @@ class ConvNet(Classifier):
     def margins(self, box: Box, labels: Tensor) -> Tensor:
         """Return lower bounds [B, K] on the margins of the labels over a normalised box; 0 at the labels."""
         raise NotImplementedError
+
+    def certified(self, images: Tensor, labels: Tensor, epsilon: Fraction | Tensor) -> Tensor:
+        net = self.frozen()
+        check_unchanged(net)
+        check_precision(net, images.dtype)
+        return Classifier.certified(net, images, labels, epsilon)
+
+    def certified_in_training(self, images: Tensor, labels: Tensor, epsilon: Fraction | Tensor) -> Tensor:
+        return Classifier.certified(self, images, labels, epsilon)
 
     def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
         if len(lower) == 0:

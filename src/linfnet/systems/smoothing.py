@@ -25,7 +25,7 @@ from linfnet.errors import ArgumentError, number
 from linfnet.nn import Normalize
 from linfnet.nn.classifier import Classifier
 from linfnet.nn.nonexpansive import modules_of, name_in
-from linfnet.nn.unchanged import LABELS, check_hooks, overridden
+from linfnet.nn.unchanged import LABELS, check_hooks, check_tensors, overridden
 from linfnet.recipes import Recipe, options_from_mapping
 from linfnet.schedules import StepState
 from linfnet.systems.layers import check_architecture, conv_layers
@@ -198,6 +198,7 @@ def check_smoothed(net: SmoothedNet) -> None:
     """
     modules = modules_of(net)
     check_hooks(net, modules)
+    check_tensors(net, modules)
     if changed := overridden(type(net), SmoothedNet, LABELS | {"base_logits"}):
         raise ArgumentError(
             f"net is a {type(net).__name__} that overrides {changed}, but certificates hold for SmoothedNet; "

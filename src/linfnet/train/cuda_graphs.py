@@ -10,7 +10,7 @@ import gc
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -177,9 +177,12 @@ class CapturedLoss:
         with _capture(self._graph, torch.cuda.graph_pool_handle(), _side_stream(pixels.device)):
             loss, logits = functional_call(module, leaves, (self._pixels, self._labels, named))
             gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-            pairs = zip(parameters.values(), gradients, strict=True)
             # The fused Adam needs gradients in the layout of the parameters; those of convolutions may have another.
-            self._gradients = [(each, None if g is None else torch.empty_like(each).copy_(g)) for each, g in pairs]
+            self._gradients = [
+                (each, torch.empty_like(each).copy_(gradient))
+                for each, gradient in zip(parameters.values(), cast(tuple[Tensor | None, ...], gradients), strict=True)
+                if gradient is not None
+            ]
         self._loss, self._logits = loss.detach(), logits.detach()
 
     def __call__(self, pixels: Tensor, labels: Tensor, weights: Mapping[str, float]) -> tuple[Tensor, Tensor]:
