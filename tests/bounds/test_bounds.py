@@ -69,6 +69,14 @@ def image_net(seed: int) -> nn.Sequential:
     return settled(nn.Sequential(first, *second, nn.Identity(), *last, nn.Linear(5, 3, bias=False)), (2, 9, 10))
 
 
+def norm_net(seed: int) -> nn.Sequential:
+    """Return a net with batch norm directly before padded convolutions, which read zeros outside its outputs."""
+    torch.manual_seed(seed)
+    layers = [nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.Conv2d(3, 2, 3, padding=1), nn.ReLU()]
+    layers += [nn.BatchNorm2d(2), nn.Conv2d(2, 2, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(180, 3)]
+    return settled(nn.Sequential(*layers), (2, 9, 10))
+
+
 def box_around(images: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return images - eps, images + eps
 
@@ -164,9 +172,10 @@ def test_boxes_of_all_layers_are_tighter_than_intervals(boxes_of: Any, slope: Sl
 
 
 @pytest.mark.parametrize("slope", SLOPES)
-def test_receptive_fields_give_the_bounds_of_whole_images(slope: Slope):
+@pytest.mark.parametrize("make", [image_net, norm_net])
+def test_receptive_fields_give_the_bounds_of_whole_images(make: Any, slope: Slope):
     """The rows of all outputs of a convolution over the whole image give the same bounds as those over its field."""
-    net, images = image_net(1), torch.randn(2, 2, 9, 10, dtype=torch.float64)
+    net, images = make(1), torch.randn(2, 2, 9, 10, dtype=torch.float64)
     layers = layers_of(net)
     boxes = backward_boxes(net, Box(*box_around(images, 0.1)), slope)
     for index in (index for index, layer in enumerate(layers) if isinstance(layer, nn.ReLU) and index > 2):

@@ -15,7 +15,7 @@ from linfnet.boxes import inner_box, outer_box
 from linfnet.certificates import certified_by_interval, interval_radius, outward
 from linfnet.errors import ArgumentError
 from linfnet.nn.label_margin import margin
-from linfnet.systems.hybrid import HybridNet
+from linfnet.systems.hybrid import HybridNet, ScaledLinear
 from linfnet.systems.ibp import IbpNet
 
 SEEDS = st.integers(0, 10**6)
@@ -187,6 +187,35 @@ def test_every_term_is_needed(name: str, monkeypatch: pytest.MonkeyPatch):
     assert is_sound()
     monkeypatch.setattr(outward, constant, without)
     assert not is_sound()
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (nn.AvgPool2d(2), torch.full((1, 1, 2, 2), 2.0**126)),  # the sum overflows, although the average does not
+        (norm(3e38, 0.0), torch.full((1, 1), 1e-30)),  # the scale overflows, although the product does not
+    ],
+    ids=["sum", "scale"],
+)
+@torch.no_grad()
+def test_a_step_before_the_result_overflows(layer: nn.Module, x: Tensor):
+    if isinstance(layer, nn.BatchNorm1d):
+        layer.running_var = torch.tensor([1e-10])
+    assert bool(outward.evaluate([layer], x).isinf().all())
+    assert all(bool(end.isnan().all()) for end in outward.bounds([layer], x, x))
+
+
+@torch.no_grad()
+def test_scaled_weights_are_rounded_three_times():
+    """In rational arithmetic, with all roundings in the same direction. On a GPU, the program rounds the root, its
+    reciprocal and the product with it; then the product with the input, the sum with three zeros and with the bias."""
+    layer, x = ScaledLinear(4, 1), torch.tensor([[1.0, 0.0, 0.0, 0.0]]).double()
+    layer.weight.copy_(torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
+    low, high = (Fraction(end.item()) for end in layer.product().bounds(x, x))
+    unit, weight = Fraction(1, 2**24), Fraction(1, 2)
+    for factor in (1 + unit, 1 - unit):
+        scaled = weight * factor**3
+        assert low < scaled * factor * factor**3 * factor < high
 
 
 def test_nan_is_not_lost_in_later_layers():
