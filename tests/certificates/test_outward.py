@@ -124,6 +124,13 @@ def test_sums_of_too_many_products_are_refused():
         outward.error_rate(2**22)
 
 
+@pytest.mark.parametrize("roundings", [1, 100, 2**14])
+def test_the_rate_of_many_roundings(roundings: int):
+    rate, unit = Fraction(outward.error_rate(roundings)), Fraction(1, 2**24)
+    assert (1 + unit) ** (roundings + 2) - 1 <= rate
+    assert 1 - (1 - unit) ** (roundings + 2) <= rate
+
+
 # For each term of the bounds a layer and an input for which the box without the term does not contain the result.
 
 
@@ -203,6 +210,22 @@ def test_a_step_before_the_result_overflows(layer: nn.Module, x: Tensor):
         layer.running_var = torch.tensor([1e-10])
     assert bool(outward.evaluate([layer], x).isinf().all())
     assert all(bool(end.isnan().all()) for end in outward.bounds([layer], x, x))
+
+
+@pytest.mark.parametrize(("weight", "x"), [(2.0**60, 2.0**-127), (2.0**-127, 2.0**60)])
+@torch.no_grad()
+def test_products_may_flush_subnormal_numbers(weight: float, x: float):
+    """One factor is subnormal; the product is 2^-67, or 0 if the factor is flushed to zero."""
+    ends = outward.bounds([linear([weight])], torch.tensor([[x]]), torch.tensor([[x]]))
+    assert contains(ends, torch.tensor([[0.0], [2.0**-67]]))
+
+
+@torch.no_grad()
+def test_the_scale_of_batch_norm_underflows():
+    layer, x = norm(2.0**-149, 0.0), torch.full((1, 1), 2.0**100)
+    layer.running_var = torch.tensor([16.0])  # the scale is 2^-151, which is rounded to 0
+    assert outward.evaluate([layer], x).item() == 0
+    assert contains(outward.bounds([layer], x, x), torch.zeros(1, 1))
 
 
 @torch.no_grad()

@@ -170,11 +170,15 @@ def test_reduced_precision_is_refused(make: Callable[[], ProductNet], monkeypatc
             assert len(net.certified_in_training(images, labels, HUNDREDTH)) == 5
     finally:
         torch.set_float32_matmul_precision(before)
-    for name in ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"):
+    for name, reduced, full in (
+        ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16", "STRICT"),
+        ("DNNL_DEFAULT_FPMATH_MODE", "BF16", "STRICT"),
+        ("CUBLAS_EMULATE_SINGLE_PRECISION", "1", "0"),
+    ):
         with monkeypatch.context() as context:
-            context.setenv(name, "BF16")
-            check_refused(net, f"the environment variable {name} is 'BF16'.*; unset it to certify")
-            context.setenv(name, "STRICT")
+            context.setenv(name, reduced)
+            check_refused(net, f"the environment variable {name} is '{reduced}'.*; unset it to certify")
+            context.setenv(name, full)
             net.certified(images, labels, HUNDREDTH)
 
 
