@@ -264,6 +264,7 @@ MISFITS: dict[str, tuple[Callable[[], ProductNet], Callable[[ProductNet], object
     "hybrid first": (hybrid, lambda net: setattr(net, "first", LpDistance(5, 4)), "first of the net is a LpDistance"),
     "hybrid inputs": (hybrid, lambda net: setattr(net, "first", ScaledLinear(6, 4)), "first .*expected a weight"),
     "hybrid outputs": (hybrid, lambda net: setattr(net, "last", ScaledLinear(4, 2)), "last .*expected a weight"),
+    "hybrid no weight": (hybrid, lambda net: setattr(net.first, "weight", None), "first .*expected a weight"),
     "hybrid no bias": (hybrid, lambda net: setattr(net.first, "bias", None), "first .*expected a weight"),
     "hybrid forward": (hybrid, lambda net: setattr(net.layers[0], "forward", lambda x: x), "was replaced"),
     "ibp layers": (ibp, lambda net: setattr(net, "layers", nn.Linear(16, 100)), "layers of the net is a Linear"),

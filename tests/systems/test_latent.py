@@ -128,10 +128,8 @@ def test_the_loss_of_the_stage_before_fades():
     system, net, (images, labels) = system_of(recipe), small_net(ColtNet), digits()
     assert isinstance(system, Colt)
     state = state_at(recipe, 2.25)
-    box, source = (
-        net.box_around(images, float(system.eps_train), centre=False),
-        step_source(recipe, state, images.device),
-    )
+    box = net.box_around(images, float(system.eps_train), centre=False)
+    source = step_source(recipe, state, images.device)
     now, before = (system.stage_loss(net, box, labels, stage, source)[0] for stage in (2, 1))
     assert abs(now - before) > 1e-3
     found = system.loss(recipe, net, images, labels, state)[0]

@@ -242,7 +242,9 @@ def _rule(layer: nn.Module, x: Tensor) -> Rule:
         known = ", ".join(kind.__name__ for kind in RULES)
         raise ArgumentError(f"a layer is a {type(layer).__name__}, which has no interval bounds; expected {known}")
     if not _fits(layer, tuple(x.shape)):
-        raise ArgumentError(f"the layer {layer} does not fit to inputs of shape {tuple(x.shape)}")
+        raise ArgumentError(
+            f"the layer {layer} does not fit to inputs of shape {tuple(x.shape)}; expected another layer"
+        )
     return RULES[type(layer)]
 
 
@@ -251,8 +253,9 @@ def _fits(layer: nn.Module, shape: tuple[int, ...]) -> bool:
     if isinstance(layer, nn.Linear):
         return len(shape) > 1 and _has_shapes(layer.weight, shape[-1:], layer.bias)
     if isinstance(layer, nn.Conv2d):
-        kernel = (shape[1] // layer.groups, *layer.kernel_size) if len(shape) == 4 else ()
-        return _has_shapes(layer.weight, kernel, layer.bias) and _has_windows(layer, shape)
+        if len(shape) != 4 or not _has_windows(layer, shape):
+            return False
+        return _has_shapes(layer.weight, (shape[1] // layer.groups, *layer.kernel_size), layer.bias)
     if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
         vectors = (layer.running_mean, layer.running_var, layer.weight, layer.bias)
         return len(shape) > 1 and all(part is None or part.shape == shape[1:2] for part in vectors)

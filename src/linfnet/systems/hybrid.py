@@ -104,13 +104,13 @@ class HybridNet(ProductNet):
     def check_layers(self) -> None:
         self.check_part("layers", nn.Sequential)
         inputs = math.prod(self.image_shape)
-        for name, layer in self.layers.named_children():
-            self.check_part(f"layers.{name}", LpDistance)
+        for index, layer in enumerate(self.layers):
+            self.check_part(f"layers.{index}", LpDistance)
             inputs = len(cast(LpDistance, layer).weight)
         for name in ("first", "last"):
             self.check_part(name, ScaledLinear)
             shapes = [tuple(part.shape) for part in self.get_submodule(name).parameters()]
-            outputs = self.classes if name == "last" else shapes[0][0]
+            outputs = self.classes if name == "last" else next((size for shape in shapes for size in shape), 0)
             if shapes != [(outputs, inputs), (outputs,)]:
                 expected = f"a weight of shape {(outputs, inputs)} and a bias of shape {(outputs,)}"
                 raise ArgumentError(f"{name} of the net has parameters of shapes {shapes}; expected {expected}")
