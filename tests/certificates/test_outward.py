@@ -15,7 +15,7 @@ from linfnet.boxes import inner_box, outer_box
 from linfnet.certificates import certified_by_interval, interval_radius, outward
 from linfnet.errors import ArgumentError
 from linfnet.nn.label_margin import margin
-from linfnet.systems.hybrid import HybridNet
+from linfnet.systems.hybrid import HybridNet, ScaledLinear
 from linfnet.systems.ibp import IbpNet
 
 SEEDS = st.integers(0, 10**6)
@@ -124,6 +124,13 @@ def test_sums_of_too_many_products_are_refused():
         outward.error_rate(2**22)
 
 
+@pytest.mark.parametrize("roundings", [1, 100, 2**14])
+def test_the_rate_of_many_roundings(roundings: int):
+    rate, unit = Fraction(outward.error_rate(roundings)), Fraction(1, 2**24)
+    assert (1 + unit) ** (roundings + 2) - 1 <= rate
+    assert 1 - (1 - unit) ** (roundings + 2) <= rate
+
+
 # For each term of the bounds a layer and an input for which the box without the term does not contain the result.
 
 
@@ -187,6 +194,51 @@ def test_every_term_is_needed(name: str, monkeypatch: pytest.MonkeyPatch):
     assert is_sound()
     monkeypatch.setattr(outward, constant, without)
     assert not is_sound()
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (nn.AvgPool2d(2), torch.full((1, 1, 2, 2), 2.0**126)),  # the sum overflows, although the average does not
+        (norm(3e38, 0.0), torch.full((1, 1), 1e-30)),  # the scale overflows, although the product does not
+    ],
+    ids=["sum", "scale"],
+)
+@torch.no_grad()
+def test_a_step_before_the_result_overflows(layer: nn.Module, x: Tensor):
+    if isinstance(layer, nn.BatchNorm1d):
+        layer.running_var = torch.tensor([1e-10])
+    assert bool(outward.evaluate([layer], x).isinf().all())
+    assert all(bool(end.isnan().all()) for end in outward.bounds([layer], x, x))
+
+
+@pytest.mark.parametrize(("weight", "x"), [(2.0**60, 2.0**-127), (2.0**-127, 2.0**60)])
+@torch.no_grad()
+def test_products_may_flush_subnormal_numbers(weight: float, x: float):
+    """One factor is subnormal; the product is 2^-67, or 0 if the factor is flushed to zero."""
+    ends = outward.bounds([linear([weight])], torch.tensor([[x]]), torch.tensor([[x]]))
+    assert contains(ends, torch.tensor([[0.0], [2.0**-67]]))
+
+
+@torch.no_grad()
+def test_the_scale_of_batch_norm_underflows():
+    layer, x = norm(2.0**-149, 0.0), torch.full((1, 1), 2.0**100)
+    layer.running_var = torch.tensor([16.0])  # the scale is 2^-151, which is rounded to 0
+    assert outward.evaluate([layer], x).item() == 0
+    assert contains(outward.bounds([layer], x, x), torch.zeros(1, 1))
+
+
+@torch.no_grad()
+def test_scaled_weights_are_rounded_three_times():
+    """In rational arithmetic, with all roundings in the same direction. On a GPU, the program rounds the root, its
+    reciprocal and the product with it; then the product with the input, the sum with three zeros and with the bias."""
+    layer, x = ScaledLinear(4, 1), torch.tensor([[1.0, 0.0, 0.0, 0.0]]).double()
+    layer.weight.copy_(torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
+    low, high = (Fraction(end.item()) for end in layer.product().bounds(x, x))
+    unit, weight = Fraction(1, 2**24), Fraction(1, 2)
+    for factor in (1 + unit, 1 - unit):
+        scaled = weight * factor**3
+        assert low < scaled * factor * factor**3 * factor < high
 
 
 def test_nan_is_not_lost_in_later_layers():

@@ -209,11 +209,15 @@ def test_reduced_precision_is_refused(make: Callable[[], ProductNet], monkeypatc
             assert len(net.certified_in_training(images, labels, HUNDREDTH)) == 5
     finally:
         torch.set_float32_matmul_precision(before)
-    for name in ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"):
+    for name, reduced, full in (
+        ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16", "STRICT"),
+        ("DNNL_DEFAULT_FPMATH_MODE", "BF16", "STRICT"),
+        ("CUBLAS_EMULATE_SINGLE_PRECISION", "1", "0"),
+    ):
         with monkeypatch.context() as context:
-            context.setenv(name, "BF16")
-            check_refused(net, f"the environment variable {name} is 'BF16'.*; unset it to certify")
-            context.setenv(name, "STRICT")
+            context.setenv(name, reduced)
+            check_refused(net, f"the environment variable {name} is '{reduced}'.*; unset it to certify")
+            context.setenv(name, full)
             net.certified(images, labels, HUNDREDTH)
 
 
@@ -287,3 +291,44 @@ def test_a_user_s_net_with_matrix_products():
     assert bool((found.radius > 0).all())
     net.last = OwnLinear(16, 3)
     check_refused(net, "OwnLinear")
+
+
+# Replaced parts whose classes are known, but which do not fit to the rest of the net.
+MISFITS: dict[str, tuple[Callable[[], ProductNet], Callable[[ProductNet], object], str]] = {
+    "hybrid layers": (hybrid, lambda net: setattr(net, "layers", LpDistance(16, 5)), "layers of the net is a LpDist"),
+    "hybrid layer": (hybrid, lambda net: net.layers.append(nn.Linear(3, 3)), "net contains Linear"),
+    "hybrid shift": (hybrid, lambda net: net.layers.append(net.normalize), "layers.2 of the net is a Normalize"),
+    "hybrid no layer": (hybrid, lambda net: setattr(net, "layers", nn.Sequential()), "first .*expected a weight"),
+    "hybrid width": (hybrid, lambda net: net.layers.append(LpDistance(7, 5)), "7"),
+    "hybrid first": (hybrid, lambda net: setattr(net, "first", LpDistance(5, 4)), "first of the net is a LpDistance"),
+    "hybrid inputs": (hybrid, lambda net: setattr(net, "first", ScaledLinear(6, 4)), "first .*expected a weight"),
+    "hybrid outputs": (hybrid, lambda net: setattr(net, "last", ScaledLinear(4, 2)), "last .*expected a weight"),
+    "hybrid no weight": (hybrid, lambda net: setattr(net.first, "weight", None), "first .*expected a weight"),
+    "hybrid no bias": (hybrid, lambda net: setattr(net.first, "bias", None), "first .*expected a weight"),
+    "hybrid forward": (hybrid, lambda net: setattr(net.layers[0], "forward", lambda x: x), "was replaced"),
+    "ibp layers": (ibp, lambda net: setattr(net, "layers", nn.Linear(16, 100)), "layers of the net is a Linear"),
+    "ibp last": (ibp, lambda net: setattr(net, "last", nn.ReLU()), "last of the net is a ReLU; expected a Linear"),
+    "ibp sequence": (ibp, lambda net: setattr(net, "last", nn.Sequential(net.last)), "last of the net is a Sequential"),
+    "ibp outputs": (ibp, lambda net: setattr(net, "last", nn.Linear(100, 2)), "last of the net has 2 outputs"),
+    "ibp inputs": (ibp, lambda net: setattr(net, "last", nn.Linear(99, 3)), "Linear.*does not fit to inputs of shape"),
+    "ibp linear": (ibp, lambda net: net.layers.append(nn.Linear(3, 3)), "Linear.*does not fit to inputs of shape"),
+    "ibp bias": (ibp, lambda net: setattr(net.last, "bias", nn.Parameter(torch.zeros(2))), "Linear.*does not fit"),
+    "ibp images": (ibp, lambda net: net.layers.append(nn.Conv2d(1, 1, 1)), "Conv2d.*does not fit to inputs of shape"),
+    "ibp channels": (ibp, lambda net: net.layers.insert(0, nn.Conv2d(2, 1, 1)), "Conv2d.*does not fit to inputs"),
+    "ibp kernel": (ibp, lambda net: net.layers.insert(0, nn.Conv2d(1, 1, 5)), "Conv2d.*does not fit to inputs"),
+    "ibp stride": (ibp, lambda net: setattr(net.layers[0], "stride", (3, 3)), "does not fit to inputs of shape"),
+    "ibp norm": (ibp, lambda net: net.layers.insert(0, nn.BatchNorm2d(2).eval()), "BatchNorm2d.*does not fit"),
+    "ibp average": (ibp, lambda net: net.layers.append(nn.AvgPool2d(2)), "AvgPool2d.*does not fit to inputs"),
+    "ibp window": (ibp, lambda net: net.layers.insert(0, nn.AvgPool2d((1, 5))), "AvgPool2d.*does not fit to inputs"),
+    "ibp batch": (ibp, lambda net: net.layers.insert(0, nn.Flatten(0, 1)), "Flatten.*does not fit to inputs"),
+    "ibp dimension": (ibp, lambda net: net.layers.append(nn.Flatten(3)), "Flatten.*does not fit to inputs of shape"),
+    "ibp precision": (ibp, lambda net: net.layers.double(), "the net computes in torch.float64"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_layers_that_do_not_fit_are_refused(name: str):
+    make, change, message = MISFITS[name]
+    net = make()
+    change(net)
+    check_refused(net, message)

@@ -80,6 +80,19 @@ def test_the_normalisation_rounds_twice():
     check(net, pixel(11 / 16), above(pixel(11 / 16)), before=0.375, after=-0.125)
 
 
+@pytest.mark.parametrize("coarse", range(3))
+def test_the_largest_mean_of_a_channel_counts(coarse: int):
+    """The normalised pixels of one channel are multiples of 1/16; the distances of both classes are below 1."""
+    means = [COARSE if channel == coarse else 0.0 for channel in range(3)]
+    net = LinfNet((3, 1, 1), 2, mean=means, mean_shift=False, identity_init=False).eval()
+    with torch.no_grad():
+        net.layers[0].weight.copy_(-torch.tensor([means, means]))
+        net.layers[0].weight[0, coarse] += 0.5
+    image, moved = torch.zeros(1, 3, 1, 1), torch.zeros(1, 3, 1, 1)
+    image[0, coarse], moved[0, coarse] = 0.282, 0.281
+    check(net, image, moved, before=0.125, after=0.0)
+
+
 def test_the_distance_and_the_difference_from_the_mean_both_round():
     """The distance jumps by 1/8. Both differences from the mean are ties, rounded down and up: a jump of 1/4."""
     net = LinfNet((1, 1, 1), 2, (1,), negate_logits=False, identity_init=False).eval()

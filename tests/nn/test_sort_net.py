@@ -215,6 +215,21 @@ def test_factors(keep: float, terms: int):
     assert 1 <= rounded_steps(sorted_factors(keep, terms)) <= terms + 3
 
 
+@pytest.mark.parametrize("keep", [0.05, 0.15, 0.5, 0.62, 0.85, 0.97])
+@pytest.mark.parametrize("terms", [2, 10, 16])
+def test_the_steps_of_a_sum_satisfy_the_inequality_of_the_proof(keep: float, terms: int):
+    """In rational arithmetic: all distances are 1, and every difference, product and sum is rounded up."""
+    factors, up = [Fraction(factor) for factor in sorted_factors(keep, terms)], 1 + Fraction(1, 2**24)
+    total = Fraction(0)
+    for factor in reversed(factors):
+        total = (total + factor * up * up) * up
+    growth = total / sum(factors) - 1
+    steps = rounded_steps(sorted_factors(keep, terms))
+    underflow = terms * up**terms / 64 * (up - 1)
+    assert 1 + growth <= up**steps
+    assert 2 * (growth + underflow) / (1 - growth) <= steps * (up - 1) * (1 + up)
+
+
 def test_finite_p_in_eval_mode_is_scaled():
     net = small_net(0.6, 8.0).eval()
     layer = net.distance_layers()[1]

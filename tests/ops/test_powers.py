@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from linfnet.ops import snapped_p
-from linfnet.ops.powers import addition_chain, power_source, snapped_after
+from linfnet.ops.powers import PowerMode, addition_chain, power_mode, power_source, snapped_after
 
 # Lengths of shortest addition chains (OEIS A003313) for n = 1, 2, ...
 SHORTEST = [0, 1, 2, 2, 3, 3, 4, 3, 4, 4, 5, 4, 5, 5, 5, 4, 5, 5, 6, 5, 6, 6, 6, 5, 6, 6, 6, 6, 7, 6, 7, 5]
@@ -77,3 +77,21 @@ def test_power_source_computes_the_power(n: float, signed: bool) -> None:
             continue
         wanted = abs(d) ** n * (torch.tensor(d).sign().item() if signed else 1)
         assert eval(value, scope) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("mode", "exponents"),
+    [
+        (PowerMode.SCALE_PER_OUTPUT, (1.0, 8.0, 64.0)),
+        (PowerMode.SCALE_PER_PAIR, (65.0, 68.0, 128.0)),
+        (PowerMode.LOG_RATIO, (8.5, 127.5)),
+        (PowerMode.LOG_RATIO_LARGE, (128.5, 130.0, 1e6)),
+    ],
+)
+def test_the_mode_depends_on_p(mode: PowerMode, exponents: tuple[float, ...]) -> None:
+    assert {power_mode(p) for p in exponents} == {mode}
+
+
+def test_an_exponent_is_rounded_as_the_argument_of_its_kernel() -> None:
+    """In float32 the exponent is 3."""
+    assert power_source("f", 3 - 1e-9, signed=True) == power_source("f", 3, signed=True)

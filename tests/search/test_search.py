@@ -16,6 +16,8 @@ from linfnet.data import source
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.recipes import load_recipe
 from linfnet.search import SearchOutcome, Variant, search
+from linfnet.search.outcome import TrialOutcome
+from linfnet.search.plan import Plan
 from linfnet.search.plot import draw_search
 from linfnet.train import RunFolder, fit
 
@@ -65,6 +67,22 @@ def test_a_search_ranks_variants_by_held_out_images(tmp_path: Path, monkeypatch:
     assert not list(tmp_path.rglob("*.safetensors"))
     draw_search(tmp_path / "plot.svg", outcome)
     assert "leaky" in (tmp_path / "plot.svg").read_text()
+
+
+def test_variants_are_ranked_by_the_mean_on_held_out_images(tmp_path: Path):
+    variants = tuple(Variant(name) for name in "abc")
+    certified = {"a": (0.2, 0.4), "b": (0.45, 0.35), "c": (0.5,)}
+    trials = [
+        TrialOutcome(name, seed, value, 1 - value, 1 - value, 1 - value, 1.0, 4, "", "")
+        for name, values in certified.items()
+        for seed, value in enumerate(values)
+    ]
+    outcome = SearchOutcome(Plan(load_recipe("digits"), variants, variants, (0, 1), tmp_path), tuple(trials), {})
+    assert [summary.variant.name for summary in outcome.ranked] == ["c", "b", "a"]
+    spreads = [summary.spread("certified") for summary in outcome.ranked]
+    assert [spread.mean for spread in spreads] == pytest.approx([0.5, 0.4, 0.3])
+    assert spreads[0].deviation is None
+    assert [spread.deviation for spread in spreads[1:]] == pytest.approx([0.005**0.5, 0.02**0.5])
 
 
 def test_finished_trials_are_not_repeated_and_others_are_added(tmp_path: Path):

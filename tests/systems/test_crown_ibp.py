@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from linfnet.bounds import interval_boxes, interval_margins, linear_margins
+from linfnet.bounds import interval_boxes, interval_margins, linear_margins, margin_bounds
 from linfnet.boxes import inner_box
 from linfnet.data import load
 from linfnet.nn.label_margin import margin
@@ -52,6 +52,17 @@ def test_the_certificate_is_never_looser_than_interval_bounds(batch_norm: bool):
             for _ in range(20):
                 inside = torch.lerp(lower, upper, torch.rand_like(lower).round())
                 assert bool((margin(net(inside), labels) >= found - 1e-5).all())
+
+
+def test_the_better_of_two_bounds_counts():
+    net, (images, labels) = small_net(), digits()
+    box = net.box_around(images, 0.1)
+    with torch.no_grad():
+        bounds = [
+            margin_bounds(net.body, *box.ends, labels, "crown-ibp", slope=slope) for slope in ("zero", "adaptive")
+        ]
+        torch.testing.assert_close(net.margins(box, labels), torch.maximum(*bounds))
+    assert all(bool((one > other + 1e-3).any()) for one, other in (bounds, bounds[::-1]))
 
 
 def test_parts_of_a_batch_have_the_same_certificates(monkeypatch: pytest.MonkeyPatch):

@@ -18,6 +18,7 @@ from linfnet.systems import system_of
 from linfnet.systems.cap import CapNet
 from linfnet.systems.colt import Colt, ColtNet, Region, attacked
 from linfnet.systems.convolutional import ConvNet
+from linfnet.systems.system import step_source
 from linfnet.train import step_state
 
 
@@ -49,16 +50,27 @@ def test_no_image_in_the_ball_has_a_smaller_margin(kind: type[ConvNet]):
             assert bool((margin(net(inside), labels) >= found - 1e-5).all())
 
 
+def test_the_better_of_two_bounds_counts():
+    net, (images, labels) = small_net(ColtNet), digits()
+    box = net.box_around(images, 0.5)
+    with torch.no_grad():
+        bounds = [margin_bounds(net.body, *box.ends, labels, method) for method in ("fast-lin", "crown")]
+        assert bool((smallest_margin(bounds[0], labels) <= 0).all())
+        torch.testing.assert_close(net.margins(box, labels), torch.maximum(*bounds))
+    assert all(bool((one > other + 1e-3).any()) for one, other in (bounds, bounds[::-1]))
+
+
 def test_cap_takes_the_cross_entropy_of_the_worst_case():
-    recipe = load_recipe("mnist-cpu-cap", ["data.name=digits"])
+    recipe = load_recipe("mnist-cpu-cap", {"data.name": "digits", "schedule.epochs": [2, 4, 4]})
     system, net, (images, labels) = system_of(recipe), small_net(CapNet), digits()
     plain, logits = system.loss(recipe, net, images, labels, state_at(recipe, 1.0))
     torch.testing.assert_close(plain, F.cross_entropy(net(images), labels))
     torch.testing.assert_close(logits, net(images))
-    worst = system.loss(recipe, net, images, labels, state_at(recipe, 6.0))[0]
-    ends = net.normalize.bounds((images - 0.1).clamp(min=0), (images + 0.1).clamp(max=1))
-    expected = F.cross_entropy(-margin_bounds(net.body, *ends, labels, "fast-lin"), labels)
-    torch.testing.assert_close(worst, expected)
+    for epoch, eps in ((3.0, 0.025), (6.0, 0.1)):
+        worst = system.loss(recipe, net, images, labels, state_at(recipe, epoch))[0]
+        ends = net.normalize.bounds((images - eps).clamp(min=0), (images + eps).clamp(max=1))
+        expected = F.cross_entropy(-margin_bounds(net.body, *ends, labels, "fast-lin"), labels)
+        torch.testing.assert_close(worst, expected)
 
 
 def region_after(net: ConvNet, box: Box, stage: int) -> tuple[Region, nn.Sequential]:
@@ -109,6 +121,19 @@ def test_stages_of_colt():
     found = [system.stage(state_at(recipe, epoch)) for epoch in (0, 9.75, 12.5, 15, 22.5, 27.5, 34)]
     assert [stage for stage, _ in found] == [0, 0, 1, 1, 2, 2, 2]
     assert [share for _, share in found] == pytest.approx([1, 1, 0.5, 1, 0.5, 1, 1])
+
+
+def test_the_loss_of_the_stage_before_fades():
+    recipe = load_recipe("mnist-cpu-colt", {"schedule.epochs": [1, 2, 1], "system.stages": 2, "system.mixing": 1.0})
+    system, net, (images, labels) = system_of(recipe), small_net(ColtNet), digits()
+    assert isinstance(system, Colt)
+    state = state_at(recipe, 2.25)
+    box = net.box_around(images, float(system.eps_train), centre=False)
+    source = step_source(recipe, state, images.device)
+    now, before = (system.stage_loss(net, box, labels, stage, source)[0] for stage in (2, 1))
+    assert abs(now - before) > 1e-3
+    found = system.loss(recipe, net, images, labels, state)[0]
+    torch.testing.assert_close(found, 0.25 * now + 0.75 * before)
 
 
 def test_only_the_layers_after_the_region_are_trained():

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from train.recorded import record_graphs
 
 from linfnet.data import load
 from linfnet.losses import Hinge, Mixture, Objective
@@ -109,6 +110,26 @@ def test_a_replay_gives_the_bits_of_one_backward_pass(loss: Objective, p: float,
     # Gradients are assigned, not copied: each has its address from the capture.
     addresses = {grad.data_ptr() for grad in fakes[0].fixed}
     assert all(each.grad.data_ptr() in addresses for each in nets[1].layers.parameters())
+
+
+def test_a_replay_uses_the_weights_of_its_step_and_adds_to_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    record_graphs(monkeypatch)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(256, 7), nn.Tanh(), nn.Linear(7, 10))
+    graphs = CapturedGraphs(module, batch(0, 8)[0], None)
+    parameters = list(module.parameters())
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.mul_(1.1)  # as an optimizer does
+    # The objective itself uses the last bias, so that it already has a gradient.
+    parameters[-1].grad = torch.ones(10)
+    pixels, gradient = batch(1, 8)[0], torch.randn(8, 10)
+    output = module(pixels)
+    expected = torch.autograd.grad(output, parameters, gradient)
+    torch.testing.assert_close(graphs.forward(pixels), output.detach())
+    graphs.backward(gradient)
+    for parameter, grad in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(parameter.grad, grad + 1 if parameter is parameters[-1] else grad)
 
 
 def kinds(steps: list[tuple[float, int, bool]], made: list[Fake]) -> str:

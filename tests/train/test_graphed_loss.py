@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import torch
 from torch import Tensor, nn
+from train.recorded import record_graphs
 
 from linfnet.data import load
 from linfnet.recipes import Recipe, load_recipe
@@ -88,6 +89,27 @@ def test_graphs_are_captured_again_when_other_terms_are_used(
     assert [each.replays for each in Fake.made] == [7, 12, 6]
     for one, other in zip(plain.net.state_dict().values(), replayed.net.state_dict().values(), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", ["ibp-2018", "crown-ibp-margins"])
+def test_a_replay_uses_the_batch_and_the_weights_of_its_step(name: str, monkeypatch: pytest.MonkeyPatch):
+    record_graphs(monkeypatch)
+    recipe, system, module = module_of(name)
+    images, (first, second) = load("digits", "test"), [system.weights(step_state(recipe, step, 8)) for step in (12, 20)]
+    module.eval()  # a recording runs the operations, unlike a capture, so batch norm must not update its means
+    captured = CapturedLoss(module, images.first(20).pixels(), images.first(20).labels, first)
+    pixels, labels = images.pixels()[20:40], images.labels[20:40]
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(1.1)  # as an optimizer does
+    found = captured(pixels, labels, second)
+    gradients = [None if each.grad is None else each.grad.clone() for each in module.parameters()]
+    module.zero_grad()
+    expected = module(pixels, labels, second)
+    expected[0].backward()
+    torch.testing.assert_close(found, tuple(each.detach() for each in expected))
+    for parameter, gradient in zip(module.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
 
 
 def test_a_failed_capture_is_a_warning(monkeypatch: pytest.MonkeyPatch):

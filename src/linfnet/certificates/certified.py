@@ -11,6 +11,7 @@ from linfnet.boxes import check_images
 from linfnet.certificates.exact import Decided, decide
 from linfnet.certificates.images import certificates_of
 from linfnet.certificates.margin import certified_at, certify_pixels
+from linfnet.certificates.product_net import logits_of
 from linfnet.certificates.rounding import float_above
 from linfnet.data.arrays import Labels
 from linfnet.epsilon import Epsilon, parse_epsilon
@@ -147,7 +148,7 @@ def certify(
             found = certify_pixels(checked, part, classes)
             radius, predicted = found.radii, found.labels if classes is None else found.logits.argmax(1)
         else:
-            predicted = checked.frozen()(part).argmax(1)
+            predicted = logits_of(checked, part).argmax(1)
             radius = certificate.radius(part, predicted if classes is None else classes)
         radii.append(radius.to(pixels.device))
         predictions.append(predicted.to(pixels.device))

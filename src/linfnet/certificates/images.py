@@ -13,6 +13,7 @@ from linfnet.certificates.exact import decide, exact_radius
 from linfnet.certificates.exact.radii import WIDTH
 from linfnet.certificates.interval import STEPS, certified_by_interval, interval_radius
 from linfnet.certificates.margin import certified_shares, certify_by_margin
+from linfnet.certificates.product_net import logits_of
 from linfnet.certificates.real import real_margin_radius
 from linfnet.certificates.rounding import float_above, float_below
 from linfnet.data.arrays import Labels
@@ -179,7 +180,7 @@ def certify_images(
     for images, labels in batches:
         pixels = prepare_images(net, images)
         known = None if labels is None else prepare_labels(labels, pixels, net.classes)
-        logits = net.frozen()(pixels)
+        logits = logits_of(net, pixels)
         best = logits.topk(2).indices
         classes = best[:, 0] if known is None else known
         radii = {name: certificate.radius(pixels, classes) for name, certificate in certificates.items()}

@@ -180,8 +180,7 @@ def _run_average(layer: nn.AvgPool2d, x: Tensor) -> Tensor:
 
 
 def _average_bounds(layer: nn.AvgPool2d, lower: Tensor, upper: Tensor) -> Ends:
-    sides = layer.kernel_size if isinstance(layer.kernel_size, tuple) else (layer.kernel_size, layer.kernel_size)
-    count, size = math.prod(sides), _run_average(layer, _magnitude(lower, upper))
+    count, size = math.prod(_pair(layer.kernel_size)), _run_average(layer, _magnitude(lower, upper))
     # The program adds `count` numbers and divides by their number, or multiplies by the rounded reciprocal.
     error = _if_finite(error_rate(count + 1) * size + TINY, count * size)
     return _run_average(layer, lower) - error, _run_average(layer, upper) + error
@@ -209,7 +208,7 @@ def _exact(run: Callable[[Any, Tensor], Tensor]) -> Rule:
 def evaluate(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
     """Run layers in eval mode, such as those of an `nn.Sequential`, by the operations that `bounds` analyses."""
     for layer in layers:
-        x = _rule(layer).run(layer, x)
+        x = _rule(layer, x).run(layer, x)
     return x
 
 
@@ -221,7 +220,7 @@ def bounds(layers: Iterable[nn.Module], lower: Tensor, upper: Tensor) -> Ends:
     """
     lower, upper = lower.double(), upper.double()
     for layer in layers:
-        lower, upper = _rule(layer).bounds(layer, lower, upper)
+        lower, upper = _rule(layer, lower).bounds(layer, lower, upper)
     return lower, upper
 
 
@@ -238,8 +237,44 @@ RULES: dict[type[nn.Module], Rule] = {
 }
 
 
-def _rule(layer: nn.Module) -> Rule:
+def _rule(layer: nn.Module, x: Tensor) -> Rule:
     if type(layer) not in RULES:
         known = ", ".join(kind.__name__ for kind in RULES)
         raise ArgumentError(f"a layer is a {type(layer).__name__}, which has no interval bounds; expected {known}")
+    if not _fits(layer, tuple(x.shape)):
+        raise ArgumentError(
+            f"the layer {layer} does not fit to inputs of shape {tuple(x.shape)}; expected another layer"
+        )
     return RULES[type(layer)]
+
+
+def _fits(layer: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Return whether inputs [B, ...] of a shape have the number of features or channels that a layer expects."""
+    if isinstance(layer, nn.Linear):
+        return len(shape) > 1 and _has_shapes(layer.weight, shape[-1:], layer.bias)
+    if isinstance(layer, nn.Conv2d):
+        if len(shape) != 4 or not _has_windows(layer, shape):
+            return False
+        return _has_shapes(layer.weight, (shape[1] // layer.groups, *layer.kernel_size), layer.bias)
+    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+        vectors = (layer.running_mean, layer.running_var, layer.weight, layer.bias)
+        return len(shape) > 1 and all(part is None or part.shape == shape[1:2] for part in vectors)
+    if isinstance(layer, nn.AvgPool2d):
+        return len(shape) == 4 and _has_windows(layer, shape)
+    if isinstance(layer, nn.Flatten):  # the samples of a batch are not mixed
+        return -len(shape) < layer.start_dim < len(shape) and layer.start_dim != 0
+    return True
+
+
+def _has_shapes(weight: Tensor, inputs: tuple[int, ...], bias: Tensor | None) -> bool:
+    return weight.shape[1:] == inputs and (bias is None or bias.shape == weight.shape[:1])
+
+
+def _has_windows(layer: nn.Conv2d | nn.AvgPool2d, shape: tuple[int, ...]) -> bool:
+    """Return whether images [B, C, H, W] with their padding are at least as large as a window."""
+    kernel, padding = _pair(layer.kernel_size), (0, 0) if isinstance(layer.padding, str) else _pair(layer.padding)
+    return all(size + 2 * zeros >= side for size, zeros, side in zip(shape[2:], padding, kernel, strict=True))
+
+
+def _pair(size: int | tuple[int, ...]) -> tuple[int, ...]:
+    return size if isinstance(size, tuple) else (size, size)

@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from linfnet.certificates.rounding import check_assumptions
 from linfnet.errors import ArgumentError
@@ -26,12 +26,33 @@ class ProductNet(CheckedNet):
 
     def certified(self, images: Tensor, labels: Tensor, epsilon: Fraction | Tensor) -> Tensor:
         net = self.frozen()
-        check_assumptions(net, images)
-        check_products(images)
+        net.check(images)
         return Classifier.certified(net, images, labels, epsilon)
 
     def certified_in_training(self, images: Tensor, labels: Tensor, epsilon: Fraction | Tensor) -> Tensor:
         return Classifier.certified(self, images, labels, epsilon)
+
+    def check(self, images: Tensor) -> None:
+        """Raise an error if an assumption of the certificates does not hold."""
+        check_assumptions(self, images)
+        check_products(images)
+        self.check_layers()
+
+    def check_layers(self) -> None:
+        """Raise an error if a layer was replaced by one that does not fit; by default, nothing is checked."""
+
+    def check_part(self, name: str, kind: type[nn.Module]) -> None:
+        """Raise an error unless a part of the net has this class."""
+        if type(part := self.get_submodule(name)) is not kind:
+            raise ArgumentError(f"{name} of the net is a {type(part).__name__}; expected a {kind.__name__}")
+
+
+def logits_of(net: Classifier, images: Tensor) -> Tensor:
+    """Return the logits at p = inf in eval mode; a net with matrix products is checked first."""
+    frozen = net.frozen()
+    if isinstance(frozen, ProductNet):
+        frozen.check(images)
+    return frozen(images)
 
 
 def check_products(images: Tensor) -> None:

@@ -101,6 +101,21 @@ class HybridNet(ProductNet):
         ends = bounds([nn.Tanh()], *self.first.product().bounds(low.double(), high.double()))
         return self.last.product().least_margin(*ends, labels)
 
+    def check_layers(self) -> None:
+        self.check_part("layers", nn.Sequential)
+        inputs = math.prod(self.image_shape)
+        for index, layer in enumerate(self.layers):
+            self.check_part(f"layers.{index}", LpDistance)
+            inputs = len(cast(LpDistance, layer).weight)
+        for name in ("first", "last"):
+            self.check_part(name, ScaledLinear)
+            shapes = [tuple(part.shape) for part in self.get_submodule(name).parameters()]
+            outputs = self.classes if name == "last" else next((size for shape in shapes for size in shape), 0)
+            if shapes != [(outputs, inputs), (outputs,)]:
+                expected = f"a weight of shape {(outputs, inputs)} and a bias of shape {(outputs,)}"
+                raise ArgumentError(f"{name} of the net has parameters of shapes {shapes}; expected {expected}")
+            inputs = outputs
+
     def settings(self) -> dict[str, Any]:
         return {"hidden": list(self.hidden), "mlp_hidden": self.mlp_hidden}
 

@@ -13,7 +13,7 @@ from linfnet.bounds.layers import Activation
 from linfnet.certificates.outward import RULES, bounds, evaluate, product_of
 from linfnet.certificates.product_net import ProductNet
 from linfnet.data import SetInfo
-from linfnet.errors import at_least, number
+from linfnet.errors import ArgumentError, at_least, number
 from linfnet.nn.classifier import Classifier
 from linfnet.recipes import Recipe
 from linfnet.schedules import StepState
@@ -87,6 +87,13 @@ class IbpNet(ProductNet):
         # A few images at a time take less memory, and less time on a CPU.
         parts, last = zip(*(values.split(PART) for values in (*ends, labels)), strict=True), product_of(self.last)
         return torch.cat([last.least_margin(*bounds(self.layers, *box), own) for *box, own in parts])
+
+    def check_layers(self) -> None:
+        # What the layers compute is checked with their inputs, in `outward`.
+        self.check_part("layers", nn.Sequential)
+        self.check_part("last", nn.Linear)
+        if len(self.last.weight) != self.classes:
+            raise ArgumentError(f"last of the net has {len(self.last.weight)} outputs; expected {self.classes}")
 
     def settings(self) -> dict[str, Any]:
         return {"architecture": self.architecture, "batch_norm": self.batch_norm}
