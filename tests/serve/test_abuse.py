@@ -26,10 +26,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from linfnet.cli.main import main
 from linfnet.serve import bind, protocol
-from linfnet.serve.limits import read_body
-from linfnet.serve.turns import BodyTurns, Gate, Turns
+from linfnet.serve.limits import Bodies
+from linfnet.serve.turns import Gate, Turns
 
-JSON = {"Content-Type": "application/json"}
+JSON, JPEG = {"Content-Type": "application/json"}, {"Content-Type": "image/jpeg"}
 DIGIT = json.dumps({"pixels": [[0.0] * 12 + [1.0] * 3 + [0.0] * 13] * 28}).encode()
 
 
@@ -39,7 +39,7 @@ class Served:
     def __init__(self, *arguments: str) -> None:
         command = [sys.executable, "-m", "linfnet", "serve", *arguments, "--port", "0"]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"}
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "COLUMNS": "200"}
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -79,10 +79,22 @@ def server() -> Iterator[Served]:
     assert served.request("POST", "/api/predict", DIGIT, JSON)[0] == 200
     assert served.request("POST", "/api/attack", DIGIT[:-1] + b', "steps": 2}', JSON)[0] == 200
     yield served
-    served.process.send_signal(signal.SIGINT)
-    assert served.process.wait(timeout=20) == 0
-    assert served.process.stdout is not None
-    served.process.stdout.close()
+    with slow_pictures(served, 4, 1000):
+        served.process.send_signal(signal.SIGINT)
+        # Requests that are cancelled are not reported.
+        assert served.process.communicate(timeout=20) == ("stopped\n", None)
+        assert served.process.returncode == 0
+
+
+@contextlib.contextmanager
+def slow_pictures(served: Served, count: int, size: int) -> Iterator[None]:
+    """Context in which there are connections that have sent `size` bytes of a picture, and send nothing more."""
+    start = b"POST /api/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/jpeg\r\nContent-Length: 3990000\r\n"
+    with contextlib.ExitStack() as links:
+        for _ in range(count):
+            link = links.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=20))
+            link.sendall(start + b"\r\n" + bytes(size))
+        yield
 
 
 def check_still_works(server: Served) -> None:
@@ -126,14 +138,15 @@ def test_two_hundred_at_once(server: Served):
 
 
 def test_two_hundred_large_pictures_at_once(server: Served):
-    """The bodies have 800 MB in total; only a few of them are in memory at a time."""
+    """The bodies have 800 MB in total; only a few of them are in memory at a time, and others get 503."""
     before = server.peak_memory()
     with ThreadPoolExecutor(200) as pool:
         headers = {"Content-Type": "image/png"}
         jobs = [pool.submit(server.request, "POST", "/api/predict", bytes(4_000_000), headers) for _ in range(200)]
         answers = Counter(job.result()[0] for job in jobs)
-    assert answers == {400: 200}
-    assert server.peak_memory() - before < 128_000_000
+    assert answers.keys() <= {400, 429, 503}
+    assert answers[400] >= 1
+    assert server.peak_memory() - before < 64_000_000
     check_still_works(server)
 
 
@@ -188,18 +201,31 @@ def bomb(side: int, scans: int) -> bytes:
 
 
 def test_jpeg_files_with_many_scans_delay_nobody(server: Served):
+    photo = io.BytesIO()
+    Image.effect_noise((300, 300), 99).save(photo, "JPEG")
     with ThreadPoolExecutor(10) as pool:
-        # The first five are refused by the number of scans, the others are decoded.
+        # The first five are refused by the number of scans, the others wait for the process for costly pictures.
         bodies = [bomb(4000, 100_000)] * 5 + [bomb(4000, 80)] * 5
-        headers = {"Content-Type": "image/jpeg"}
-        jobs = [pool.submit(server.request, "POST", "/api/predict?fit=crop", body, headers) for body in bodies]
-        started = time.monotonic()
+        jobs = [pool.submit(server.request, "POST", "/api/predict?fit=crop", body, JPEG) for body in bodies]
         check_still_works(server)
-        assert time.monotonic() - started < 5
+        while not all(job.done() for job in jobs):
+            begin = time.monotonic()
+            assert server.request("POST", "/api/predict?fit=digit", photo.getvalue(), JPEG)[0] == 200
+            assert time.monotonic() - begin < 5
         answers = [job.result() for job in jobs]
     assert [status for status, _ in answers[:5]] == [400] * 5
     assert {status for status, _ in answers[5:]} <= {200, 400, 503}
     assert b"scans; expected at most 100" in answers[0][1]
+
+
+@pytest.mark.parametrize(("count", "size"), [(100, 20_000), (10, 3_900_000)])
+def test_pictures_that_do_not_arrive_delay_nobody(server: Served, count: int, size: int):
+    photo = io.BytesIO()
+    Image.effect_noise((300, 300), 99).save(photo, "JPEG")
+    with slow_pictures(server, count, size):
+        started = time.monotonic()
+        assert server.request("POST", "/api/predict?fit=digit", photo.getvalue(), JPEG)[0] == 200
+        assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize("start", [b"", b"POST /api/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 90\r\n"])
@@ -280,14 +306,14 @@ def test_a_body_that_does_not_arrive_is_an_error(monkeypatch: pytest.MonkeyPatch
     begin = time.monotonic()
     request = Request({"type": "http", "method": "POST", "headers": [(b"content-length", b"9")]}, never)
     with pytest.raises(HTTPException, match=r"did not arrive within 0\.05 s") as raised:
-        asyncio.run(read_body(request, 100))
+        asyncio.run(Bodies().read(request, 100))
     assert raised.value.status_code == 408
     assert time.monotonic() - begin < 0.4
 
 
 def test_requests_beyond_the_capacity_get_an_error():
     async def two() -> list[int]:
-        turns = Turns("predict", active=1, waiting=1, patience=0.05)
+        turns = Turns("predict", capacity=1, patience=0.05)
         async with turns.enter():
             tries = [asyncio.create_task(_status(turns)) for _ in range(2)]
             statuses = [await job for job in tries]
@@ -306,7 +332,7 @@ async def _status(turns: Turns) -> int:
 
 def test_requests_have_their_turns_in_order():
     async def three() -> list[int]:
-        turns, order = Turns("predict", active=1, waiting=3), []
+        turns, order = Turns("predict", capacity=3), []
 
         async def wait(number: int) -> None:
             async with turns.enter():
@@ -339,24 +365,55 @@ def test_a_busy_thread_is_reported_to_all_who_wait_for_it():
     assert (first, last) == (True, 4)
 
 
-def test_a_slow_body_gives_way_to_a_waiting_request(monkeypatch: pytest.MonkeyPatch):
-    async def two() -> list[object]:
-        turns = BodyTurns("predict", 1, 1)
+def test_cheap_requests_have_their_turns_before_costly_ones():
+    """If too many wait, the most costly request is refused, even if it came first."""
 
-        async def read(seconds: float) -> str:
-            async with turns.body() as take_turn, asyncio.timeout(60) as limit:
-                await take_turn(limit)
-                await asyncio.sleep(seconds)
-                return "read"
+    async def four() -> tuple[list[int], list[object]]:
+        turns, order = Turns("decode", capacity=7), list[int]()
 
-        slow = asyncio.create_task(read(60))
-        await asyncio.sleep(0.01)
-        return await asyncio.gather(slow, read(0), return_exceptions=True)
+        async def wait(cost: int, size: int) -> None:
+            async with turns.enter(cost, size):
+                order.append(cost)
 
-    monkeypatch.setattr("linfnet.serve.turns.HURRY_SECONDS", 0.05)
-    slow, fast = asyncio.run(two())
-    assert isinstance(slow, TimeoutError)
-    assert fast == "read"
+        async with turns.enter():
+            jobs = [asyncio.create_task(wait(cost, size)) for cost, size in ((9, 4), (5, 2), (1, 1), (3, 1))]
+            await asyncio.sleep(0)
+        return order, await asyncio.gather(*jobs, return_exceptions=True)
+
+    order, results = asyncio.run(four())
+    assert order == [1, 3, 5]
+    assert [error.status_code for error in results if isinstance(error, HTTPException)] == [429]
+
+
+def test_large_slow_bodies_give_way_to_other_bodies():
+    """Of the bodies that are too large in total, the one that has occupied the most memory is refused."""
+
+    async def three() -> list[object]:
+        bodies = Bodies(max_total=1000)
+
+        def read(first: int, rest: asyncio.Event) -> asyncio.Task[bytes]:
+            parts = iter([first, 1])
+
+            async def receive() -> Message:
+                if (size := next(parts)) == 1:
+                    await rest.wait()
+                return {"type": "http.request", "body": bytes(size), "more_body": size > 1}
+
+            request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+            return asyncio.create_task(bodies.read(request, 1000))
+
+        rest, now = asyncio.Event(), asyncio.Event()
+        now.set()
+        slow = [read(size, rest) for size in (300, 500)]
+        await asyncio.sleep(0.02)
+        fast = await read(600, now)
+        rest.set()
+        return [fast, *await asyncio.gather(*slow, return_exceptions=True)]
+
+    fast, small, large = asyncio.run(three())
+    assert [len(body) for body in (fast, small) if isinstance(body, bytes)] == [601, 301]
+    assert isinstance(large, HTTPException)
+    assert large.status_code == 503
 
 
 def test_a_port_in_use_is_reported(capsys: pytest.CaptureFixture[str]):

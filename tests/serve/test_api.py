@@ -21,7 +21,7 @@ from linfnet.certificates.real import real_margin_radius
 from linfnet.data import ImageSet
 from linfnet.data.catalog import set_info
 from linfnet.files import read_table
-from linfnet.serve import Service, create_app
+from linfnet.serve import Service, create_app, decoder, schemas
 from linfnet.serve.decode import PictureError, read_picture
 from linfnet.serve.decoder import Decoder, to_tensor
 from linfnet.serve.limits import SECURITY_HEADERS
@@ -37,7 +37,7 @@ def _decode_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def read(self: Decoder, body: bytes, shape: tuple[int, int, int], fit: str) -> torch.Tensor:
         try:
-            return to_tensor(read_picture(body, shape, fit))
+            return to_tensor(read_picture(body, shape, fit, self.max_work))
         except PictureError as error:
             raise HTTPException(error.status, str(error)) from None
 
@@ -148,6 +148,24 @@ def test_json_and_picture_agree(client: TestClient):
     shown = post_png(client, png(drawn_one())).json()
     assert client.post("/api/predict", json={"pixels": shown["pixels"]}).json() == shown
     assert client.post("/api/predict", json={"pixels": shown["pixels"][0]}).json() == shown
+
+
+def test_a_costly_picture_is_decoded_by_another_process_than_a_cheap_one(
+    client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
+):
+    read, used = Decoder.read, list[Decoder]()
+
+    def record(self: Decoder, body: bytes, shape: tuple[int, int, int], fit: schemas.Fit) -> torch.Tensor:
+        image = read(self, body, shape, fit)
+        used.append(self)
+        return image
+
+    monkeypatch.setattr(Decoder, "read", record)
+    large = np.tile(drawn_one(), (60, 60))
+    for drawing in (drawn_one(), large):
+        assert post_png(client, png(drawing), "resize").status_code == 200
+    assert large.size > decoder.SMALL_WORK
+    assert used == [service.decoder, service.costly_decoder]
 
 
 def test_an_attack_breaks_outside_the_radius(client: TestClient):

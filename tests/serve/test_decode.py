@@ -168,6 +168,19 @@ def test_the_process_decodes_as_the_function_does():
 
 
 @pytest.mark.process
+def test_a_costly_picture_is_not_decoded():
+    """The work is the number of pixels, times the scans of a JPEG file."""
+    worker, ink = Decoder(max_work=280 * 280), encode(blob(100, 60, 5, 5))
+    assert worker.read(ink, MNIST, "digit").equal(read_picture(ink, MNIST, "digit"))
+    scans = many_scans(64, 50)
+    for costly, work in (scans, 64 * 64 * scans.count(b"\xff\xda")), (encode(blob(100, 60, 5, 5, 281)), 281 * 281):
+        with pytest.raises(decode.CostlyPictureError) as raised:
+            worker.read(costly, MNIST, "digit")
+        assert raised.value.work == work
+    assert worker.read(ink, MNIST, "digit").equal(read_picture(ink, MNIST, "digit"))
+
+
+@pytest.mark.process
 def test_a_picture_that_takes_too_long_ends_the_process(monkeypatch: pytest.MonkeyPatch):
     worker, ink = Decoder(), encode(blob(100, 60, 5, 5))
     worker.read(ink, MNIST, "digit")

@@ -144,3 +144,4 @@ class Serve:
             # Ctrl-C is the usual way to stop a server, not an error.
             with contextlib.suppress(KeyboardInterrupt):
                 run_server(service, bound, frozenset({"localhost", self.host}))
+            console.print("stopped")

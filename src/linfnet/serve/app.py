@@ -20,18 +20,21 @@ from starlette.routing import Route
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn.classifier import count_parameters
 from linfnet.serve import schemas
+from linfnet.serve.decode import CostlyPictureError
 from linfnet.serve.decoder import check_scans
-from linfnet.serve.limits import SECURITY_HEADERS, BodyDrain, OriginGuard, read_body
+from linfnet.serve.limits import SECURITY_HEADERS, Bodies, BodyDrain, OriginGuard
 from linfnet.serve.protocol import MAX_CONNECTIONS, GuardedServer
 from linfnet.serve.schemas import Attack, Error, Model, Prediction, describe_error, parse_request, with_shape
 from linfnet.serve.service import Service
-from linfnet.serve.turns import BodyTurns, Gate
+from linfnet.serve.turns import Gate
 from linfnet.version import __version__
 
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 JSON, PICTURES = "application/json", ("image/png", "image/jpeg", "image/webp")
 MAX_PICTURE_BYTES = 4_000_000
+# Largest total size of the pictures that wait for each of the two processes that decode.
+MAX_WAITING_BYTES = 12_000_000
 NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 # A request gets status 503 if the request before it is computed for longer than this.
 BUSY_SECONDS = 4.0
@@ -71,14 +74,15 @@ def run_server(service: Service, bound: socket.socket, names: frozenset[str]) ->
         torch.set_num_threads(1)  # for a small net, starting threads takes longer than the computation
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     service.decoder.start()
+    service.costly_decoder.start()
     GuardedServer(create_app(service, names)).run(sockets=[bound])
 
 
 def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"})) -> FastAPI:
     """Create the application for one net; `names` are the host names that it accepts, besides IP addresses."""
     predictions, attacks = Gate("predict", 255, BUSY_SECONDS), Gate("attack", 3, BUSY_SECONDS)
-    # Few large bodies are in memory, until they are decoded.
-    pictures, decoding = BodyTurns("predict", 8, 248), Gate("decode", 255, BUSY_SECONDS, patience=BUSY_SECONDS)
+    decoding, costly_decoding = (Gate("decode", MAX_WAITING_BYTES, BUSY_SECONDS, BUSY_SECONDS) for _ in range(2))
+    bodies = Bodies()
     shape = service.net.picture_shape()
     image_request, attack_request = with_shape(schemas.ImageRequest, shape), with_shape(schemas.AttackRequest, shape)
     # A number needs at most 32 bytes of JSON.
@@ -104,6 +108,15 @@ def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"}
     for sample, content in zip(service.samples, service.sample_files, strict=True):
         app.routes.append(Route(sample.url, Response(content, media_type="image/png"), methods=["GET"]))
 
+    async def read_picture(request: Request, fit: schemas.Fit) -> torch.Tensor:
+        file = await bodies.read(request, MAX_PICTURE_BYTES)
+        check_scans(file)
+        try:
+            return await decoding.run(lambda: service.decoder.read(file, shape, fit), len(file), len(file))
+        except CostlyPictureError as error:
+            work = error.work
+        return await costly_decoding.run(lambda: service.costly_decoder.read(file, shape, fit), work, len(file))
+
     @app.get("/api/model")
     async def model() -> Model:
         """Describe the net."""
@@ -114,21 +127,18 @@ def create_app(service: Service, names: frozenset[str] = frozenset({"localhost"}
         """Return the class, certified radius, runner-up and scores of an image."""
         content_type = _content_type(request, JSON, *PICTURES)
         if content_type == JSON:
-            body = await read_body(request, max_json_bytes)
+            body = await bodies.read(request, max_json_bytes)
             return await predictions.run(
                 lambda: service.predict(torch.tensor(parse_request(image_request, body).pixels))
             )
-        async with pictures.body() as take_turn:
-            file = await read_body(request, MAX_PICTURE_BYTES, take_turn)
-            check_scans(file)
-            image = await decoding.run(lambda: service.decoder.read(file, shape, fit))
+        image = await read_picture(request, fit)
         return await predictions.run(lambda: service.predict(image))
 
     @app.post("/api/attack", openapi_extra=_document_body(attack_request.model_json_schema()))
     async def attack(request: Request) -> Attack:
         """Return the closest misclassified image that PGD finds; with `eps`, the strongest attack within this ε."""
         _content_type(request, JSON)
-        body = await read_body(request, max_json_bytes)
+        body = await bodies.read(request, max_json_bytes)
 
         def run() -> Attack:
             content = parse_request(attack_request, body)

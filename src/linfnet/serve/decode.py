@@ -20,6 +20,14 @@ MAX_PIXELS, MAX_SIDE = 16_000_000, 20_000
 MAX_BYTES = 512_000_000
 
 
+class CostlyPictureError(Exception):
+    """A picture that takes long to decode: its pixels times the scans of a JPEG file."""
+
+    def __init__(self, work: int) -> None:
+        super().__init__(work)
+        self.work = work
+
+
 class PictureError(Exception):
     """A picture that cannot be used: the status of the response and the reason."""
 
@@ -28,8 +36,16 @@ class PictureError(Exception):
         self.status = status
 
 
-def read_picture(body: bytes, shape: tuple[int, int, int], fit: str) -> np.ndarray:
+def count_scans(body: bytes) -> int:
+    """Return the number of scans of a JPEG file, and 1 for other files."""
+    # Within compressed data, 0xff is always followed by another byte than 0xda.
+    return body.count(b"\xff\xda") if body.startswith(b"\xff\xd8") else 1
+
+
+def read_picture(body: bytes, shape: tuple[int, int, int], fit: str, max_work: int | None = None) -> np.ndarray:
     """Return bytes [H, W] or [H, W, 3] of the net's shape (C, H, W) from the bytes of a PNG, JPEG or WebP file.
+
+    Raises `CostlyPictureError`, before it is decoded, for a picture of more work than `max_work`.
 
     The fit "none" accepts only pictures of exactly the net's size and mode; "crop" cuts out the centre and scales it;
     "resize" scales the whole picture, which distorts pictures of another shape; "digit" prepares it like the images of
@@ -38,7 +54,7 @@ def read_picture(body: bytes, shape: tuple[int, int, int], fit: str) -> np.ndarr
     mode = {1: "L", 3: "RGB"}.get(shape[0])
     if mode is None:
         raise PictureError(415, f"the net has {shape[0]} channels, which no picture has; post JSON pixels instead")
-    picture = _decode(body, rotate=fit != "none")
+    picture = _decode(body, rotate=fit != "none", max_work=max_work)
     if fit == "none":
         if picture.mode != mode or picture.size != (shape[2], shape[1]):
             size = f"{picture.width} x {picture.height}, mode {picture.mode}"
@@ -49,9 +65,9 @@ def read_picture(body: bytes, shape: tuple[int, int, int], fit: str) -> np.ndarr
         if picture.mode not in ("L", "RGB"):
             # Transparent pixels become black.
             picture = Image.alpha_composite(Image.new("RGBA", picture.size, "black"), picture.convert("RGBA"))
-        opaque = picture.convert(mode)
+        opaque = picture if picture.mode == mode else picture.convert(mode)
         if fit == "digit":
-            array = _fit_digit(np.asarray(opaque), shape)
+            array = _fit_digit(opaque, shape)
         elif fit == "crop":
             array = np.asarray(ImageOps.fit(opaque, (shape[2], shape[1]), Image.Resampling.LANCZOS))
         else:
@@ -59,14 +75,19 @@ def read_picture(body: bytes, shape: tuple[int, int, int], fit: str) -> np.ndarr
     return array
 
 
-def _decode(body: bytes, rotate: bool) -> Image.Image:
+def _decode(body: bytes, rotate: bool, max_work: int | None) -> Image.Image:
     """Decode a picture; if `rotate` is true, apply the orientation that the camera stored."""
     try:
         with warnings.catch_warnings(action="ignore"), contextlib.suppress(Image.DecompressionBombError):
             picture = Image.open(io.BytesIO(body), formats=FORMATS)
             if picture.width * picture.height <= MAX_PIXELS and max(picture.size) <= MAX_SIDE:
+                work = picture.width * picture.height * count_scans(body)
+                if max_work is not None and work > max_work:
+                    raise CostlyPictureError(work)
                 picture.load()
                 return ImageOps.exif_transpose(picture) if rotate else picture
+    except CostlyPictureError:
+        raise
     # For damaged files Pillow raises OSError, ValueError, struct.error, SyntaxError, MemoryError and more.
     except Exception as error:
         unknown = isinstance(error, UnidentifiedImageError)
@@ -77,15 +98,17 @@ def _decode(body: bytes, rotate: bool) -> Image.Image:
     raise PictureError(413, f"the picture is too large; expected at most {MAX_PIXELS:,} pixels, {MAX_SIDE:,} per side")
 
 
-def _fit_digit(grey: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
+def _fit_digit(grey: Image.Image, shape: tuple[int, int, int]) -> np.ndarray:
     """Return bytes [H, W]: the ink, scaled to fit a box, with its centre of mass in the centre of the image."""
-    edge = np.concatenate([grey[0], grey[-1], grey[:, 0], grey[:, -1]])
+    right, bottom = grey.width, grey.height
+    sides = [(0, 0, right, 1), (0, bottom - 1, right, bottom), (0, 0, 1, bottom), (right - 1, 0, right, bottom)]
+    edge = np.concatenate([np.asarray(grey.crop(side)).ravel() for side in sides])
     # Ink on paper is dark on a light background; MNIST is light on a dark background.
-    ink = 255 - grey if np.median(edge) > 127 else grey
-    bounds = Image.fromarray(ink > 25).getbbox()  # fainter pixels are treated as noise
+    ink = ImageOps.invert(grey) if np.median(edge) > 127 else grey
+    bounds = ink.point([0] * 26 + [255] * 230).getbbox()  # fainter pixels are treated as noise
     if bounds is None:
         raise PictureError(400, "the picture is empty: it contains no ink")
-    part = Image.fromarray(ink).crop(bounds)
+    part = ink.crop(bounds)
     height, width = shape[1:]
     # MNIST has a border of four pixels; the 8 x 8 digits fill the full height of the image.
     box = 20 if (height, width) == (28, 28) else min(height, width)
@@ -107,8 +130,9 @@ def _centred_start(mass: np.ndarray, side: int) -> int:
 def main() -> None:
     """Decode the pictures that arrive on the standard input, until it ends.
 
-    A request is a line of JSON with the number of bytes, the shape and the fit, followed by the file; a response is a
-    line of JSON with the shape of the array, followed by its bytes, or with the status and the reason of an error.
+    A request is a line of JSON with the number of bytes, the shape, the fit and the largest work, followed by the
+    file; a response is a line of JSON with the shape of the array, followed by its bytes, or with the status and the
+    reason of an error, or with null and the work of a picture that is not decoded.
     """
     with contextlib.suppress(ImportError, ValueError, OSError):  # not on Windows; a stricter limit may exist
         import resource
@@ -118,11 +142,13 @@ def main() -> None:
     target.write(b"ready\n")
     target.flush()
     while line := source.readline():
-        size, shape, fit = json.loads(line)
+        size, shape, fit, max_work = json.loads(line)
         body = source.read(size)
         try:
-            array = np.ascontiguousarray(read_picture(body, tuple(shape), fit))
+            array = np.ascontiguousarray(read_picture(body, tuple(shape), fit, max_work))
             target.write(json.dumps([array.shape, None]).encode() + b"\n" + array.tobytes())
+        except CostlyPictureError as error:
+            target.write(json.dumps([None, error.work]).encode() + b"\n")
         except PictureError as error:
             target.write(json.dumps([error.status, str(error)]).encode() + b"\n")
         target.flush()

@@ -24,12 +24,13 @@ DECODE_SECONDS = 2.0
 START_SECONDS = 60.0
 # A progressive JPEG has about ten scans. Each scan costs milliseconds for a large picture, but only a few bytes.
 MAX_SCANS = 100
+# Pictures of at most so many pixels, times their scans, take less than 0.1 s.
+SMALL_WORK = 2_000_000
 
 
-def check_scans(body: bytes | bytearray) -> None:
+def check_scans(body: bytes) -> None:
     """Raise 400 if a JPEG has too many scans, before it occupies the process that decodes."""
-    # Within compressed data, 0xff is always followed by another byte than 0xda.
-    scans = body.count(b"\xff\xda") if body.startswith(b"\xff\xd8") else 0
+    scans = decode.count_scans(body)
     if scans > MAX_SCANS:
         raise HTTPException(400, f"the JPEG file has {scans:,} scans; expected at most {MAX_SCANS}")
 
@@ -41,9 +42,13 @@ def to_tensor(array: np.ndarray) -> Tensor:
 
 
 class Decoder:
-    """A process that decodes one picture at a time; it is started by `start` or by the first picture."""
+    """A process that decodes one picture at a time; it is started by `start` or by the first picture.
 
-    def __init__(self) -> None:
+    `max_work` is the largest work of a picture that it decodes, its pixels times its scans.
+    """
+
+    def __init__(self, max_work: int | None = None) -> None:
+        self.max_work = max_work
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = False
 
@@ -60,8 +65,11 @@ class Decoder:
             self._end = weakref.finalize(self, _end, self._process)
         return self._process
 
-    def read(self, body: bytes | bytearray, shape: tuple[int, int, int], fit: Fit) -> Tensor:
-        """Return pixels [C, H, W] of the net's shape; raise an HTTPException if the picture cannot be used."""
+    def read(self, body: bytes, shape: tuple[int, int, int], fit: Fit) -> Tensor:
+        """Return pixels [C, H, W] of the net's shape; raise an HTTPException if the picture cannot be used.
+
+        Raises `decode.CostlyPictureError` for a picture of more work than `max_work`.
+        """
         process = self.start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -71,10 +79,12 @@ class Decoder:
                     _line(process.stdout)
                 self._ready = True
             with _ended_after(DECODE_SECONDS, process):
-                process.stdin.write(json.dumps([len(body), shape, fit]).encode() + b"\n")
+                process.stdin.write(json.dumps([len(body), shape, fit, self.max_work]).encode() + b"\n")
                 process.stdin.write(body)
                 process.stdin.flush()
                 result, reason = json.loads(_line(process.stdout))
+                if result is None:
+                    raise decode.CostlyPictureError(reason)
                 if reason is not None:
                     raise HTTPException(result, reason)
                 array = np.frombuffer(process.stdout.read(math.prod(result)), dtype=np.uint8).reshape(result)

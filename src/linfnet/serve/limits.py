@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,11 +13,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from linfnet.serve.turns import TakeTurn
-
 BODY_SECONDS = 10.0
-# Bodies of this size are read at once; a larger body waits for its turn.
-SMALL_BYTES = 16_384
+# Largest total size of the bodies that are being received.
+MAX_RECEIVED_BYTES = 24_000_000
 # `BodyDrain` stops reading after this many bytes or seconds.
 DRAIN_SECONDS = 5.0
 DRAIN_BYTES = 64_000_000
@@ -65,32 +64,69 @@ class OriginGuard:
         return None
 
 
-async def read_body(request: Request, max_bytes: int, take_turn: TakeTurn | None = None) -> bytearray:
-    """Read the whole body; raise 413 as soon as its announced or received size exceeds the limit.
+@dataclass(eq=False)
+class _Body:
+    started: float
+    limit: asyncio.Timeout
+    parts: list[bytes] = field(default_factory=list[bytes])
+    size: int = 0
+    refused: bool = False
 
-    `take_turn` of `BodyTurns.body` is called when more than `SMALL_BYTES` have arrived.
+    def occupied(self, now: float) -> tuple[float, int]:
+        """Return the memory that it has occupied, in bytes times seconds, and its size."""
+        return self.size * (now - self.started), self.size
+
+
+class Bodies:
+    """The bodies that are being received; their total size is at most `max_total`.
+
+    A body that would exceed it takes the room of the body that has occupied the most memory, in bytes times seconds:
+    slow senders do not keep others out.
     """
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding.lower() != "identity":
-        raise HTTPException(415, f"the content encoding is {encoding[:60]!r}; expected no compression")
-    length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length) > max_bytes:
-        raise HTTPException(413, f"the body has {length[:20]} bytes; expected at most {max_bytes:,}")
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS) as limit:
-            async for part in request.stream():
-                body += part
-                if len(body) > max_bytes:
-                    raise HTTPException(413, f"the body has more than {max_bytes:,} bytes")
-                if take_turn and len(body) > SMALL_BYTES:
-                    await take_turn(limit)
-                    take_turn = None
-    except TimeoutError:
-        raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
-    except ClientDisconnect:
-        raise HTTPException(400, "the connection closed before the end of the body") from None
-    return body
+
+    def __init__(self, max_total: int = MAX_RECEIVED_BYTES) -> None:
+        self.max_total = max_total
+        self._bodies = list[_Body]()
+
+    async def read(self, request: Request, max_bytes: int) -> bytes:
+        """Read the whole body; raise 413 as soon as its announced or received size exceeds the limit."""
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding.lower() != "identity":
+            raise HTTPException(415, f"the content encoding is {encoding[:60]!r}; expected no compression")
+        length = request.headers.get("content-length", "0")
+        if length.isdigit() and int(length) > max_bytes:
+            raise HTTPException(413, f"the body has {length[:20]} bytes; expected at most {max_bytes:,}")
+        body = _Body(asyncio.get_running_loop().time(), asyncio.timeout(BODY_SECONDS))
+        refusal = HTTPException(503, "too many bytes are being received at once; retry later")
+        self._bodies.append(body)
+        try:
+            async with body.limit:
+                async for part in request.stream():
+                    body.parts.append(part)
+                    body.size += len(part)
+                    if body.size > max_bytes:
+                        raise HTTPException(413, f"the body has more than {max_bytes:,} bytes")
+                    self._make_room()
+                    if body.refused:
+                        raise refusal
+        except TimeoutError:
+            if body.refused:
+                raise refusal from None
+            raise HTTPException(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+        except ClientDisconnect:
+            raise HTTPException(400, "the connection closed before the end of the body") from None
+        finally:
+            self._bodies.remove(body)
+        return b"".join(body.parts)
+
+    def _make_room(self) -> None:
+        """Refuse bodies until the others are not too large in total."""
+        now = asyncio.get_running_loop().time()
+        while sum(body.size for body in self._bodies) > self.max_total:
+            worst = max(self._bodies, key=lambda body: body.occupied(now))
+            worst.parts.clear()
+            worst.size, worst.refused = 0, True
+            worst.limit.reschedule(now)
 
 
 class BodyDrain:

@@ -1,6 +1,7 @@
 """The server of uvicorn with limits that uvicorn does not have: slow headers, slow readers, too many connections."""
 
 import asyncio
+import logging
 import socket
 from typing import Any
 
@@ -117,6 +118,19 @@ class GuardedServer(uvicorn.Server):
             timeout_graceful_shutdown=3,
         )
         super().__init__(config)
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until Ctrl-C; requests that are cancelled then are not reported as errors."""
+        logger = logging.getLogger("uvicorn.error")
+
+        def is_running(record: logging.LogRecord) -> bool:
+            return not self.should_exit
+
+        logger.addFilter(is_running)
+        try:
+            super().run(sockets)
+        finally:
+            logger.removeFilter(is_running)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen, with a longer queue of connections than asyncio accepts at once."""

@@ -124,7 +124,7 @@ def with_shape(model: type[M], shape: tuple[int, int, int]) -> type[M]:
     return create_model(model.__name__, __base__=model, pixels=(pixels, ...))
 
 
-def parse_request(model: type[M], body: bytes | bytearray) -> M:
+def parse_request(model: type[M], body: bytes) -> M:
     """Parse a JSON body as a model; the error names the first invalid field."""
     try:
         return model.model_validate_json(body)

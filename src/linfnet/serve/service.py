@@ -13,7 +13,7 @@ from linfnet.certificates import certify_images
 from linfnet.errors import LinfnetError, printable
 from linfnet.nn import count_parameters
 from linfnet.nn.model_path import class_names, find_model
-from linfnet.serve.decoder import Decoder
+from linfnet.serve.decoder import SMALL_WORK, Decoder
 from linfnet.serve.samples import read_samples
 from linfnet.serve.schemas import Attack, Class, Model, Perturbed, Prediction, Score, Trial
 from linfnet.systems import load_model
@@ -34,7 +34,8 @@ class Service:
         self.classes = [Class(index=k, name=name) for k, name in enumerate(names)]
         shared = {id(tensor): tensor for tensor in (*self.net.parameters(), *self.net.buffers())}
         self.attacked = copy.deepcopy(self.net, shared)
-        self.decoder = Decoder()
+        # Pictures that take long to decode do not delay others.
+        self.decoder, self.costly_decoder = Decoder(SMALL_WORK), Decoder()
         self.samples, self.sample_files = read_samples(self.net.image_shape, self.classes)
 
     def describe(self) -> Model:
