@@ -141,7 +141,7 @@ class Colt(System):
     eps_train: Fraction = Fraction(1, 10)
     """The perturbation in the last stage, in pixel units."""
     eps_factor: float = number(1.0, strictly=True)
-    """By how much the perturbation of a stage exceeds that of the next one."""
+    """Ratio of the perturbation of a stage to that of the next one."""
     stages: int = number(2, 1)
     """Number of ReLU layers that are relaxed in turn."""
     steps: int = number(8, 1)
@@ -153,7 +153,7 @@ class Colt(System):
     stability: float = number(0.005)
     """Weight in stage 0 of the sum of -lower * upper over the unstable neurons of the next ReLU layer."""
     stability_factor: float = number(1.5)
-    """By how much this weight grows from stage to stage; the last stage has no such term."""
+    """Ratio of this weight in a stage to that in the stage before; in the last stage it is 0."""
     stability_images: int = number(0)
     """Number of images of a batch from which this sum is estimated; 0 for all images."""
     l1: float = number(0.0)
@@ -194,10 +194,8 @@ class Colt(System):
             logits = self.adversarial_logits(body, boxes, labels, ends[stage], source)
             loss = F.cross_entropy(logits, labels)
             if share < 1:
-                before = (
-                    net(pixels) if stage == 0 else self.adversarial_logits(body, boxes, labels, ends[stage - 1], source)
-                )
-                loss = share * loss + (1 - share) * F.cross_entropy(before, labels)
+                last = self.adversarial_logits(body, boxes, labels, ends[stage - 1], source) if stage else net(pixels)
+                loss = share * loss + (1 - share) * F.cross_entropy(last, labels)
             weight = self.stability * self.stability_factor**stage * share
             if weight and stage < self.stages:
                 part = slice(self.stability_images or None)
