@@ -16,7 +16,7 @@ from linfnet.recipes import Recipe, load_recipe
 from linfnet.schedules import StepState
 from linfnet.systems import system_of
 from linfnet.systems.cap import CapNet
-from linfnet.systems.colt import Colt, ColtNet, Region, attacked
+from linfnet.systems.colt import Colt, ColtNet, Region, attacked, ends_of_relus
 from linfnet.systems.convolutional import ConvNet
 from linfnet.systems.system import step_source
 from linfnet.train import step_state
@@ -118,46 +118,88 @@ def test_stages_of_colt():
     recipe = load_recipe("mnist-cpu-colt", {"schedule.epochs": [10, 20, 5], "system.stages": 2, "system.mixing": 0.5})
     system = system_of(recipe)
     assert isinstance(system, Colt)
-    found = [system.stage(state_at(recipe, epoch)) for epoch in (0, 9.75, 12.5, 15, 22.5, 27.5, 34)]
-    assert [stage for stage, _ in found] == [0, 0, 1, 1, 2, 2, 2]
-    assert [share for _, share in found] == pytest.approx([1, 1, 0.5, 1, 0.5, 1, 1])
+    found = [system.stage(state_at(recipe, epoch)) for epoch in (0, 2.5, 9.75, 12.5, 15, 22.5, 27.5, 34)]
+    assert [stage for stage, _ in found] == [0, 0, 0, 1, 1, 2, 2, 2]
+    assert [share for _, share in found] == pytest.approx([0, 0.5, 1, 0.5, 1, 0.5, 1, 1])
+
+
+# Epochs of the stages 0, 1 and 2 at which their losses have the weights 1 and 0.25 beside those of the stages before.
+PURE, MIXED = (2, 6, 10), (0.5, 4.5, 8.5)
+
+
+def colt_recipe(**changes: object) -> Recipe:
+    settings = {"steps": 2, "stages": 2, "stability": 0, "l1": 0, "mixing": 0.5, "eps_train": 0.1, "eps_factor": 1}
+    own = {f"system.{key}": value for key, value in {**settings, **changes}.items()}
+    return load_recipe("mnist-cpu-colt", {"schedule.epochs": [4, 8, 0], "data.name": "digits", **own})
+
+
+def loss_at(recipe: Recipe, epoch: float, net: ConvNet) -> torch.Tensor:
+    return system_of(recipe).loss(recipe, net, *digits(), state_at(recipe, epoch))[0]
+
+
+@pytest.mark.parametrize(("stage", "trained"), [(0, 4), (1, 3), (2, 2)])
+@pytest.mark.parametrize("epochs", [PURE, MIXED])
+def test_only_the_layers_after_the_region_are_trained(epochs: tuple[float, ...], stage: int, trained: int):
+    """Also while the loss of the stage before, which needs one more layer, has a part in the loss."""
+    net = small_net(ColtNet).train()
+    loss_at(colt_recipe(stability=0.01, l1=0.01), epochs[stage], net).backward()
+    products = [layer for layer in net.body if isinstance(layer, nn.Conv2d | nn.Linear)]
+    assert [layer.weight.grad is not None for layer in products] == [False] * (4 - trained) + [True] * trained
+    assert all(parameter.requires_grad for parameter in net.parameters())
+
+
+def test_adversarial_training_replaces_the_cross_entropy_of_the_images():
+    net, (images, labels) = small_net(ColtNet).train(), digits()
+    plain = F.cross_entropy(net(images), labels)
+    losses = [loss_at(colt_recipe(), epoch, net) for epoch in (0, 1, 2)]
+    torch.testing.assert_close(losses[0], plain)
+    assert plain < losses[1] < losses[2]
 
 
 def test_the_loss_of_the_stage_before_fades():
-    recipe = load_recipe("mnist-cpu-colt", {"schedule.epochs": [1, 2, 1], "system.stages": 2, "system.mixing": 1.0})
-    system, net, (images, labels) = system_of(recipe), small_net(ColtNet), digits()
+    recipe, net, (images, labels) = colt_recipe(), small_net(ColtNet).train(), digits()
+    system, state = system_of(recipe), state_at(recipe, MIXED[2])
     assert isinstance(system, Colt)
-    state = state_at(recipe, 2.25)
-    box = net.box_around(images, float(system.eps_train), centre=False)
-    source = step_source(recipe, state, images.device)
-    now, before = (system.stage_loss(net, box, labels, stage, source)[0] for stage in (2, 1))
+    source, ends = step_source(recipe, state, images.device), [0, *ends_of_relus(net.body)]
+    boxes = backward_boxes(net.body[: ends[2]], net.box_around(images, 0.1, centre=False), "parallel")
+    logits = [system.adversarial_logits(net.body, boxes, labels, ends[stage], source) for stage in (2, 1)]
+    now, before = (F.cross_entropy(each, labels) for each in logits)
     assert abs(now - before) > 1e-3
-    found = system.loss(recipe, net, images, labels, state)[0]
-    torch.testing.assert_close(found, 0.25 * now + 0.75 * before)
+    torch.testing.assert_close(loss_at(recipe, MIXED[2], net), 0.25 * now + 0.75 * before)
 
 
-def test_only_the_layers_after_the_region_are_trained():
-    recipe = load_recipe("mnist-cpu-colt", {"schedule.epochs": [1, 2, 1], "system.stages": 2, "data.name": "digits"})
-    system, (images, labels) = system_of(recipe), digits()
-    for epoch, trained in ((0.25, 4), (3.5, 2), (2.75, 2)):
-        net = small_net(ColtNet).train()
-        loss, _ = system.loss(recipe, net, images, labels, state_at(recipe, epoch))
-        loss.backward()
-        products = [layer for layer in net.body if isinstance(layer, nn.Conv2d | nn.Linear)]
-        assert [layer.weight.grad is not None for layer in products] == [False] * (4 - trained) + [True] * trained
-        assert all(parameter.requires_grad for parameter in net.parameters())
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_eps_falls_to_that_of_the_last_stage(stage: int):
+    net = small_net(ColtNet).train()
+    found = loss_at(colt_recipe(eps_train="0.05", eps_factor=1.2), PURE[stage], net)
+    expected = loss_at(colt_recipe(eps_train=str(0.05 * 1.2 ** (2 - stage))), PURE[stage], net)
+    torch.testing.assert_close(found, expected)
 
 
-def test_the_stability_of_the_next_layer_counts():
-    net, (images, labels) = small_net(ColtNet).train(), digits()
-    box, losses = net.box_around(images, 0.1, centre=False), []
-    for weight in (0.0, 1.0):
-        system = Colt(stability=weight, steps=1)
-        losses.append(system.stage_loss(net, box, labels, 1, torch.Generator().manual_seed(0))[0])
-    lower, upper = backward_boxes(net.body, box, "parallel")[3].ends
-    penalty = ((-lower).clamp(min=0) * upper.clamp(min=0)).mean()
-    assert penalty > 0
-    torch.testing.assert_close(losses[1] - losses[0], penalty, rtol=1e-3, atol=1e-6)
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_the_stability_of_the_next_layer_counts(stage: int):
+    """The sum over the neurons before the next ReLU, times a weight that grows; the last stage has no such term."""
+    net, (images, _) = small_net(ColtNet).train(), digits()
+    changes = {"stability": 0.1, "stability_factor": 1.5, "stability_images": 5}
+    for epochs, share in ((PURE, 1.0), (MIXED, 0.25)):
+        found = loss_at(colt_recipe(**changes), epochs[stage], net) - loss_at(colt_recipe(), epochs[stage], net)
+        boxes = backward_boxes(net.body, net.box_around(images[:5], 0.1), "parallel")
+        lower, upper = boxes[(1, 3, 0)[stage]].ends
+        unstable = (lower < 0) & (upper > 0)
+        penalty = (
+            torch.where(unstable, -lower * upper, 0.0).flatten(1).sum(1).mean() if stage < 2 else torch.tensor(0.0)
+        )
+        assert penalty > 0 or stage == 2
+        torch.testing.assert_close(found, 0.1 * 1.5**stage * share * penalty, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_the_l1_norm_of_trained_weights_counts(stage: int):
+    net = small_net(ColtNet).train()
+    found = loss_at(colt_recipe(l1=1e-3), PURE[stage], net) - loss_at(colt_recipe(), PURE[stage], net)
+    products = [layer for layer in net.body if isinstance(layer, nn.Conv2d | nn.Linear)]
+    norms = [layer.weight.abs().sum() for layer in products[stage:]]
+    torch.testing.assert_close(found, 1e-3 * torch.stack(norms).sum(), rtol=1e-3, atol=1e-5)
 
 
 def test_too_many_stages_are_refused():

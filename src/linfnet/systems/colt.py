@@ -1,6 +1,7 @@
 """COLT (Balunovic and Vechev, 2020): layer-wise adversarial training within convex relaxations of the first layers."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
@@ -111,13 +112,14 @@ def attacked(
 class Colt(System):
     """The loss is the cross-entropy at adversarial points of a convex relaxation of the first layers.
 
-    The first phase of `schedule.epochs` is adversarial training at the inputs, with eps rising to eps_train. The second
-    is divided into equal stages. In stage k, the values after the k-th ReLU layer are relaxed, and only the layers
-    after it are trained. The last stage continues in the third phase. At the start of a stage, its loss replaces that
-    of the stage before gradually. A regulariser favours neurons of the next ReLU layer whose sign is known.
+    Stage 0 is the first phase of `schedule.epochs`: adversarial training at the inputs. The second phase is divided
+    into equal stages. In stage k, the values after the k-th ReLU layer are relaxed, and only the layers after it are
+    trained. The last stage continues in the third phase. At the start of a stage, its loss replaces that of the stage
+    before gradually; before stage 0, this is the cross-entropy of the images. Regularisers favour neurons of the next
+    ReLU layer whose sign is known, and weights with a small l1 norm.
 
-    The authors also penalise the l1 norm of the weights, reduce eps and the learning rate from stage to stage, and
-    certify by optimised zonotopes and mixed-integer programs.
+    The authors also reduce the learning rate from stage to stage, and certify by optimised zonotopes and mixed-integer
+    programs.
     """
 
     net_type: ClassVar[type[Classifier]] = ColtNet
@@ -126,6 +128,7 @@ class Colt(System):
     small: ClassVar[tuple[str, ...]] = (
         "system.architecture=small",
         "system.stages=2",
+        "system.stability_images=5",
         "data.limit=2000",
         "optimizer.batch=25",
         "schedule.epochs=[8, 6, 4]",
@@ -136,7 +139,9 @@ class Colt(System):
     architecture: str = "small"
     """The convolutional net: small, medium or cnn7."""
     eps_train: Fraction = Fraction(1, 10)
-    """The perturbation in training, in pixel units."""
+    """The perturbation in the last stage, in pixel units."""
+    eps_factor: float = number(1.0, strictly=True)
+    """Ratio of the perturbation of a stage to that of the next one."""
     stages: int = number(2, 1)
     """Number of ReLU layers that are relaxed in turn."""
     steps: int = number(8, 1)
@@ -145,8 +150,14 @@ class Colt(System):
     """Step size of PGD, relative to half the width of the region."""
     mixing: float = number(0.3, most=1)
     """Fraction of a stage in which the loss of the stage before fades."""
-    stability: float = number(0.01)
-    """Weight of the regulariser of the next ReLU layer: the mean of -lower * upper over its unstable neurons."""
+    stability: float = number(0.005)
+    """Weight in stage 0 of the sum of -lower * upper over the unstable neurons of the next ReLU layer."""
+    stability_factor: float = number(1.5)
+    """Ratio of this weight in a stage to that in the stage before; in the last stage it is 0."""
+    stability_images: int = number(0)
+    """Number of images of a batch from which this sum is estimated; 0 for all images."""
+    l1: float = number(0.0)
+    """Weight of the l1 norm of the weights that are trained."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,49 +167,71 @@ class Colt(System):
     def build(self, recipe: Recipe, info: SetInfo) -> Classifier:
         """Build the net of `system.architecture`, without batch norm; the section [model] of the recipe is ignored."""
         net = ColtNet(info.image_shape, len(info.classes), self.architecture, False, mean=info.mean, std=info.std)
-        at_least("system.stages", self.stages, 1, most=sum(isinstance(layer, nn.ReLU) for layer in net.body))
+        at_least("system.stages", self.stages, 1, most=len(ends_of_relus(net.body)))
         return net
 
     def stage(self, state: StepState) -> tuple[int, float]:
         """Return the stage of a step (0 in the first phase), and the weight of its loss beside that of the last one."""
         if state.started < 1 or state.relaxed == 0:
-            return 0, 1.0
-        stage = min(int(state.relaxed * self.stages), self.stages - 1)
-        done = state.relaxed * self.stages - stage
-        return stage + 1, min(done / self.mixing, 1.0) if self.mixing else 1.0
+            stage, done = 0, state.started
+        else:
+            stage = min(int(state.relaxed * self.stages), self.stages - 1) + 1
+            done = state.relaxed * self.stages - stage + 1
+        return stage, min(done / self.mixing, 1.0) if self.mixing else 1.0
 
     def loss(
         self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, state: StepState
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss, and the logits at the adversarial points."""
+        """Return the loss, and the logits at the adversarial points; only layers after the region get gradients."""
         assert isinstance(net, ColtNet)
-        box = net.box_around(pixels, float(self.eps_train) * state.started, centre=False)
-        source = step_source(recipe, state, pixels.device)
         stage, share = self.stage(state)
-        loss, logits = self.stage_loss(net, box, labels, stage, source)
-        if share < 1:
-            loss = share * loss + (1 - share) * self.stage_loss(net, box, labels, stage - 1, source)[0]
+        body, ends = net.body, [0, *ends_of_relus(net.body)]
+        box = net.box_around(pixels, float(self.eps_train) * self.eps_factor ** (self.stages - stage), centre=False)
+        source = step_source(recipe, state, pixels.device)
+        with frozen(body[: ends[stage]]):
+            with torch.no_grad():
+                boxes = backward_boxes(body[: ends[stage]], box, "parallel")
+            logits = self.adversarial_logits(body, boxes, labels, ends[stage], source)
+            loss = F.cross_entropy(logits, labels)
+            if share < 1:
+                last = self.adversarial_logits(body, boxes, labels, ends[stage - 1], source) if stage else net(pixels)
+                loss = share * loss + (1 - share) * F.cross_entropy(last, labels)
+            weight = self.stability * self.stability_factor**stage * share
+            if weight and stage < self.stages:
+                part = slice(self.stability_images or None)
+                loss = loss + weight * instability(body[: ends[stage + 1]], Box(box.lower[part], box.upper[part]))
+            if self.l1:
+                weights = (each for layer in body[ends[stage] :] for each in layer.parameters() if each.dim() > 1)
+                loss = loss + self.l1 * sum(each.abs().sum() for each in weights)
         return loss, logits
 
-    def stage_loss(
-        self, net: ColtNet, box: Box, labels: Tensor, stage: int, source: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        """Return the loss of a stage, and the logits at the adversarial points; only layers after it get gradients."""
-        body = net.body
-        relus = [index for index, layer in enumerate(body) if isinstance(layer, nn.ReLU)]
-        end = relus[stage - 1] + 1 if stage else 0
-        with torch.no_grad():
-            boxes = backward_boxes(body[:end], box, "parallel")
+    def adversarial_logits(
+        self, body: Sequence[nn.Module], boxes: Sequence[Box], labels: Tensor, end: int, source: torch.Generator
+    ) -> Tensor:
+        """Return the logits at adversarial points of the region after the first `end` layers of a net."""
         region, rest = Region.after(body[:end], boxes), nn.Sequential(*body[end:])
-        logits = rest(attacked(region, rest, labels, self.steps, self.step_size, source))
-        loss = F.cross_entropy(logits, labels)
-        following = [index for index in relus if index >= end]
-        if stage and following and self.stability:
-            frozen = [parameter for layer in body[:end] for parameter in layer.parameters()]
-            for parameter in frozen:
-                parameter.requires_grad_(False)
-            lower, upper = backward_boxes(body[: following[0] + 1], box, "parallel")[following[0]].ends
-            for parameter in frozen:
-                parameter.requires_grad_(True)
-            loss = loss + self.stability * ((-lower).clamp(min=0) * upper.clamp(min=0)).mean()
-        return loss, logits
+        return rest(attacked(region, rest, labels, self.steps, self.step_size, source))
+
+
+def ends_of_relus(body: Sequence[nn.Module]) -> list[int]:
+    """Return for each ReLU layer the number of layers up to it."""
+    return [index + 1 for index, layer in enumerate(body) if isinstance(layer, nn.ReLU)]
+
+
+@contextlib.contextmanager
+def frozen(layers: Sequence[nn.Module]) -> Generator[None]:
+    """Context in which the parameters of layers get no gradients."""
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+
+
+def instability(layers: Sequence[nn.Module], box: Box) -> Tensor:
+    """Return the sum of -lower * upper over the unstable neurons of the last layer, a ReLU; the mean over images."""
+    lower, upper = backward_boxes(layers, box, "parallel")[len(layers) - 1].ends
+    return ((-lower).clamp(min=0) * upper.clamp(min=0)).flatten(1).sum(1).mean()
