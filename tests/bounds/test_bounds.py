@@ -331,6 +331,18 @@ def test_the_label_is_not_its_own_rival():
     assert smallest_margin(margins, torch.tensor([0, 2])).tolist() == [1, -1]
 
 
+def test_batch_norm_uses_a_weight_whatever_its_attribute_says():
+    layer = nn.BatchNorm1d(2).double().eval()
+    layer.weight.data.fill_(-3.0)
+    layer.bias.data.fill_(1.0)
+    box = Box(torch.zeros(1, 2).double(), torch.ones(1, 2).double())
+    ends = through(layer, box).ends
+    layer.affine = False
+    for found, expected, x in zip(through(layer, box).ends, ends, (box.upper, box.lower), strict=True):
+        assert torch.equal(found, expected)
+        torch.testing.assert_close(found, layer(x))
+
+
 def test_a_net_may_end_with_another_layer():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 3), nn.ReLU()).double()
