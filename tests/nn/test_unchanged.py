@@ -348,6 +348,22 @@ def test_std_and_mean():
         Classifier.wrap(body, (4,), 2, std=(0.1, 0.2))  # pyright: ignore
 
 
+def test_a_std_that_was_changed_to_infinity_is_refused():
+    net = LinfNet((4,), 2)
+    net.normalize.std.fill_(math.inf)
+    check_refused(net, "std is inf; expected a number from")
+
+
+def test_a_mean_shift_along_the_samples_is_refused():
+    """As many samples as features: each would be shifted by another mean."""
+    net = LinfNet((4,), 2, (3,)).eval()
+    shift = net.layers[0].get_submodule("shift")
+    shift.dim = 0  # pyright: ignore
+    for certificate in ("margin", "interval"):
+        with pytest.raises(ArgumentError, match="need the dimension of the features"):
+            certify(net, torch.rand(3, 4), method=certificate)
+
+
 def test_errors_name_the_part():
     class Empty(Nonexpansive):
         def forward(self, x: Tensor) -> Tensor:
