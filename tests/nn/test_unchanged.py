@@ -354,6 +354,16 @@ def test_a_std_that_was_changed_to_infinity_is_refused():
     check_refused(net, "std is inf; expected a number from")
 
 
+def test_the_largest_normalised_pixel_of_a_float64_net():
+    normalize = LinfNet((1, 1, 1), 2, mean=0.1, std=0.3).double().normalize
+    normalize.mean.fill_(0.1)
+    normalize.std.fill_(0.3)
+    ends = torch.tensor([0.0, 1.0]).double().view(2, 1, 1, 1)
+    assert normalize.largest((0.0, 1.0)) == normalize(ends).abs().max().item()
+    normalize.mean = torch.tensor([0.1, math.nan]).double()
+    assert math.isnan(normalize.largest((0.0, 1.0)))
+
+
 def test_a_mean_shift_along_the_samples_is_refused():
     """As many samples as features: each would be shifted by another mean."""
     net = LinfNet((4,), 2, (3,)).eval()
