@@ -38,8 +38,8 @@ def test_a_linear_layer_on_images_is_refused(method: Method):
 
 def test_a_layer_that_computes_something_else_is_refused():
     class Cubed(nn.Linear):
-        def forward(self, *inputs: Tensor) -> Tensor:
-            return super().forward(*inputs) ** 3
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+            return super().forward(input) ** 3
 
     lower, labels = torch.zeros(1, 2), torch.tensor([0])
     with pytest.raises(ArgumentError, match="a layer Cubed that overrides forward of Linear"):
