@@ -43,6 +43,9 @@ DISTANCE_VECTORS, GRAD_W_VECTORS, GRAD_X_VECTORS = 2, 4, 2
 MOST_SHARE_OF_HALF = 0.38
 # Whether both gradients are computed at the same time, on two streams.
 OVERLAP = True
+# Largest number of bytes of shared memory in which a block stores a number for each feature while it makes a list; four
+# blocks of this size run on a multiprocessor of a GPU with little shared memory.
+MOST_STORED = 24 * 1024
 # Largest number of weights of a layer: the lists of larger layers would need gigabytes.
 MOST_WEIGHTS = 1 << 28
 
@@ -126,15 +129,15 @@ class Lists:
     """The listed features of each output and the data they are computed from, in one int32 tensor.
 
     use_dense: [1]; head: what `Half` saves, or empty; first and second: numbers saved for each pair [out, padded], or
-    None; x_transposed: [features, padded]; ranges: [features, 2]; thresholds and scales: [out]; entries: [out,
-    features, 2], feature and weight; counts: [out].
+    None; x_transposed: [features, padded]; ranges: [features, 2]; scales: [out]; entries: [out, features, 2], feature
+    and weight; counts: [out]; bits: [out, features / 32], whether each feature is listed.
     """
 
     def __init__(self, memory: Tensor, lengths: tuple[int, ...]) -> None:
-        self.use_dense, self.head, *floats, self.entries, self.counts = aligned_parts(memory, lengths)
+        self.use_dense, self.head, *floats, self.entries, self.counts, self.bits = aligned_parts(memory, lengths)
         first, second, *others = (part.view(torch.float32) for part in floats)
         self.first, self.second = (plane if plane.numel() else None for plane in (first, second))
-        self.x_transposed, self.ranges, self.thresholds, self.scales = others
+        self.x_transposed, self.ranges, self.scales = others
         # Common arguments of the kernels that read the lists.
         self.listed = {"x_transposed": self.x_transposed, "entries": self.entries, "counts": self.counts}
         self.saved = {"scales": self.scales, "saved_first": self.first, "use_dense": self.use_dense}
@@ -157,7 +160,8 @@ class Pruned(Layer):
         out, features, first = self.out, self.features, self.out * self.padded if saving else 0
         second = 0 if power_mode(self.p) == PowerMode.SCALE_PER_OUTPUT else first
         head = HEAD if self._half_dense() or pruned_half.supports(self.x, self.w, self.p) else 0
-        return (1, head, first, second, features * self.padded, 2 * features, out, out, 2 * out * features, out)
+        lists = (2 * out * features, out, out * -(-features // 32))
+        return (1, head, first, second, features * self.padded, 2 * features, out, *lists)
 
     def _half_dense(self) -> bool:
         """Whether the kernels in float16 that read all features replace the dense kernels."""
@@ -186,10 +190,11 @@ class Pruned(Layer):
         )  # fmt: skip
         grid = warps("ranges", features)
         self.launch(list_kernel("ranges"), grid, **common, x_transposed=lists.x_transposed, padded=padded)
+        stored = 4 * features <= MOST_STORED
         self.launch(
-            list_kernel("output_lists"), (self.out, 1, 1),
-            **common, w=self.w, thresholds=lists.thresholds, scales=lists.scales, entries=lists.entries,
-            counts=lists.counts, total=total, cut=cut(self.p),
+            list_kernel("output_lists"), (self.out, 1, 1), shared=4 * features if stored else 0,
+            **common, w=self.w, scales=lists.scales, entries=lists.entries, counts=lists.counts, listed=lists.bits,
+            total=total, cut=cut(self.p), stored=stored,
             target_exponent=target_exponent(100, self.p),  # powers of the largest |d| stay below 2^100
         )  # fmt: skip
         most = most_share(self.p, half=saved is not None and self._half_dense())
@@ -300,10 +305,9 @@ class Pruned(Layer):
         bits, entries, counts = (
             w.new_empty(size, dtype=torch.int32) for size in (words * features, out * features * 2, features)
         )
-        common = {"w": w, "bits": bits, "out": out, "features": features, "use_dense": lists.use_dense}
-        mark = list_kernel("mark_listed")
-        grid = (-(-features // mark.threads), words, 1)
-        self.launch(mark, grid, **common, range=lists.ranges, thresholds=lists.thresholds)
+        common = {"bits": bits, "out": out, "features": features, "use_dense": lists.use_dense}
+        grid = (-(-features // 256), words, 1)
+        self.launch(list_kernel("transpose_bits"), grid, **common, listed=lists.bits)
         grid = warps("feature_lists", features)
-        self.launch(list_kernel("feature_lists"), grid, **common, entries=entries, counts=counts)
+        self.launch(list_kernel("feature_lists"), grid, **common, w=w, entries=entries, counts=counts)
         return entries, counts
