@@ -69,11 +69,13 @@ static __device__ __forceinline__ int sum_up_to_lane(int own, int lane) {
 
 // Compute the scale, the list (in the order of the features) and the bits of each output; one block per output.
 // `listed` [out, features / 32] has one bit per feature: whether it is in the list. input_max[1], if given, becomes the
-// bits of the largest |w|; it must be 0 before. If `stored`, the dynamic shared memory has one float per feature.
+// bits of the largest |w|; it must be 0 before. The bits of `kept`, if given, become 0. If `stored`, the dynamic shared
+// memory has one float per feature.
 extern "C" __global__ void __launch_bounds__(256)
     output_lists(const float* __restrict__ w, const float2* __restrict__ range, float* __restrict__ scales,
-                 int2* __restrict__ entries, int* __restrict__ counts, u32* __restrict__ listed, u32* __restrict__ total,
-                 u32* __restrict__ input_max, int features, float cut, int target_exponent, int stored) {
+                 int2* __restrict__ entries, int* __restrict__ counts, u32* __restrict__ listed, u32* __restrict__ kept,
+                 u32* __restrict__ total, u32* __restrict__ input_max, int features, float cut, int target_exponent,
+                 int stored) {
   DYNAMIC_SHARED(float, space);
   __shared__ float gaps[8], farthests[8];
   __shared__ int found[8];
@@ -119,7 +121,10 @@ extern "C" __global__ void __launch_bounds__(256)
       if (k - block == lane) own = word;
       count += __popc(word);
     }
-    if (block + lane < stop) listed[block + lane] = own;
+    if (block + lane < stop) {
+      listed[block + lane] = own;
+      if (kept) kept[o * words + block + lane] = 0;
+    }
   }
   if (lane == 0) found[warp] = count;
   __syncthreads();
@@ -151,7 +156,28 @@ extern "C" __global__ void __launch_bounds__(32) decide_dense(const u32* __restr
   if (threadIdx.x == 0) *use_dense = *total > (u32)most;
 }
 
-// Transpose the bits of output_lists: `bits` [out / 32, features] has one bit per output.
+// Remove the entries that pruned_forward.cu has not marked; one warp per output.
+extern "C" __global__ void __launch_bounds__(256)
+    keep_marked(const u32* __restrict__ kept, int2* __restrict__ entries, int* __restrict__ counts, int out, int features,
+                const int* __restrict__ use_dense) {
+  if (*use_dense) return;
+  int o = blockIdx.x * 8 + (threadIdx.x >> 5), lane = threadIdx.x & 31, base = 0;
+  if (o >= out) return;
+  kept += (i64)o * ((features + 31) / 32);
+  entries += (i64)o * features;
+  int count = counts[o];
+  for (int k = 0; k < count; k += 32) {
+    int2 e = k + lane < count ? entries[k + lane] : make_int2(0, 0);
+    bool stays = k + lane < count && (kept[e.x / 32] >> e.x % 32 & 1);
+    u32 word = __ballot_sync(FULL_MASK, stays);
+    if (stays) entries[base + __popc(word & ((1u << lane) - 1))] = e;
+    base += __popc(word);
+    __syncwarp();
+  }
+  if (lane == 0) counts[o] = base;
+}
+
+// Transpose the bits of lists: `bits` [out / 32, features] has one bit per output.
 extern "C" __global__ void __launch_bounds__(256)
     transpose_bits(const u32* __restrict__ listed, u32* __restrict__ bits, int out, int features,
                    const int* __restrict__ use_dense) {
