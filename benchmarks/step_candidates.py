@@ -52,6 +52,7 @@ VARIANTS: dict[str, tuple[float, float, dict[str, Any]]] = {
     ),
     "24 bits": (16, 64, {"pruned.HALF_BITS": 24.0}),
     "not shortened": (65, 512, {"pruned.SHORTEN": False}),
+    "not cached": (65, 512, {"pruned.CACHED": 0, "pruned.TWO_PASS_VECTORS": 2}),
     "no lists": (16, 32, {"pruned.MOST_SHARE_OF_HALF": 0.0}),
     "products": (12, 14, {"tensor_core.SINGLE_POWERS": (8.0, 10.0, 12.0, 14.0)}),
 }  # fmt: skip

@@ -46,6 +46,8 @@ SHORTEN = True
 MOST_ROWS = 1024
 # Largest number of float4 (of rows) that a lane processes.
 DISTANCE_VECTORS, GRAD_W_VECTORS, GRAD_X_VECTORS = 2, 4, 2
+# The same for distances in two passes (above p = 64), and the entries of a warp that stay in registers between them.
+TWO_PASS_VECTORS, CACHED = 1, 12
 # Largest fraction of listed features if the alternative are the kernels in float16.
 MOST_SHARE_OF_HALF = 0.38
 # Whether both gradients are computed at the same time, on two streams.
@@ -70,7 +72,8 @@ def _definitions(p: float, vectors: int) -> tuple[tuple[str, int], ...]:
 def forward_kernel(p: float, vectors: int, *, mark: bool = False) -> Kernel:
     """Return the kernel that computes distances from the listed features; `mark`: and marks those that contribute."""
     source = power_source("power", None if uses_ratio(p) else p, signed=False)
-    definitions = (*_definitions(p, vectors), ("MARK", int(mark)))
+    cached = CACHED if two_passes(p) else 0
+    definitions = (*_definitions(p, vectors), ("MARK", int(mark)), ("CACHED", cached))
     return Kernel("pruned_forward.cu", "listed_distance", definitions, source)
 
 
@@ -119,7 +122,7 @@ def kernels(p: float, n: int) -> tuple[Kernel, ...]:
         return (maximum_kernel(True, min(vectors, DISTANCE_VECTORS)),)
     grad_w = backward_kernel(p, min(vectors, GRAD_W_VECTORS), "listed_grad_w")
     grad_x = backward_kernel(p, min(vectors, GRAD_X_VECTORS), "listed_grad_x")
-    return (forward_kernel(p, min(vectors, DISTANCE_VECTORS), mark=shortens(p)), grad_w, grad_x)
+    return (forward_kernel(p, distance_vectors(p, vectors), mark=shortens(p)), grad_w, grad_x)
 
 
 def cut(p: float, *, training: bool = False) -> float:
@@ -133,9 +136,19 @@ def cut(p: float, *, training: bool = False) -> float:
     return 2.0 ** (-(HALF_BITS if training and half.enabled() else 30 - math.log2(p)) / p)
 
 
+def two_passes(p: float) -> bool:
+    """Whether distances are computed in two passes over the lists: the maximum of each pair, then its terms."""
+    return not math.isinf(p) and power_mode(p) != PowerMode.SCALE_PER_OUTPUT
+
+
+def distance_vectors(p: float, vectors: int) -> int:
+    """Return the number of float4 of rows per lane for distances, if there are `vectors` in a group."""
+    return min(vectors, TWO_PASS_VECTORS if two_passes(p) else DISTANCE_VECTORS)
+
+
 def shortens(p: float) -> bool:
     """Whether the forward pass of training shortens the lists: if it knows the maximum of a pair before its terms."""
-    return SHORTEN and half.enabled() and not math.isinf(p) and power_mode(p) != PowerMode.SCALE_PER_OUTPUT
+    return SHORTEN and half.enabled() and two_passes(p)
 
 
 def most_share(p: float, *, half: bool = False) -> float:
@@ -232,7 +245,7 @@ class Pruned(Layer):
         results = [y, saved.view(torch.float32)] if infinite and saved is not None else [y]
         transposed = [x.new_empty(self.out, self.padded) for _ in results]
         common = {**lists.listed, "y": transposed[0], "features": self.features, "padded": self.padded}
-        vectors = min(self.vectors, DISTANCE_VECTORS)
+        vectors = distance_vectors(p, self.vectors)
         grid = self._grid(self.out, vectors)
         if infinite:
             index = None if saved is None else transposed[1].view(torch.int32)
