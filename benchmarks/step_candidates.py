@@ -1,19 +1,21 @@
-"""Candidates for faster training steps against the kernels of another checkout, on one GPU, within some minutes.
+"""Variants of a training step, on states of a real run, by one command of at most five minutes on a GPU.
 
-    git archive main src benchmarks | tar -x -C baseline      # in an empty folder `baseline`
-    python benchmarks/step_candidates.py OUT [--baseline baseline] [--seconds 330] [--epochs 4 42 3] [--seed 1]
+    git archive main src benchmarks | tar -x -C baseline      # optional: another checkout, in an empty folder
+    python benchmarks/step_candidates.py OUT [--baseline baseline] [--seconds 290] [--epochs 4 42 3] [--seed 1]
 
-1. Every candidate on initial weights: errors against the float32 kernels, times of one layer.
-2. A run of 49 epochs with LINFNET_HALF=1 (without, if a check failed) by train_states.py: its certified accuracy is
-   compared with records/cifar10-8-49-epochs-snapped-seed-1.json, and its states are used below.
-3. Training steps by train_step.py on these states: this checkout with LINFNET_HALF=1, and the baseline.
-4. Errors and times of the layers on these states, and the kernels of a step by the profiler.
+1. check: the kernels in float16 on initial weights; errors against the float32 kernels.
+2. states: a run of 49 epochs with LINFNET_HALF=1 (without, if the check failed) by train_states.py. Compare its
+   certified accuracy with records/cifar10-8-49-epochs-snapped-seed-1.json. With --half-bits, other terms are left out.
+3. steps: a table of training steps (ms) by p and variant (VARIANTS), and of the baseline.
+4. layers: errors and times of a hidden layer by p and variant.
+5. kernels: the kernels of a step by the profiler.
 
-All results are appended to OUT/candidates.jsonl as they come; a failure is recorded and the next part runs. The state
-folders stay in OUT/states.
+All results are appended to OUT/candidates.jsonl as they come; a failure is recorded and the next part runs. The table
+of steps is printed last. The state folders stay in OUT/states; --states uses those of an earlier call.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -21,14 +23,14 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from train_step import State, state_at, times
+from train_step import State, ours, state_at, times
+from train_step import measure as measure_step
 
 from linfnet.ops import lp_distance
 from linfnet.ops.cuda import Cuda, half, pruned, pruned_half, tensor_core
@@ -36,11 +38,49 @@ from linfnet.ops.cuda.layout import aligned_parts
 from linfnet.ops.cuda.nvrtc import Launcher
 
 HERE = Path(__file__).parent
-STATES = (10, 12, 14, 20, 24, 28, 40, 64, 96, 128, 512)
-STEPS = (8, 10, 12, 20, 24, 28, 40, 64, 96, 128, 512, math.inf)
-# Values of p for which matrix products of single float16 numbers are measured.
-SINGLE = (8.0, 10.0, 12.0, 14.0)
+STATES = (10, 12, 14, 16, 20, 24, 28, 40, 64, 96, 128, 512)
+STEPS = (8.0, 10.0, 12.0, 14.0, 16.0, 20.0, 24.0, 28.0, 40.0, 64.0, 96.0, 128.0, 512.0, math.inf)
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
+# Each variant: the range of p, and the settings that differ from training with LINFNET_HALF=1.
+VARIANTS: dict[str, tuple[float, float, dict[str, Any]]] = {
+    "float32": (0, math.inf, {"half": False}),
+    "half": (0, math.inf, {}),
+    # No terms are left out beyond those of float32, and no lists below p = 22.
+    "all terms": (16, 512, {"pruned.SHORTEN": False, "pruned.HALF_BITS": None, "pruned.SMALLEST_HALF_P": 22.0}),
+    "16 bits": (
+        12, 512, {"pruned.HALF_BITS": 16.0, "pruned.SMALLEST_HALF_P": 12.0, "pruned_half.SMALLEST_P": 12.0}
+    ),
+    "24 bits": (16, 64, {"pruned.HALF_BITS": 24.0}),
+    "not shortened": (65, 512, {"pruned.SHORTEN": False}),
+    "cached": (65, 512, {"pruned.CACHED": 12, "pruned.TWO_PASS_VECTORS": 1}),
+    "no lists": (16, 32, {"pruned.MOST_SHARE_OF_HALF": 0.0}),
+    "products": (12, 14, {"tensor_core.SINGLE_POWERS": (8.0, 10.0, 12.0, 14.0)}),
+}  # fmt: skip
+MODULES: dict[str, Any] = {"pruned": pruned, "pruned_half": pruned_half, "tensor_core": tensor_core}
+
+
+@contextlib.contextmanager
+def settings(variant: str, p: float) -> Generator[None]:
+    """Context with the settings of a variant; float32 outside."""
+    changes, before = dict(VARIANTS[variant][2]), dict[str, Any]()
+    set_half(changes.pop("half", True))
+    for key, value in changes.items():
+        module, name = key.split(".")
+        before[key] = getattr(MODULES[module], name)
+        setattr(MODULES[module], name, 30 - math.log2(p) if value is None else value)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            module, name = key.split(".")
+            setattr(MODULES[module], name, value)
+        set_half(False)
+
+
+def variants_at(p: float) -> list[str]:
+    if p < 12 or math.isinf(p):
+        return ["float32", "half"]
+    return [name for name, (first, last, _) in VARIANTS.items() if first <= p <= last]
 
 
 class Output:
@@ -152,34 +192,38 @@ def measure(layer: Layer, p: float) -> tuple[tuple[Tensor, ...], dict[str, Any]]
 
 
 def compare(out: Output, state: State, p: float, indices: tuple[int, ...]) -> float:
-    """Record errors and times of some layers with and without float16; return the largest error of a norm."""
+    """Record errors and times of some layers by variant; return the largest error of a norm with LINFNET_HALF=1."""
     worst, layers = 0.0, layers_of(state, p)
     for index in indices:
         exact, plain = measure(layers[index], p)
         found, errors = {"float32": plain}, dict[str, Any]()
-        listed = not math.isinf(p) and pruned.supports(*layers[index][:2], p)
-        set_half(True)
-        x, w, _ = layers[index]
-        made: dict[str, tuple[Tensor, ...]] = {}
-        limit, powers = pruned.MOST_SHARE_OF_HALF, tensor_core.SINGLE_POWERS
-        tensor_core.SINGLE_POWERS = SINGLE
-        if tensor_core.supports(x, w, p, single=True):
-            made["products"], found["products"] = measure(layers[index], p)
-        tensor_core.SINGLE_POWERS = ()
-        if half.supports(Launcher(), x, w, p):
-            pruned.MOST_SHARE_OF_HALF = 0.0  # no lists
-            made["half"], found["half"] = measure(layers[index], p)
-            pruned.MOST_SHARE_OF_HALF = 1.0
-        if listed and pruned_half.supports(x, w, p):
-            made["lists"], found["lists"] = measure(layers[index], p)
-        pruned.MOST_SHARE_OF_HALF, tensor_core.SINGLE_POWERS = limit, powers
-        for kind, results in made.items():
-            for name, a, b in zip(("y", "grad_x", "grad_w"), results, exact, strict=True):
-                errors[f"{kind} {name}"] = made_error = quantiles(a, b)
-                worst = max(worst, made_error["norm"] if math.isfinite(made_error["norm"]) else math.inf)
-        set_half(False)
+        for variant in variants_at(p)[1:]:
+            with settings(variant, p):
+                made, found[variant] = measure(layers[index], p)
+            for name, a, b in zip(("y", "grad_x", "grad_w"), made, exact, strict=True):
+                errors[f"{variant} {name}"] = error = quantiles(a, b)
+                if variant == "half":
+                    worst = max(worst, error["norm"] if math.isfinite(error["norm"]) else math.inf)
         out.row(what="layer", state=state.name, p=p, layer=index, **found, errors=errors)
     return worst
+
+
+def steps(out: Output, states: Path, p: float, table: dict[float, dict[str, float]]) -> None:
+    """Measure training steps at p, replayed from graphs, with all variants."""
+    # The state at p = 10 is also the last one at p = 8.
+    state, row = state_at(max(p, 10.0), states), table.setdefault(p, {})
+    for variant in variants_at(p):
+        with settings(variant, p):
+            figures = measure_step(ours, state, p, 5, graphs=True)
+        row[variant] = round(figures["step_ms"], 2)
+    out.row(what="steps", state=state.name, p=str(p), ms=row)
+
+
+def print_table(table: dict[float, dict[str, float]]) -> None:
+    names = [name for name in (*VARIANTS, "baseline") if any(name in row for row in table.values())]
+    print(f"{'p':>6}" + "".join(f"{name:>15}" for name in names))
+    for p, row in table.items():
+        print(f"{p:>6g}" + "".join(f"{row[name]:>15.2f}" if name in row else f"{'':>15}" for name in names))
 
 
 def profile(out: Output, state: State, p: float, on: bool) -> None:
@@ -224,20 +268,32 @@ def script(out: Output, name: str, arguments: list[str], environment: dict[str, 
 
 
 def check(out: Output) -> bool:
-    """Measure every candidate on initial weights; return whether all ran and their errors are small."""
+    """Measure the kernels in float16 on initial weights; return whether all ran and their errors are small."""
     worst: list[float] = []
     for p in (8.0, 12.0, 20.0, 28.0):
-        out.attempt(f"check p = {p:g}", lambda p=p: worst.append(compare(out, state_at(p, None), p, (0, 2))))
+        out.attempt(f"check p = {p:g}", lambda p=p: worst.append(compare(out, state_at(p, None), p, (2,))))
     return len(worst) == 4 and max(worst) < 0.05
+
+
+def baseline(out: Output, tree: Path, states: Path, table: dict[float, dict[str, float]]) -> None:
+    """Measure the steps of another checkout, with its default settings."""
+    record = out.file.with_name("train_step-baseline.jsonl")
+    arguments = ["--states", str(states), "--repeats", "5", "--record", str(record), "--p", *map(str, STEPS)]
+    out.attempt("baseline", lambda: script(out, "train_step.py", arguments, {half.SWITCH: "0"}, tree, 60))
+    for line in record.read_text(encoding="utf-8").splitlines() if record.is_file() else ():
+        row = json.loads(line)
+        if row["kernels"] == "linfnet":
+            table.setdefault(float(row["p"]), {})["baseline"] = row["step_ms"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--baseline", type=Path, metavar="FOLDER", help="another checkout to compare steps with")
-    parser.add_argument("--seconds", type=float, default=330)
+    parser.add_argument("--seconds", type=float, default=290)
     parser.add_argument("--epochs", type=int, nargs=3, default=[4, 42, 3])
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--half-bits", type=float, default=pruned.HALF_BITS, metavar="BITS")
     parser.add_argument("--states", type=Path, help="states of an earlier call; otherwise they are trained")
     parser.add_argument("--parts", nargs="+", default=["check", "states", "steps", "layers", "kernels"])
     options = parser.parse_args()
@@ -248,28 +304,23 @@ def main() -> None:
     good = "check" not in options.parts or check(out)
     if "states" in options.parts and not options.states:
         arguments = [str(states), "--epochs", *map(str, options.epochs), "--seed", str(options.seed)]
-        arguments += ["--p", *map(str, STATES)]
+        arguments += ["--half-bits", str(options.half_bits), "--p", *map(str, STATES)]
         switch = {half.SWITCH: str(int(good))}
-        out.attempt("states", lambda: script(out, "train_states.py", arguments, switch, root, 150))
+        out.attempt("states", lambda: script(out, "train_states.py", arguments, switch, root, 120))
+    table: dict[float, dict[str, float]] = {}
     if "steps" in options.parts:
-        trees = [("half", root, "1")]
+        for p in STEPS:
+            out.attempt(f"steps, p = {p:g}", lambda p=p: steps(out, states, p, table))
         if options.baseline:
-            trees.append(("baseline", options.baseline.resolve(), "0"))
-        for name, tree, on in trees:
-            record = options.out / f"train_step-{name}.jsonl"
-            arguments = ["--states", str(states), "--repeats", "7", "--record", str(record), "--p", *map(str, STEPS)]
-            run = partial(script, out, "train_step.py", arguments, {half.SWITCH: on}, tree, 60)
-            out.attempt(f"steps, {name}", run)
+            baseline(out, options.baseline.resolve(), states, table)
     if "layers" in options.parts:
-        # The state at p = 10 is also the last one at p = 8.
-        out.attempt("layers, p = 8", lambda: compare(out, state_at(10.0, states), 8.0, (0, 2, 4)))
-        for p in STATES:
-            out.attempt(f"layers, p = {p}", lambda p=float(p): compare(out, state_at(p, states), p, (0, 2, 4)))
+        for p in (12.0, 20.0, 28.0, 64.0, 128.0, 512.0):
+            out.attempt(f"layers, p = {p:g}", lambda p=p: compare(out, state_at(p, states), p, (2,)))
     if "kernels" in options.parts:
-        for p in (8, 12, 20, 28, 64, 128, 512):
-            what = f"kernels, p = {p}"
-            out.attempt(what, lambda p=float(p): profile(out, state_at(p, states), p, on=True))
+        for p in (8.0, 12.0, 20.0, 28.0, 64.0, 128.0, 512.0):
+            out.attempt(f"kernels, p = {p:g}", lambda p=p: profile(out, state_at(max(p, 10.0), states), p, on=True))
     out.row(what="end", total_s=round(time.monotonic() - out.start, 1))
+    print_table(table)
 
 
 if __name__ == "__main__":

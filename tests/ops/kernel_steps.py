@@ -1,12 +1,13 @@
 """Forward and backward passes by the CUDA kernels, directly or from a graph, and small layers for every kernel."""
 
 import math
+import os
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from linfnet.ops.cuda import Cuda, tensor_core
+from linfnet.ops.cuda import Cuda, half, tensor_core
 
 
 def step(kernels: Cuda, x: Tensor, w: Tensor, grad: Tensor, p: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,6 +35,8 @@ def unaligned(a: Tensor) -> Tensor:
 # Values of p for dense kernels (multiplication, special functions, infinity), for pruned kernels, for matrix products.
 SHAPES = [(3, 5, 7), (40, 10, 70), (20, 140, 68), (33, 34, 259)]
 PATHS = [*((shape, p) for p in (28.0, 200.5, math.inf) for shape in SHAPES), ((64, 264, 8), 8.0)]
+# The same for training in float16: all features, gradients from lists, lists that are shortened.
+HALF_PATHS = [((130, 72, 264), p) for p in (12.0, 28.0, 100.0, 200.5)]
 
 
 def every_path(kernels: Cuda) -> list[Tensor]:
@@ -50,4 +53,10 @@ def every_path(kernels: Cuda) -> list[Tensor]:
                 results += step(kernels, unaligned(x), unaligned(w), unaligned(grad), p)
             if math.isinf(p):
                 results += [*kernels.bounds(x - 0.1, x, w), *kernels.bounds_saving(x - 0.1, x, w)]
+    with patch.object(half, "SMALLEST", 0), patch.dict(os.environ, {half.SWITCH: "1"}):
+        for (n, out, features), p in HALF_PATHS:
+            torch.manual_seed(0)
+            x, w, grad = torch.randn(n, features), torch.randn(out, features), torch.randn(n, out)
+            w[:, 3:5] -= 9
+            results += step(kernels, x, w, grad, p)
     return results

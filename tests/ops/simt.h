@@ -89,6 +89,11 @@ template <class T, class U> static T atomicMax(T* at, U value) {
   *at = max(*at, (T)value);
   return before;
 }
+template <class T, class U> static T atomicOr(T* at, U value) {
+  T before = *at;
+  *at |= value;
+  return before;
+}
 
 // Replacement of instructions.cuh; asynchronous copies take effect as late as possible.
 typedef unsigned int u32;

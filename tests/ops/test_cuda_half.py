@@ -14,6 +14,7 @@ from torch import Tensor
 
 from linfnet.ops import Reference
 from linfnet.ops.cuda import Cuda, half, tensor_core
+from linfnet.ops.cuda import pruned as lists
 from linfnet.ops.cuda.nvrtc import Kernel
 
 pytestmark = pytest.mark.usefixtures("_enabled")
@@ -129,7 +130,9 @@ def listed(shape: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
 
 @needs_compiler
 @pytest.mark.parametrize("shape", [(130, 72, 320), (300, 40, 260)], ids=str)
-@pytest.mark.parametrize(("p", "most", "share"), [(28.0, 0.03, 0.98), (64.0, 0.06, 0.95), (128.0, 0.15, 0.9)])
+@pytest.mark.parametrize(
+    ("p", "most", "share"), [(16.0, 0.02, 0.98), (28.0, 0.03, 0.98), (64.0, 0.06, 0.95), (128.0, 0.15, 0.9)]
+)
 def test_gradients_from_lists(kernels: Cuda, p: float, most: float, share: float, shape: tuple[int, int, int]) -> None:
     x, w, grad = listed(shape)
     check(kernels, x, w, grad, p, most=most, share=share)
@@ -139,9 +142,46 @@ def test_gradients_from_lists(kernels: Cuda, p: float, most: float, share: float
 
 
 @needs_compiler
+@pytest.mark.parametrize("p", [20.0, 100.0, 130.0])
+def test_lists_of_the_forward_alone_have_all_terms(kernels: Cuda, p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w, _ = pruned.spiked((70, 72, 320), "cpu")
+    made = kernels.forward(x, w, p)
+    monkeypatch.delenv(half.SWITCH)
+    assert torch.equal(made, kernels.forward(x, w, p))
+    assert lists.cut(p, training=True) == lists.cut(p)
+
+
+@needs_compiler
+@pytest.mark.parametrize("p", [100.0, 130.0])
+def test_shortened_lists(kernels: Cuda, p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lists of the backward pass have exactly the features that reach the cut in some row."""
+    x, w, grad = listed((140, 40, 300))
+    x[3, 7], w[5] = 9.0, x[6]
+    layer = lists.Pruned(Emulator(kernels._launcher._folder), x, w, p)  # pyright: ignore
+    saved = layer.saved_like()
+    y = layer.forward(saved)
+    found = lists.Lists(saved, layer._lengths(saving=True))  # pyright: ignore[reportPrivateUsage]
+    sizes = (x[:, None] - w).abs()
+    reached = (sizes >= sizes.amax(2, keepdim=True) * torch.tensor(lists.cut(p, training=True))).any(0)
+    rows = [found.entries.view(40, 300, 2)[o, :count, 0].tolist() for o, count in enumerate(found.counts.tolist())]
+    assert rows == [reached[o].nonzero().flatten().tolist() for o in range(40)]
+    made = torch.empty_like(x), torch.empty_like(w)
+    layer.backward(grad, y, saved, made)
+    monkeypatch.setattr(lists, "SHORTEN", False)
+    whole = step(kernels, x, w, grad, p)
+    assert torch.equal(y, whole[0])
+    for a, b in zip(made, whole[1:], strict=True):
+        assert (a - b).norm() <= 2.0**-lists.HALF_BITS * p * b.norm()
+        assert (a != 0).sum() < (b != 0).sum() or a is made[0]
+
+
+@needs_compiler
 def test_gradients_from_lists_out_of_range_are_computed_in_float32(
     kernels: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(lists, "SHORTEN", False)
+    monkeypatch.setattr(lists, "HALF_BITS", 30 - math.log2(100))
+
     def steps(x: Tensor, w: Tensor, grad: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         made = step(kernels, x, w, grad, 100.0)
         with monkeypatch.context() as patch:

@@ -44,7 +44,7 @@ def kernels_ahead(p: float, n: int, shared: int) -> list[Kernel]:
         kernels += tensor_core.kernels(q, single=half.enabled())
         if half.applies(q):
             kernels += half.kernels(q)
-        if q >= pruned.SMALLEST_P:
+        if pruned.applies(q):
             kernels += pruned.kernels(q, n)
         if pruned_half.applies(q, n):
             kernels += pruned_half.kernels(q, n)
@@ -113,10 +113,10 @@ class Cuda:
         single = training and half.enabled()
         if tensor_core.supports(x, w, p, single=single):
             return TensorCore(self._launcher, x, w, p, single=single)
-        if training and p < pruned.SMALLEST_P and half.supports(self._launcher, x, w, p):
-            kind = Half
-        elif pruned.supports(x, w, p):
+        if pruned.supports(x, w, p, training=training):
             kind = Pruned
+        elif training and half.supports(self._launcher, x, w, p):
+            kind = Half
         else:
             kind = Infinity if math.isinf(p) else Dense
         return kind(self._launcher, x, w, p)

@@ -5,6 +5,9 @@ and a gradient by less than p 2^-30 of its weight; rounding |d| / y to float32 a
 The features that contribute for any row are found in one pass over the weights, from the range of each feature in the
 batch, and are listed on the device. If the lists are too long, a flag on the device (`use_dense`) makes the dense
 kernels compute the layer; otherwise the dense kernels return at once.
+
+Training in float16 (see `half`) also leaves out terms below 2^-HALF_BITS. Above p = 64, the lists of its backward pass
+contain only the features that contribute for a row of the batch, not those that might by their range.
 """
 
 import contextlib
@@ -35,14 +38,24 @@ from linfnet.ops.powers import PowerMode, power_mode, power_source, uses_ratio
 
 # Smallest p for which lists are used: for smaller p, too many features contribute in most layers.
 SMALLEST_P = 22.0
+# The same while training in float16; terms below 2^-HALF_BITS of the largest do not contribute then.
+SMALLEST_HALF_P, HALF_BITS = 16.0, 20.0
+# Whether training in float16 shortens the lists for the backward pass.
+SHORTEN = True
 # Largest number of rows per call without a backward pass: the ranges of features are narrower over fewer rows.
 MOST_ROWS = 1024
 # Largest number of float4 (of rows) that a lane processes.
 DISTANCE_VECTORS, GRAD_W_VECTORS, GRAD_X_VECTORS = 2, 4, 2
+# The same for distances in two passes (above p = 64), and the entries of a warp that stay in registers between them.
+# With entries in registers (1, 12) fewer warps fit; benchmarks/step_candidates.py compares both.
+TWO_PASS_VECTORS, CACHED = 2, 0
 # Largest fraction of listed features if the alternative are the kernels in float16.
 MOST_SHARE_OF_HALF = 0.38
 # Whether both gradients are computed at the same time, on two streams.
 OVERLAP = True
+# Largest number of bytes of shared memory in which a block stores a number for each feature while it makes a list; four
+# blocks of this size run on a multiprocessor of a GPU with little shared memory.
+MOST_STORED = 24 * 1024
 # Largest number of weights of a layer: the lists of larger layers would need gigabytes.
 MOST_WEIGHTS = 1 << 28
 
@@ -57,10 +70,12 @@ def _definitions(p: float, vectors: int) -> tuple[tuple[str, int], ...]:
 
 
 @lru_cache(64)  # limited, because a schedule may use a different p in every step
-def forward_kernel(p: float, vectors: int) -> Kernel:
-    """Return the kernel that computes distances from the listed features."""
+def forward_kernel(p: float, vectors: int, *, mark: bool = False) -> Kernel:
+    """Return the kernel that computes distances from the listed features; `mark`: and marks those that contribute."""
     source = power_source("power", None if uses_ratio(p) else p, signed=False)
-    return Kernel("pruned_forward.cu", "listed_distance", _definitions(p, vectors), source)
+    cached = CACHED if two_passes(p) else 0
+    definitions = (*_definitions(p, vectors), ("MARK", int(mark)), ("CACHED", cached))
+    return Kernel("pruned_forward.cu", "listed_distance", definitions, source)
 
 
 @lru_cache(64)
@@ -88,9 +103,14 @@ def warps(function: str, count: int) -> Grid:
     return line(count, list_kernel(function).threads // 32)
 
 
-def supports(x: Tensor, w: Tensor, p: float) -> bool:
+def applies(p: float, *, training: bool = True) -> bool:
+    """Whether p is large enough for lists."""
+    return p >= (SMALLEST_HALF_P if training and half.applies(p) else SMALLEST_P)
+
+
+def supports(x: Tensor, w: Tensor, p: float, *, training: bool = True) -> bool:
     """Whether lists can save time: p and the layer must be large enough."""
-    if p < SMALLEST_P:
+    if not applies(p, training=training):
         return False
     n, (out, features) = x.shape[0], w.shape
     return n >= 32 and out >= 32 and 256 <= features <= MOST_WEIGHTS // out
@@ -103,16 +123,33 @@ def kernels(p: float, n: int) -> tuple[Kernel, ...]:
         return (maximum_kernel(True, min(vectors, DISTANCE_VECTORS)),)
     grad_w = backward_kernel(p, min(vectors, GRAD_W_VECTORS), "listed_grad_w")
     grad_x = backward_kernel(p, min(vectors, GRAD_X_VECTORS), "listed_grad_x")
-    return (forward_kernel(p, min(vectors, DISTANCE_VECTORS)), grad_w, grad_x)
+    return (forward_kernel(p, distance_vectors(p, vectors), mark=shortens(p)), grad_w, grad_x)
 
 
-def cut(p: float) -> float:
+def cut(p: float, *, training: bool = False) -> float:
     """Return the ratio to the largest |d| below which a term does not contribute; at infinity, 1.
 
     >>> [round(cut(p), 3) for p in (24.0, 64.0, 512.0, math.inf)]
     [0.48, 0.771, 0.972, 1.0]
     """
-    return 1.0 if math.isinf(p) else 2.0 ** ((math.log2(p) - 30) / p)
+    if math.isinf(p):
+        return 1.0
+    return 2.0 ** (-(HALF_BITS if training and half.enabled() else 30 - math.log2(p)) / p)
+
+
+def two_passes(p: float) -> bool:
+    """Whether distances are computed in two passes over the lists: the maximum of each pair, then its terms."""
+    return not math.isinf(p) and power_mode(p) != PowerMode.SCALE_PER_OUTPUT
+
+
+def distance_vectors(p: float, vectors: int) -> int:
+    """Return the number of float4 of rows per lane for distances, if there are `vectors` in a group."""
+    return min(vectors, TWO_PASS_VECTORS if two_passes(p) else DISTANCE_VECTORS)
+
+
+def shortens(p: float) -> bool:
+    """Whether the forward pass of training shortens the lists: if it knows the maximum of a pair before its terms."""
+    return SHORTEN and half.enabled() and two_passes(p)
 
 
 def most_share(p: float, *, half: bool = False) -> float:
@@ -126,15 +163,17 @@ class Lists:
     """The listed features of each output and the data they are computed from, in one int32 tensor.
 
     use_dense: [1]; head: what `Half` saves, or empty; first and second: numbers saved for each pair [out, padded], or
-    None; x_transposed: [features, padded]; ranges: [features, 2]; thresholds and scales: [out]; entries: [out,
-    features, 2], feature and weight; counts: [out].
+    None; x_transposed: [features, padded]; ranges: [features, 2]; scales: [out]; entries: [out, features, 2], feature
+    and weight; counts: [out]; bits: [out, features / 32], whether each feature is listed; kept: the same for the
+    backward pass, or None if its lists are the same.
     """
 
     def __init__(self, memory: Tensor, lengths: tuple[int, ...]) -> None:
-        self.use_dense, self.head, *floats, self.entries, self.counts = aligned_parts(memory, lengths)
+        self.use_dense, self.head, *floats, self.entries, self.counts, self.bits, kept = aligned_parts(memory, lengths)
+        self.kept = kept if kept.numel() else None
         first, second, *others = (part.view(torch.float32) for part in floats)
         self.first, self.second = (plane if plane.numel() else None for plane in (first, second))
-        self.x_transposed, self.ranges, self.thresholds, self.scales = others
+        self.x_transposed, self.ranges, self.scales = others
         # Common arguments of the kernels that read the lists.
         self.listed = {"x_transposed": self.x_transposed, "entries": self.entries, "counts": self.counts}
         self.saved = {"scales": self.scales, "saved_first": self.first, "use_dense": self.use_dense}
@@ -157,7 +196,9 @@ class Pruned(Layer):
         out, features, first = self.out, self.features, self.out * self.padded if saving else 0
         second = 0 if power_mode(self.p) == PowerMode.SCALE_PER_OUTPUT else first
         head = HEAD if self._half_dense() or pruned_half.supports(self.x, self.w, self.p) else 0
-        return (1, head, first, second, features * self.padded, 2 * features, out, out, 2 * out * features, out)
+        bits = out * -(-features // 32)
+        lists = (2 * out * features, out, bits, bits if saving and shortens(self.p) else 0)
+        return (1, head, first, second, features * self.padded, 2 * features, out, *lists)
 
     def _half_dense(self) -> bool:
         """Whether the kernels in float16 that read all features replace the dense kernels."""
@@ -186,10 +227,11 @@ class Pruned(Layer):
         )  # fmt: skip
         grid = warps("ranges", features)
         self.launch(list_kernel("ranges"), grid, **common, x_transposed=lists.x_transposed, padded=padded)
+        stored = 4 * features <= MOST_STORED
         self.launch(
-            list_kernel("output_lists"), (self.out, 1, 1),
-            **common, w=self.w, thresholds=lists.thresholds, scales=lists.scales, entries=lists.entries,
-            counts=lists.counts, total=total, cut=cut(self.p),
+            list_kernel("output_lists"), (self.out, 1, 1), shared=4 * features if stored else 0,
+            **common, w=self.w, scales=lists.scales, entries=lists.entries, counts=lists.counts, listed=lists.bits,
+            kept=lists.kept, total=total, cut=cut(self.p, training=saved is not None), stored=stored,
             target_exponent=target_exponent(100, self.p),  # powers of the largest |d| stay below 2^100
         )  # fmt: skip
         most = most_share(self.p, half=saved is not None and self._half_dense())
@@ -204,14 +246,23 @@ class Pruned(Layer):
         results = [y, saved.view(torch.float32)] if infinite and saved is not None else [y]
         transposed = [x.new_empty(self.out, self.padded) for _ in results]
         common = {**lists.listed, "y": transposed[0], "features": self.features, "padded": self.padded}
-        vectors = min(self.vectors, DISTANCE_VECTORS)
+        vectors = distance_vectors(p, self.vectors)
         grid = self._grid(self.out, vectors)
         if infinite:
             index = None if saved is None else transposed[1].view(torch.int32)
             kernel = maximum_kernel(saved is not None, vectors)
             self.launch(kernel, grid, **common, index=index, use_dense=lists.use_dense)
         else:
-            self.launch(forward_kernel(p, vectors), grid, **common, **lists.saved, saved_second=lists.second, p=p)
+            self.launch(
+                forward_kernel(p, vectors, mark=lists.kept is not None), grid,
+                **common, **lists.saved, saved_second=lists.second, kept=lists.kept, p=p, cut=cut(p, training=True),
+            )  # fmt: skip
+            if lists.kept is not None:
+                self.launch(
+                    list_kernel("keep_marked"), warps("keep_marked", self.out),
+                    kept=lists.kept, entries=lists.entries, counts=lists.counts, out=self.out, features=self.features,
+                    use_dense=lists.use_dense,
+                )  # fmt: skip
         for source, result in zip(transposed, results, strict=True):
             self._transpose_back(source, result, lists.use_dense)
         if infinite:
@@ -300,10 +351,11 @@ class Pruned(Layer):
         bits, entries, counts = (
             w.new_empty(size, dtype=torch.int32) for size in (words * features, out * features * 2, features)
         )
-        common = {"w": w, "bits": bits, "out": out, "features": features, "use_dense": lists.use_dense}
-        mark = list_kernel("mark_listed")
-        grid = (-(-features // mark.threads), words, 1)
-        self.launch(mark, grid, **common, range=lists.ranges, thresholds=lists.thresholds)
+        common = {"bits": bits, "out": out, "features": features, "use_dense": lists.use_dense}
+        grid = (-(-features // 256), words, 1)
+        self.launch(
+            list_kernel("transpose_bits"), grid, **common, listed=lists.bits if lists.kept is None else lists.kept
+        )
         grid = warps("feature_lists", features)
-        self.launch(list_kernel("feature_lists"), grid, **common, entries=entries, counts=counts)
+        self.launch(list_kernel("feature_lists"), grid, **common, w=w, entries=entries, counts=counts)
         return entries, counts

@@ -16,7 +16,7 @@ from linfnet.ops.cuda.nvrtc import Kernel
 from linfnet.ops.powers import half_source
 
 # The smallest and the largest p for which these kernels are used.
-SMALLEST_P, LARGEST_P = 22.0, 128.0
+SMALLEST_P, LARGEST_P = 16.0, 128.0
 # Rows that a warp of 32 lanes processes with one uint4 (8 float16) per lane.
 WORD_GROUP = 2 * LANE_GROUP
 # Largest number of uint4 (of rows) that a lane processes.

@@ -5,14 +5,17 @@
 //   SCALE_PER_PAIR     pair_max, then the same sum, where s is one power of two per pair; saves s and S^((1 - p) / p)
 //   LOG_RATIO(_LARGE)  pair_max, then the sum of (|x - w| / pair_max)^p by special functions; saves pair_max (LARGE: its
 //                      inverse) and S^((1 - p) / p)
+// If MARK is 1, features with |x - w| >= cut * pair_max for any row are marked in `kept` [out, features / 32], whose bits
+// must be 0 before: lists use only the ranges of the features, and many features reach pair_max * cut in no row.
+// The x of the first CACHED entries of each warp stay in registers between the two passes.
 #include "pruned.cuh"
 #include "power"
 
 extern "C" __global__ void __launch_bounds__(128)
     listed_distance(const float* __restrict__ x_transposed, const int2* __restrict__ entries,
                     const int* __restrict__ counts, const float* __restrict__ scales, float* __restrict__ y,
-                    float* __restrict__ saved_first, float* __restrict__ saved_second, int features, int padded,
-                    float p, int* use_dense) {
+                    float* __restrict__ saved_first, float* __restrict__ saved_second, u32* __restrict__ kept,
+                    int features, int padded, float p, float cut, int* use_dense) {
   if (*(volatile int*)use_dense) return;
   __shared__ float shared[LIST_WARPS][GROUP_ROWS];
   __shared__ float group_max[GROUP_ROWS];
@@ -22,12 +25,22 @@ extern "C" __global__ void __launch_bounds__(128)
   x_transposed += group;
   int start = part_start(count, warp), stop = part_start(count, warp + 1);
   float sum[LANE_ROWS] = {}, pair[LANE_ROWS] = {};  // pair: the maximum or the scale of each row
-  float scale = 0.0f;
+  float scale = 0.0f, limit[LANE_ROWS], cache[CACHED + 1][LANE_ROWS];
+  if constexpr (MARK) kept += (i64)o * ((features + 31) / 32);
   if constexpr (POWER_MODE == SCALE_PER_OUTPUT) {
     scale = scales[o];
   } else {
+    if (start < stop) {
+#pragma unroll
+      for (int j = 0; j < CACHED; ++j) {
+        Entry e = entry_of(entries, min(start + j, stop - 1));  // repeated entries do not change the maximum
+        load_rows(cache[j], x_transposed + (i64)e.at * padded);
+#pragma unroll
+        for (int r = 0; r < LANE_ROWS; ++r) pair[r] = max_nan(pair[r], fabsf(cache[j][r] - e.w));
+      }
+    }
 #pragma unroll 4
-    for (int k = start; k < stop; ++k) {
+    for (int k = start + CACHED; k < stop; ++k) {
       Entry e = entry_of(entries, k);
       float x[LANE_ROWS];
       load_rows(x, x_transposed + (i64)e.at * padded);
@@ -42,6 +55,10 @@ extern "C" __global__ void __launch_bounds__(128)
       for (int v = 0; v < LIST_WARPS; ++v) pair[r] = max_nan(pair[r], shared[v][lane_row(r)]);
     store_rows(group_max, pair);  // every warp stores the same values
     __syncthreads();
+    if constexpr (MARK) {
+#pragma unroll
+      for (int r = 0; r < LANE_ROWS; ++r) limit[r] = pair[r] * cut;
+    }
     if constexpr (POWER_MODE == SCALE_PER_PAIR) {
 #pragma unroll
       for (int r = 0; r < LANE_ROWS; ++r) pair[r] = scale_for_pair(pair[r]);
@@ -53,11 +70,8 @@ extern "C" __global__ void __launch_bounds__(128)
   for (int block = start; block < stop; block += 64) {
     float part[LANE_ROWS] = {};
     int end = min(block + 64, stop);
-#pragma unroll 4
-    for (int k = block; k < end; ++k) {
-      Entry e = entry_of(entries, k);
-      float x[LANE_ROWS];
-      load_rows(x, x_transposed + (i64)e.at * padded);
+    u32 marks = 0;  // bits 0 and 1: whether entries block + lane and block + lane + 32 are marked
+    auto add = [&](const Entry& e, const float (&x)[LANE_ROWS], int k) {
       float centre = e.w * scale;
 #pragma unroll
       for (int r = 0; r < LANE_ROWS; ++r) {
@@ -70,9 +84,37 @@ extern "C" __global__ void __launch_bounds__(128)
         else
           part[r] += power_by_inverse(fabsf(x[r] - e.w), pair[r], p);
       }
+      if constexpr (MARK) {
+        bool reached = false;
+#pragma unroll
+        for (int r = 0; r < LANE_ROWS; ++r) reached |= !(fabsf(x[r] - e.w) < limit[r]);
+        bool mine = (k - block) % 32 == (threadIdx.x & 31);
+        marks |= __any_sync(FULL_MASK, reached) && mine ? 1u << (k - block) / 32 : 0;
+      }
+    };
+    int first = block;
+    if (CACHED > 0 && block == start) {
+#pragma unroll
+      for (int j = 0; j < CACHED; ++j)
+        if (start + j < stop) add(entry_of(entries, start + j), cache[j], start + j);
+      first = start + CACHED;
+    }
+#pragma unroll 4
+    for (int k = first; k < end; ++k) {
+      Entry e = entry_of(entries, k);
+      float x[LANE_ROWS];
+      load_rows(x, x_transposed + (i64)e.at * padded);
+      add(e, x, k);
     }
 #pragma unroll
     for (int r = 0; r < LANE_ROWS; ++r) sum[r] += part[r];
+    if constexpr (MARK) {
+      for (int at = block + (threadIdx.x & 31); marks; at += 32, marks >>= 1) {
+        if (!(marks & 1)) continue;
+        int i = entry_of(entries, at).at;
+        atomicOr(kept + i / 32, 1u << i % 32);
+      }
+    }
   }
   store_rows(shared[warp], sum);
   __syncthreads();

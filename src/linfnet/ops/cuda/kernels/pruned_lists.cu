@@ -56,26 +56,45 @@ static __device__ __forceinline__ float farthest_of(float w, float2 range) {
   return max_nan(fabsf(range.y - w), fabsf(range.x - w));
 }
 
-// Compute the threshold, the scale and the list (in the order of the features) of each output; one block per output.
-// input_max[1], if given, becomes the bits of the largest |w|; it must be 0 before.
+// Return the sum over the lanes up to and including this one.
+static __device__ __forceinline__ int sum_up_to_lane(int own, int lane) {
+  int end = own;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    int before = __shfl_up_sync(FULL_MASK, end, step);
+    if (lane >= step) end += before;
+  }
+  return end;
+}
+
+// Compute the scale, the list (in the order of the features) and the bits of each output; one block per output.
+// `listed` [out, features / 32] has one bit per feature: whether it is in the list. input_max[1], if given, becomes the
+// bits of the largest |w|; it must be 0 before. The bits of `kept`, if given, become 0. If `stored`, the dynamic shared
+// memory has one float per feature.
 extern "C" __global__ void __launch_bounds__(256)
-    output_lists(const float* __restrict__ w, const float2* __restrict__ range, float* __restrict__ thresholds,
-                 float* __restrict__ scales, int2* __restrict__ entries, int* __restrict__ counts,
-                 u32* __restrict__ total, u32* __restrict__ input_max, int features, float cut, int target_exponent) {
+    output_lists(const float* __restrict__ w, const float2* __restrict__ range, float* __restrict__ scales,
+                 int2* __restrict__ entries, int* __restrict__ counts, u32* __restrict__ listed, u32* __restrict__ kept,
+                 u32* __restrict__ total, u32* __restrict__ input_max, int features, float cut, int target_exponent,
+                 int stored) {
+  DYNAMIC_SHARED(float, space);
   __shared__ float gaps[8], farthests[8];
   __shared__ int found[8];
-  int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, words = (features + 31) / 32;
   i64 o = blockIdx.x;
   const float* row = w + o * features;
-  int span = (features + 255) / 256 * 32, first = warp * span, stop = min(first + span, features);
+  int span = (words + 7) / 8, first = min(warp * span, words), stop = min(first + span, words);  // words of this warp
+  int end_feature = min(stop * 32, features);
   float gap = 0.0f, farthest = 0.0f;
   u32 largest = 0;
-  for (int i = first + lane; i < stop; i += 32) {
+#pragma unroll 4
+  for (int i = first * 32 + lane; i < end_feature; i += 32) {
     float v = row[i];
     float2 r = range[i];
-    gap = fmaxf(gap, fmaxf(v - r.y, r.x - v));
-    farthest = fmaxf(farthest, farthest_of(v, r));
+    float above = v - r.y, below = r.x - v, far = max_nan(fabsf(above), fabsf(below));  // as farthest_of
+    gap = fmaxf(gap, fmaxf(above, below));
+    farthest = fmaxf(farthest, far);
     largest = max(largest, __float_as_uint(fabsf(v)));
+    if (stored) space[i] = far;
   }
   largest = __reduce_max_sync(FULL_MASK, largest);
   if (input_max && lane == 0) atomicMax(input_max + 1, largest);
@@ -90,9 +109,22 @@ extern "C" __global__ void __launch_bounds__(256)
   for (int v = 0; v < 8; ++v) gap = fmaxf(gap, gaps[v]), farthest = fmaxf(farthest, farthests[v]);
   float threshold = gap < INFINITY_F ? gap * cut : 0.0f;
   int count = 0;
-  for (int i = first; i < stop; i += 32) {
-    bool listed = i + lane < stop && !(farthest_of(row[i + lane], range[i + lane]) < threshold);
-    count += __popc(__ballot_sync(FULL_MASK, listed));
+  listed += o * words;
+  for (int block = first; block < stop; block += 32) {
+    int last = min(block + 32, stop);
+    u32 own = 0;
+#pragma unroll 4
+    for (int k = block; k < last; ++k) {
+      int i = k * 32 + lane;
+      bool inside = i < end_feature && !((stored ? space[i] : farthest_of(row[i], range[i])) < threshold);
+      u32 word = __ballot_sync(FULL_MASK, inside);
+      if (k - block == lane) own = word;
+      count += __popc(word);
+    }
+    if (block + lane < stop) {
+      listed[block + lane] = own;
+      if (kept) kept[o * words + block + lane] = 0;
+    }
   }
   if (lane == 0) found[warp] = count;
   __syncthreads();
@@ -103,15 +135,16 @@ extern "C" __global__ void __launch_bounds__(256)
     all += found[v];
   }
   entries += o * features;
-  for (int i = first; i < stop; i += 32) {
-    float v = i + lane < stop ? row[i + lane] : 0.0f;
-    bool listed = i + lane < stop && !(farthest_of(v, range[i + lane]) < threshold);
-    u32 some = __ballot_sync(FULL_MASK, listed);
-    if (listed) entries[base + __popc(some & ((1u << lane) - 1))] = make_int2(i + lane, __float_as_int(v));
-    base += __popc(some);
+  for (int block = first; block < stop; block += 32) {
+    u32 word = block + lane < stop ? listed[block + lane] : 0;  // written by this lane
+    int own = __popc(word), end = sum_up_to_lane(own, lane);
+    for (int slot = base + end - own; word; word &= word - 1, ++slot) {
+      int i = (block + lane) * 32 + __ffs(word) - 1;
+      entries[slot] = make_int2(i, __float_as_int(row[i]));
+    }
+    base += __shfl_sync(FULL_MASK, end, 31);
   }
   if (threadIdx.x == 0) {
-    thresholds[o] = threshold;
     scales[o] = scale_for(farthest, target_exponent);
     counts[o] = all;
     atomicAdd(total, (u32)all);
@@ -123,21 +156,42 @@ extern "C" __global__ void __launch_bounds__(32) decide_dense(const u32* __restr
   if (threadIdx.x == 0) *use_dense = *total > (u32)most;
 }
 
-// Set one bit per output and feature, [out / 32, features]: whether the feature is listed for the output.
+// Remove the entries that pruned_forward.cu has not marked; one warp per output.
 extern "C" __global__ void __launch_bounds__(256)
-    mark_listed(const float* __restrict__ w, const float2* __restrict__ range, const float* __restrict__ thresholds,
-                u32* __restrict__ bits, int out, int features, const int* __restrict__ use_dense) {
+    keep_marked(const u32* __restrict__ kept, int2* __restrict__ entries, int* __restrict__ counts, int out, int features,
+                const int* __restrict__ use_dense) {
   if (*use_dense) return;
-  int i = blockIdx.x * 256 + threadIdx.x, first = blockIdx.y * 32;
-  if (i >= features) return;
-  float2 r = range[i];
-  u32 word = 0;
-#pragma unroll 8
-  for (int j = 0; j < 32; ++j) {
-    int o = min(first + j, out - 1);
-    if (!(farthest_of(w[(i64)o * features + i], r) < thresholds[o]) && first + j < out) word |= 1u << j;
+  int o = blockIdx.x * 8 + (threadIdx.x >> 5), lane = threadIdx.x & 31, base = 0;
+  if (o >= out) return;
+  kept += (i64)o * ((features + 31) / 32);
+  entries += (i64)o * features;
+  int count = counts[o];
+  for (int k = 0; k < count; k += 32) {
+    int2 e = k + lane < count ? entries[k + lane] : make_int2(0, 0);
+    bool stays = k + lane < count && (kept[e.x / 32] >> e.x % 32 & 1);
+    u32 word = __ballot_sync(FULL_MASK, stays);
+    if (stays) entries[base + __popc(word & ((1u << lane) - 1))] = e;
+    base += __popc(word);
+    __syncwarp();
   }
-  bits[(i64)blockIdx.y * features + i] = word;
+  if (lane == 0) counts[o] = base;
+}
+
+// Transpose the bits of lists: `bits` [out / 32, features] has one bit per output.
+extern "C" __global__ void __launch_bounds__(256)
+    transpose_bits(const u32* __restrict__ listed, u32* __restrict__ bits, int out, int features,
+                   const int* __restrict__ use_dense) {
+  if (*use_dense) return;
+  int lane = threadIdx.x & 31, words = (features + 31) / 32, k = blockIdx.x * 8 + (threadIdx.x >> 5);
+  int o = blockIdx.y * 32 + lane, i = k * 32 + lane;
+  if (k >= words) return;
+  u32 row = o < out ? listed[(i64)o * words + k] : 0, column = 0;
+#pragma unroll
+  for (int j = 0; j < 32; ++j) {
+    u32 word = __ballot_sync(FULL_MASK, row >> j & 1);
+    if (lane == j) column = word;
+  }
+  if (i < features) bits[(i64)blockIdx.y * features + i] = column;
 }
 
 // Compute the list of each feature, in the order of the outputs; one warp per feature.
@@ -150,12 +204,7 @@ extern "C" __global__ void __launch_bounds__(256)
   entries += (i64)i * out;
   for (int block = 0; block < words; block += 32) {
     u32 word = block + lane < words ? bits[(i64)(block + lane) * features + i] : 0;
-    int own = __popc(word), end = own;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      int before = __shfl_up_sync(FULL_MASK, end, step);
-      if (lane >= step) end += before;
-    }
+    int own = __popc(word), end = sum_up_to_lane(own, lane);
     for (int slot = base + end - own; word; word &= word - 1, ++slot) {
       int o = (block + lane) * 32 + __ffs(word) - 1;
       entries[slot] = make_int2(o, __float_as_int(w[(i64)o * features + i]));
