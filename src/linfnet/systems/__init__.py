@@ -24,4 +24,5 @@ from linfnet.systems.linf import Linf as Linf
 from linfnet.systems.smoothadv import SmoothAdv as SmoothAdv
 from linfnet.systems.smoothing import Smoothing as Smoothing
 from linfnet.systems.sortnet import Sortnet as Sortnet
+from linfnet.systems.sortnet_mlp import SortnetMlp as SortnetMlp
 from linfnet.systems.sparse import Sparse as Sparse
