@@ -29,7 +29,7 @@ def test_parsing_is_exact(text: str, value: Fraction):
     assert parse_epsilon(format_epsilon(value)) == value
 
 
-@pytest.mark.parametrize("text", ["8/0", "abc", "-1", "", "1.5", "nan", "inf", "8/255/2"])
+@pytest.mark.parametrize("text", ["8/0", "abc", "-1", "", "1.5", "nan", "inf", "8/255/2", "1e-100"])
 def test_bad_epsilons(text: str):
     with pytest.raises(ArgumentError, match="eps is"):
         parse_epsilon(text)

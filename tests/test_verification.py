@@ -8,7 +8,7 @@ import pytest
 
 from linfnet.cli.main import main
 from linfnet.errors import LinfnetError
-from linfnet.files import read_table, write_json, write_table
+from linfnet.files import read_table, read_tensors, write_json, write_table, write_tensors
 from linfnet.systems import load_model
 from linfnet.train import RunFolder
 from linfnet.verification import verify_folder
@@ -29,7 +29,7 @@ FILES = {
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "run"
     assert main(["train", "digits", "--out", str(run), *TINY]) == 0
-    assert main(["evaluate", str(run), "--limit", "20", "--steps", "1", "--eps", "0.5"]) == 0
+    assert main(["evaluate", str(run), "--limit", "20", "--steps", "1", "--eps", "0.5", "--exact"]) == 0
     return run
 
 
@@ -41,7 +41,8 @@ def run(finished: Path, tmp_path: Path) -> Path:
 def test_a_finished_run_is_whole(run: Path, capsys: pytest.CaptureFixture[str]):
     states = verify_folder(run)
     assert {state.file.name for state in states} >= FILES - {"step-000000001.safetensors"}
-    assert any(state.file.name.endswith(".broken.safetensors") for state in states)
+    for images in (".broken.safetensors", ".witnesses.safetensors"):
+        assert any(state.file.name.endswith(images) for state in states)
     assert all(state.has_digest and not state.problem for state in states)
     assert main(["verify", str(run)]) == 0
     printed = capsys.readouterr()
@@ -83,6 +84,22 @@ def test_a_damaged_end_of_the_log_is_found(run: Path, capsys: pytest.CaptureFixt
         capsys.readouterr()
         assert main(["verify", str(run)]) == 2
         assert capsys.readouterr().err == f"{log} is damaged: {message}\n"
+
+
+@pytest.mark.parametrize("name", ["results.json", "env.json", "events.jsonl"])
+def test_a_folder_in_the_place_of_a_file_is_found(run: Path, name: str):
+    (run / name).unlink()
+    (run / name).mkdir()
+    assert [state.file.name for state in verify_folder(run) if state.problem] == [name]
+
+
+def test_a_checkpoint_that_says_nothing_about_the_log_is_skipped(run: Path):
+    for file in (run / "checkpoints").iterdir():
+        tensors, metadata = read_tensors(file)
+        write_tensors(file, tensors, {**metadata, "log": "none"})
+    (log,) = (state for state in verify_folder(run) if state.file.name == "events.jsonl")
+    assert not log.has_digest
+    assert not log.problem
 
 
 def test_a_recipe_that_ends_too_early_is_found(run: Path):

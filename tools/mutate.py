@@ -1,10 +1,11 @@
 """Plant bugs in a copy of the package, one at a time, and report which of them the tests do not see.
 
-    python -m tools.mutate [NAME ...] [--room ROOM] [--kernels] [--record records/mutants.json]
+    python -m tools.mutate [NAME ...] [--room ROOM] [--kernels] [--jobs N] [--record records/mutants.json]
 
 The bugs are listed in tools/mutants/ROOM.toml: the file in src/linfnet, a text that occurs in it once, the text that
 replaces it, the tests that should fail, and what is wrong. A bug that changes no result has a line `equivalent` with
-the reason. Bugs in the C++ kernels are planted only with --kernels, which needs CMake and nanobind.
+the reason. Bugs in the C++ kernels are planted only with --kernels, which needs CMake and nanobind. Each of N jobs has
+a copy of the package.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,6 +179,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="names of bugs, or beginnings of names; by default all")
     parser.add_argument("--room", default="*", help="only the bugs of tools/mutants/ROOM.toml")
     parser.add_argument("--kernels", action="store_true", help="also bugs in the C++ kernels, which are compiled")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of bugs at the same time")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="time limit of the tests of one bug")
     parser.add_argument("--record", type=Path, help="write the outcomes to this file")
     options = parser.parse_args()
@@ -191,7 +194,7 @@ def main() -> None:
     for package in SLOW_IMPORTS:
         importlib.import_module(package)
     with tempfile.TemporaryDirectory(prefix="linfnet-mutate-") as folder:
-        outcomes = _run_all(chosen, Path(folder), options.seconds)
+        outcomes = _run_all(chosen, Path(folder), options.seconds, max(1, min(options.jobs, len(chosen))))
     seen = {name for name, found in outcomes.items() if found in ("seen", "time limit")}
     equivalent = {mutant.name: mutant.equivalent for mutant in chosen if mutant.equivalent}
     real = [mutant for mutant in chosen if not mutant.equivalent]
@@ -214,20 +217,38 @@ def main() -> None:
         sys.exit(1)
 
 
-def _run_all(chosen: Sequence[Mutant], root: Path, seconds: float) -> dict[str, str]:
-    copy_tree(root)
-    log = root / "log"
-    tests = sorted({test for mutant in chosen for test in mutant.tests})
+def _run_all(chosen: Sequence[Mutant], folder: Path, seconds: float, jobs: int) -> dict[str, str]:
+    fork = multiprocessing.get_context("fork")
+    roots: multiprocessing.SimpleQueue[Path] = fork.SimpleQueue()
+    for job in range(jobs):
+        root = folder / str(job)
+        root.mkdir()
+        copy_tree(root)
+        roots.put(root)
+    log, tests = folder / "log", sorted({test for mutant in chosen for test in mutant.tests})
     print(f"running the tests of {len(chosen)} bugs without a bug …", flush=True)
-    if run_tests(root, tests, seconds * len(chosen), log) != 0:
+    if run_tests(folder / "0", tests, seconds * len(chosen), log) != 0:
         sys.exit(f"the tests fail without a bug:\n{log.read_text()[-5000:]}")
-    found: dict[str, str] = {}
-    for number, mutant in enumerate(chosen, 1):
-        start = time.monotonic()
-        found[mutant.name] = result = outcome(mutant, root, seconds)
-        line = f"{number:4} of {len(chosen)}  {result:10}  {mutant.name}  {time.monotonic() - start:.0f} s"
-        print(line, flush=True)
-    return found
+    with ProcessPoolExecutor(jobs, mp_context=fork, initializer=_take_root, initargs=(roots,)) as pool:
+        running = {pool.submit(_timed_outcome, mutant, seconds): mutant.name for mutant in chosen}
+        for number, future in enumerate(as_completed(running), 1):
+            result, took = future.result()
+            print(f"{number:4} of {len(chosen)}  {result:10}  {running[future]}  {took:.0f} s", flush=True)
+    return {name: future.result()[0] for future, name in running.items()}
+
+
+def _take_root(roots: "multiprocessing.SimpleQueue[Path]") -> None:
+    global _root
+    _root = roots.get()
+
+
+_root = Path()
+"""The copy of the package that belongs to this process of the pool."""
+
+
+def _timed_outcome(mutant: Mutant, seconds: float) -> tuple[str, float]:
+    start = time.monotonic()
+    return outcome(mutant, _root, seconds), time.monotonic() - start
 
 
 if __name__ == "__main__":

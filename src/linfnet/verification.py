@@ -1,5 +1,6 @@
 """Say which files of a run or model folder are whole, by the digests that `linfnet.files` writes into them."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,9 @@ from linfnet.train import RunFolder
 from linfnet.train.checkpoint import find_checkpoints
 from linfnet.train.event_log import describe_log, parse_events
 from linfnet.train.run_folder import check_recipe
+
+# What `describe_log` returns; a checkpoint of another program may say something else.
+_LOG = re.compile(r"[0-9]{1,18} [0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -50,19 +54,20 @@ def _files(folder: Path) -> Iterator[tuple[Path, Callable[[Path], bool]]]:
     recipe, log, environment = (folder / name for name in ("recipe.toml", "events.jsonl", "env.json"))
     is_run = recipe.is_file()
     own_net = is_run and environment.is_file() and _own_net(environment)
-    finished = not is_run or (folder / RESULTS_FILE).is_file()
+    finished = not is_run or (folder / RESULTS_FILE).exists()
     if finished or (folder / "model.safetensors").is_file():
         yield folder / "model.safetensors", _tensors
     if (finished and not own_net) or (folder / "config.json").is_file():
         yield folder / "config.json", _config
     for file in (folder / RESULTS_FILE, environment):
-        if file.is_file():
+        if file.exists():
             yield file, _table
-    yield from ((file, _tensors) for file in sorted(folder.glob("*.broken.safetensors")))
+    images = (file for file in folder.glob("*.safetensors") if file.name != "model.safetensors")
+    yield from ((file, _tensors) for file in sorted(images))
     if is_run:
         checkpoints = find_checkpoints(folder / "checkpoints")
         yield recipe, _recipe
-        if log.is_file():
+        if log.exists():
             yield log, partial(_log, checkpoints=checkpoints)
         yield from ((file, _tensors) for file in checkpoints)
 
@@ -123,6 +128,6 @@ def _stored_log(checkpoints: list[Path]) -> tuple[Path, str] | None:
             stored = check_tensors(checkpoint)[0].get("log")
         except LinfnetError:
             continue
-        if stored is not None:
+        if stored is not None and _LOG.fullmatch(stored):
             return checkpoint, stored
     return None

@@ -1,13 +1,26 @@
 """The paper's PGD: inside the ball in floating point, repeatable, and without side effects on the net."""
 
+import itertools
+import sys
+from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from linfnet.attacks import ATTACKS, best_pgd, closest_break, minimal, pgd, square_attack
+from linfnet.attacks import (
+    ATTACKS,
+    best_pgd,
+    closest_break,
+    minimal,
+    pgd,
+    smoothed_logits,
+    square_attack,
+    strongest_within,
+)
 from linfnet.errors import ArgumentError
 from linfnet.nn import Classifier, LinfNet
 from linfnet.nn.label_margin import margin
@@ -143,3 +156,29 @@ def test_a_search_for_the_closest_image_runs_the_net_once_on_each_result(monkeyp
     image = torch.rand(1, 3, 3)
     closest_break(net, image, int(net(image.unsqueeze(0)).argmax()), exponents=(16.0,), points=8)
     assert calls == [1, 8]
+
+
+def stop_after(calls: int) -> Callable[[], bool]:
+    """Return a function that returns true from the call after the given number of calls."""
+    count = itertools.count(1)
+    return lambda: next(count) > calls
+
+
+@pytest.mark.parametrize("attack", ["closest", "strongest"])
+def test_a_stopped_attack_takes_no_further_step(attack: str, monkeypatch: pytest.MonkeyPatch):
+    net, image, steps = LinfNet((1, 1, 1), 2, (), identity_init=False).eval(), torch.rand(1, 1, 1), list[int]()
+    net.layers[0].weight.data.copy_(torch.tensor([[0.0], [10.0]]))  # no pixel is closer to 10 than to 0
+
+    def counted(net: Classifier, images: Tensor, p: float) -> Tensor:
+        steps.append(len(images))
+        return smoothed_logits(net, images, p)
+
+    monkeypatch.setattr(sys.modules[best_pgd.__module__], "smoothed_logits", counted)
+    stop = stop_after(4)
+    if attack == "closest":
+        # The first attack is also the last one.
+        found = closest_break(net, image, 0, steps=50, exponents=(16.0,), points=1, rounds=1, stop=stop)
+    else:
+        found = strongest_within(net, image, 0, "1/1000", steps=50, restarts=1, stop=stop)
+    assert 1 < len(steps) <= 5
+    assert not found.complete

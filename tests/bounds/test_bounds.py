@@ -211,6 +211,15 @@ def test_lines_bound_the_activation(seed: int, slope: Slope, flat: float):
         assert touching.amax().item() < 0.05  # the lines are not moved away from the activation
 
 
+@pytest.mark.parametrize("slope", SLOPES)
+def test_lines_bound_a_relu_over_a_very_short_interval(slope: Slope):
+    lower, upper = torch.tensor([-4e-13]).double(), torch.tensor([5e-13]).double()
+    lines = lines_of(nn.ReLU(), lower, upper, slope)
+    for z in (lower, torch.zeros(1).double(), upper):
+        assert bool(lines.lower_slope * z <= z.relu())
+        assert bool(lines.upper_slope * z + lines.upper_offset >= z.relu())
+
+
 def test_fast_lin_is_the_zonotope():
     """With parallel lines, bounds are those of a zonotope: each unstable ReLU adds one error term."""
     torch.manual_seed(0)
@@ -331,6 +340,18 @@ def test_the_label_is_not_its_own_rival():
     assert smallest_margin(margins, torch.tensor([0, 2])).tolist() == [1, -1]
 
 
+def test_batch_norm_uses_a_weight_whatever_its_attribute_says():
+    layer = nn.BatchNorm1d(2).double().eval()
+    layer.weight.data.fill_(-3.0)
+    layer.bias.data.fill_(1.0)
+    box = Box(torch.zeros(1, 2).double(), torch.ones(1, 2).double())
+    ends = through(layer, box).ends
+    layer.affine = False
+    for found, expected, x in zip(through(layer, box).ends, ends, (box.upper, box.lower), strict=True):
+        assert torch.equal(found, expected)
+        torch.testing.assert_close(found, layer(x))
+
+
 def test_a_net_may_end_with_another_layer():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 3), nn.ReLU()).double()
@@ -351,6 +372,7 @@ def test_a_net_may_end_with_another_layer():
         (nn.Conv2d(1, 1, 3, padding="same"), "expected zero padding by numbers"),
         (nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular"), "expected zero padding by numbers"),
         (nn.AvgPool2d(2, padding=1), "expected zero padding by numbers"),
+        (nn.AvgPool2d(3, ceil_mode=True), "expected zero padding by numbers, and no other options"),
         (nn.Flatten(2), "expected zero padding by numbers, and no other options"),
     ],
 )

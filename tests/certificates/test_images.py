@@ -180,7 +180,9 @@ def test_another_system_has_its_own_certificate_by_name(kind: type[LinearNet], t
     assert torch.equal(found.best_radii, radii)
     assert found.certified["corners"].tolist() == [[True, False, False]]
     write_radii(found, tmp_path / "radii.csv", ["a", "b", "c"])
-    assert (tmp_path / "radii.csv").read_text().splitlines()[0] == "image,label,prediction,runner_up,corners_radius"
+    header, *rows = csv.reader((tmp_path / "radii.csv").read_text().splitlines())
+    assert header == ["image", "label", "prediction", "runner_up", "corners_radius", "guarantee"]
+    assert [row[-1] for row in rows] == [found.guarantee] * 3
 
 
 @given(st.integers(0, 2**32 - 1), st.fractions(0, Fraction(1, 4), max_denominator=1000))

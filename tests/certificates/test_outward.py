@@ -105,6 +105,7 @@ def test_tanh_is_within_its_error(seed: int):
     [
         (nn.Softmax(1), "a layer is a Softmax, which has no interval bounds; expected Linear, Conv2d"),
         (nn.Conv2d(2, 2, 1, groups=2), "expected groups and dilation 1 and padding by a number of zeros"),
+        (nn.Conv2d(2, 2, 1, dilation=2), "expected groups and dilation 1"),
         (nn.Conv2d(2, 2, 1, padding="same"), "padding by a number of zeros"),
         (nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), "padding by a number of zeros"),
         (nn.AvgPool2d(2, divisor_override=-1), "divisor_override of a layer is -1; expected None"),
@@ -194,6 +195,24 @@ def test_every_term_is_needed(name: str, monkeypatch: pytest.MonkeyPatch):
     assert is_sound()
     monkeypatch.setattr(outward, constant, without)
     assert not is_sound()
+
+
+@pytest.mark.parametrize("layer", [linear([1.0], 2.0**-25), norm(1.0, 2.0**-25)], ids=["sum", "norm"])
+@torch.no_grad()
+def test_the_end_with_the_largest_magnitude_counts(layer: nn.Module):
+    """At -1 the sum -1 + 2^-25 is rounded to -1; the other end of the box is 0, where nothing is rounded."""
+    ends = torch.tensor([[-1.0]]), torch.tensor([[0.0]])
+    assert outward.evaluate([layer], ends[0]).item() == -1
+    assert outward.bounds([layer], *ends)[0].item() <= -1
+
+
+@torch.no_grad()
+def test_tanh_may_have_an_error_of_four_units_in_the_last_place():
+    x = torch.linspace(-20, 20, 1001).unsqueeze(0)
+    exact, error = x.double().tanh(), outward.TANH_ULPS * 2.0**-23
+    ends = outward.bounds([nn.Tanh()], x, x)
+    assert contains(ends, exact * (1 + error))
+    assert contains(ends, exact * (1 - error))
 
 
 @pytest.mark.parametrize(

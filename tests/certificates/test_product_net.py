@@ -236,17 +236,41 @@ def test_other_dtypes_are_refused(make: Callable[[], ProductNet]):
     images = samples()[0]
     check_refused(make(), "images have dtype torch.float64, the net computes in torch.float32", images.double())
     check_refused(make().half(), "expected float32 or float64", images.half())
+
+
+@every_net
+def test_two_precisions_are_refused(make: Callable[[], CheckedNet]):
     net = make()
-    net.last.double()
+    net.get_submodule("last").double()
     with pytest.raises(ArgumentError, match=r"the net computes in torch.float64 \(last.weight\); expected the same"):
         certified_by_interval(net, *samples(), HUNDREDTH)
 
 
-@pytest.mark.parametrize("make", [hybrid, ibp])
-def test_a_bad_std_and_flushed_subnormals_are_refused(make: Callable[[], ProductNet]):
+@every_net
+def test_a_bad_std_is_refused(make: Callable[[], CheckedNet]):
     net = make()
     net.normalize.std.fill_(-1.0)
     check_refused(net, "expected a std above 0")
+
+
+@pytest.mark.parametrize("slope", [-1.0, 1.5, math.nan])
+def test_a_ramp_that_is_not_increasing_is_refused(slope: float):
+    net = NETS["crown-lbp"]()
+    net.layers[2].slope.fill_(slope)
+    check_refused(net, f"the slope of a ramp is {slope:g}; expected a number from 0 to 1")
+
+
+@pytest.mark.parametrize("name", ["crown-ibp", "crown-lbp", "cap", "colt"])
+def test_autocast_changes_neither_logits_nor_radii(name: str):
+    net, images = NETS[name](), samples()[0]
+    logits, radii = net(images), certify(net, images).radius
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(net(images), logits)
+        assert torch.equal(certify(net, images).radius, radii)
+
+
+@pytest.mark.parametrize("make", [hybrid, ibp])
+def test_flushed_subnormals_are_refused(make: Callable[[], ProductNet]):
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush subnormal numbers")
     try:

@@ -1,6 +1,7 @@
 """The certificates of SortNet hold for the floating-point program, whose sums of products round many times."""
 
 import importlib.util
+import math
 from collections.abc import Generator
 from fractions import Fraction
 from pathlib import Path
@@ -253,6 +254,14 @@ def test_what_is_not_certified_is_refused():
         certify_by_margin(plain, images)
     with pytest.raises(ArgumentError, match="net computes in"):
         certify_by_margin(net.double(), images)
+
+
+@pytest.mark.parametrize(("name", "value"), [("keep", -2.0), ("keep", 0.0), ("keep", math.nan), ("terms", 0)])
+def test_a_layer_without_factors_is_refused(name: str, value: float):
+    net = awkward_net(0, 1)
+    setattr(net.layers[1], name, value)
+    with pytest.raises(ArgumentError, match=f"{name} is {value:g}"):
+        certify_by_margin(net, torch.rand(2, 1, 1, 3))
 
 
 def test_a_net_in_training_is_certified_in_eval_mode():

@@ -393,3 +393,10 @@ def test_class_names_do_not_control_the_terminal(place: Path, capsys: pytest.Cap
     config.write_text(json.dumps({**read_table(config), "system": "\x1b[2J"}))
     assert main(["predict", "run", "image.npy"]) == 2
     assert "\x1b" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["system", "format", "hidden"])
+def test_a_long_value_gives_a_short_line(place: Path, refused: Callable[..., str], key: str):
+    config = place / "run" / "config.json"
+    config.write_text(json.dumps({**read_table(config), key: "A" * 100_000}))
+    assert len(refused("evaluate", "run")) < 2100

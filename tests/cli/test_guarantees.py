@@ -17,23 +17,30 @@ from linfnet.nn import Classifier, LinfNet
 from linfnet.report.page import render
 from linfnet.report.run_summary import read_run
 from linfnet.serve.service import Service
+from linfnet.systems.crown_ibp import CrownIbpNet
 from linfnet.systems.smoothing import SmoothedNet
 
 
-@pytest.fixture(scope="module", params=["linf", "smoothing"])
+@pytest.fixture(scope="module", params=["linf", "smoothing", "crown-ibp"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Classifier]:
     torch.manual_seed(0)
-    smoothed = SmoothedNet((1, 8, 8), 10, "small", 0.3, 20, 0.002, 2)
-    folder = tmp_path_factory.mktemp("models") / request.param
-    net: Classifier = smoothed if request.param == "smoothing" else LinfNet((1, 8, 8), 10, (16,))
+    nets: dict[str, Classifier] = {
+        "linf": LinfNet((1, 8, 8), 10, (16,)),
+        "smoothing": SmoothedNet((1, 8, 8), 10, "small", 0.3, 20, 0.002, 2),
+        "crown-ibp": CrownIbpNet((1, 8, 8), 10, "small", False),
+    }
+    folder, net = tmp_path_factory.mktemp("models") / request.param, nets[request.param]
     net.eval().save(folder)
     return folder, net
 
 
 def test_what_it_promises(model: tuple[Path, Classifier], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     folder, net = model
-    smoothed = isinstance(net, SmoothedNet)
-    promise = "holds with probability 0.998 per image, rounding ignored" if smoothed else "proven in float32"
+    promise = {
+        "linf": "proven in float32",
+        "smoothing": "holds with probability 0.998 per image, rounding ignored",
+        "crown-ibp": "proven in real arithmetic, rounding ignored",
+    }[net.system]
     assert net.guarantee == promise
     image = load("digits", "test").pixels(slice(0, 1))[0]
     assert promise in repr(certify(net, image.unsqueeze(0)))
@@ -61,4 +68,4 @@ def test_what_it_promises(model: tuple[Path, Classifier], tmp_path: Path, capsys
     assert service.attack(image, 1, lambda: False, eps=0.01).guarantee == promise
     page = render([read_run(folder)])
     assert f"Certificates: {promise}." in page
-    assert (f"Certified radii: {promise}." in page) is not smoothed
+    assert (f"Certified radii: {promise}." in page) is ("margin" in net.certificate_names)

@@ -7,6 +7,7 @@ import pickle
 import random
 import sys
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -113,15 +114,23 @@ def test_a_missing_binary_batch(tmp_path: Path) -> None:
         formats.read_binary([tmp_path / "x.bin"])
 
 
+def tall_png() -> bytes:
+    """Return a file of which the header says that it has 1024 x 2^20 pixels."""
+    file = png(1024)
+    header = file[12:20] + (2**20).to_bytes(4, "big") + file[24:29]
+    return file[:12] + header + zlib.crc32(header).to_bytes(4, "big") + file[33:]
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
         (b"GIF89a", "x.png is not a PNG file"),
         (png(1024)[:60], "x.png is truncated or damaged"),
+        (tall_png(), "x.png is truncated or damaged: Image size"),
         (png(1000), "x.png is 1000 pixels wide in mode RGB; expected 1024 RGB pixels per row"),
         (png(1024, "L"), "x.png is 1024 pixels wide in mode L"),
     ],
-    ids=["foreign", "truncated", "narrow", "grey"],
+    ids=["foreign", "truncated", "tall", "narrow", "grey"],
 )
 def test_a_wrong_png(tmp_path: Path, content: bytes, complaint: str) -> None:
     write_files(tmp_path, {"x.png": content, "y.json": b"[1, 2]"})

@@ -1,6 +1,7 @@
 """Own data from CSV files and NumPy arrays, and paths that hold no data."""
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,10 @@ ARRAY_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no-train": ({"x_test": IMAGES, "y_test": LABELS}, "has no train split; it has test"),
     "range": ({"images": IMAGES / 1.0, "labels": LABELS}, "x.npz: images holds values from 0 to 19"),
     "layout": ({"images": np.zeros((20, 3, 4, 3), np.uint8), "labels": LABELS}, "x.npz: .*pass layout="),
+    "long-names": (
+        {"images": IMAGES, "labels": LABELS, "classes": np.array(["a", "b" * 301])},
+        "a class name has 301 characters; expected at most 300",
+    ),
     "too-few-names": ({"images": IMAGES, "labels": LABELS, "classes": np.array(["a"])}, "hold 0 to 1; expected 0 to 0"),
 }
 
@@ -169,6 +174,19 @@ def test_faults_of_arrays(tmp_path: Path, arrays: dict[str, Any], message: str) 
     np.savez(tmp_path / "x.npz", **arrays)
     with pytest.raises(LinfnetError, match=message):
         load_path(tmp_path / "x.npz", "train")
+
+
+def test_a_damaged_archive_is_one_error(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "whole.npz", images=IMAGES, labels=LABELS)
+    whole, seen = (tmp_path / "whole.npz").read_bytes(), Counter[str]()
+    for position in range(0, len(whole), 3):
+        (tmp_path / "x.npz").write_bytes(whole[:position] + b"\xb7" + whole[position + 1 :])
+        try:
+            load_path(tmp_path / "x.npz")
+        except LinfnetError as error:
+            seen[str(error).partition("cannot be read: ")[2][:16]] += 1
+    assert seen["Error -3 while d"]  # of zlib
+    assert seen["Bad CRC-32 for f"]  # of zipfile
 
 
 def test_labels_that_training_does_not_have(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from linfnet.nn import (
     WrappedNet,
 )
 from linfnet.nn.nonexpansive import Rounding
+from linfnet.nn.operations import average_bounds
+from linfnet.nn.sorted import SortDistance
 
 
 def wrap(*layers: nn.Module, shape: tuple[int, ...] = (4,)) -> WrappedNet:
@@ -346,6 +348,45 @@ def test_std_and_mean():
         check_refused(LinfNet((4,), 2, std=std), f"std is {std:g}; expected a number from")
     with pytest.raises(ArgumentError, match="expected one number"):
         Classifier.wrap(body, (4,), 2, std=(0.1, 0.2))  # pyright: ignore
+
+
+def test_a_std_that_was_changed_to_infinity_is_refused():
+    net = LinfNet((4,), 2)
+    net.normalize.std.fill_(math.inf)
+    check_refused(net, "std is inf; expected a number from")
+
+
+def test_the_largest_normalised_pixel_of_a_float64_net():
+    normalize = LinfNet((1, 1, 1), 2, mean=0.1, std=0.3).double().normalize
+    normalize.mean.fill_(0.1)
+    normalize.std.fill_(0.3)
+    ends = torch.tensor([0.0, 1.0]).double().view(2, 1, 1, 1)
+    assert normalize.largest((0.0, 1.0)) == normalize(ends).abs().max().item()
+    normalize.mean = torch.tensor([0.1, math.nan]).double()
+    assert math.isnan(normalize.largest((0.0, 1.0)))
+
+
+def test_bounds_of_averages_include_the_rounding_errors_of_their_largest_input():
+    lower, upper, window = -torch.ones(1, 1, 2, 2), torch.zeros(1, 1, 2, 2), 4
+    low, _ = average_bounds(nn.AvgPool2d(2), lower, upper)
+    assert low.item() <= -1 - 2 * (window + 2) * 2.0**-24
+
+
+def test_sizes_of_sorted_sums_bound_negative_results():
+    layer = SortDistance(4, 3, keep=0.5, bias=True).eval()
+    layer.get_parameter("bias").data.fill_(-100.0)
+    output, sizes = layer.measure(torch.rand(5, 4))
+    assert bool((sizes[-1] >= output.abs().amax(1)).all())
+
+
+def test_a_mean_shift_along_the_samples_is_refused():
+    """As many samples as features: each would be shifted by another mean."""
+    net = LinfNet((4,), 2, (3,)).eval()
+    shift = net.layers[0].get_submodule("shift")
+    shift.dim = 0  # pyright: ignore
+    for certificate in ("margin", "interval"):
+        with pytest.raises(ArgumentError, match="need the dimension of the features"):
+            certify(net, torch.rand(3, 4), method=certificate)
 
 
 def test_errors_name_the_part():

@@ -41,6 +41,7 @@ class Body(nn.Module):
         self.factor = 0.5
         self.register_buffer("numbers", torch.arange(16))
         self.register_buffer("limit", torch.tensor(1.0))
+        self.register_buffer("rows", torch.zeros(3, 16))  # `wrap` runs three samples
 
     def forward(self, x: Tensor) -> Tensor:
         return -self.second(self.part(self, self.first(x)))
@@ -116,6 +117,8 @@ REFUSED = {
     "batch stack": (lambda body, x: torch.stack([x, x]).amax(1), "before the samples"),
     "batch mixing": (lambda body, x: torch.maximum(x, x.unsqueeze(1)).amax(1), "different numbers of dimensions"),
     "batch unsqueeze": (lambda body, x: x.unsqueeze(0), "before the samples"),
+    "batch pad": (lambda body, x: F.pad(x, (0, 0, 1, -1)), "'pad'.*pads dimension 0, which counts the samples"),
+    "constants of samples": (lambda body, x: x + body.rows, "expected one that all samples share"),
     "random": (lambda body, x: x + torch.rand(x.shape), "operation 'rand'.*computes a constant"),
     "plain tensor": (lambda body, x: x + body.plain, "neither a parameter nor a buffer"),
     "infinite": (lambda body, x: x.clamp(min=-math.inf), "expected a finite number"),
@@ -219,6 +222,7 @@ class Wrong(Declared):
         (nn.MaxPool2d(1, return_indices=True), "return_indices=False"),
         (nn.AvgPool2d(1, divisor_override=1), "divisor_override"),
         (nn.Flatten(0), "dimension 0"),
+        (MeanShift(3, dim=0), "dim is 0 for x of shape .*; expected a dimension of features"),
         (nn.Sequential(nn.Flatten(), Scaled(16, 16)), r"Scaled \('0.1'\).*overrides forward"),
         (nn.Sequential(nn.Flatten(), Declared()), r"Declared does not define measure"),
         (nn.Sequential(nn.Flatten(), Wrong()), "measure or bounds do not agree with forward in Wrong"),

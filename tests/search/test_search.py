@@ -1,12 +1,15 @@
 """Searches: trials, ranking, resumption and the files of the outcome."""
 
+import contextlib
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +98,36 @@ def test_finished_trials_are_not_repeated_and_others_are_added(tmp_path: Path):
     assert len(more.trials) == 4
     assert len(more.ranked) == 3
     assert len(list(tmp_path.rglob("model.safetensors"))) == 2
+
+
+@pytest.mark.parametrize("killed_at", ["config.json", "checkpoints"])
+@pytest.mark.parametrize("keep_models", [False, True])
+def test_a_search_that_was_killed_while_it_deleted_weights_deletes_the_others_later(
+    tmp_path: Path, killed_at: str, keep_models: bool, monkeypatch: pytest.MonkeyPatch
+):
+    def unless_killed(delete: Callable[..., None]) -> Callable[..., None]:
+        def call(path: Path, *arguments: Any, **options: Any) -> None:
+            if path.name == killed_at:
+                raise SystemExit
+            delete(path, *arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patch, contextlib.suppress(SystemExit):
+        patch.setattr(Path, "unlink", unless_killed(Path.unlink))
+        patch.setattr("shutil.rmtree", unless_killed(shutil.rmtree))
+        run(tmp_path, VARIANTS[:1], seeds=[3], keep_models=keep_models)
+    run(tmp_path, VARIANTS[:1], seeds=[3], keep_models=keep_models)
+    left = {path.name for path in (tmp_path / "published" / "seed-3").iterdir() if path.name[0] != "."}
+    model = {"model.safetensors", "config.json", "README.md"} if keep_models else set[str]()
+    assert left == {"recipe.toml", "env.json", "events.jsonl", "results.json"} | model
+
+
+@pytest.mark.parametrize("table", [{}, {"recipe": "", "variants": [1]}, {"recipe": "", "variants": {"a": 1}}])
+def test_a_plan_that_is_none_is_refused(tmp_path: Path, table: dict[str, object]):
+    (tmp_path / "search.json").write_text(json.dumps(table))
+    with pytest.raises(LinfnetError, match=r"search\.json"):
+        run(tmp_path, VARIANTS[:1])
 
 
 def test_an_unfinished_trial_is_resumed(tmp_path: Path):

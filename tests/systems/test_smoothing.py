@@ -192,6 +192,23 @@ def test_the_radius_of_an_image_does_not_depend_on_other_images():
     assert torch.equal(net.certified_radius(images * -0.0, labels), net.certified_radius(images * 0.0, labels))
 
 
+def test_pixels_outside_are_refused():
+    labels = torch.zeros(3, dtype=torch.long)
+    with pytest.raises(ArgumentError, match="images have pixels from"):
+        conv_net().certified_radius(seen(3) + 1, labels)
+
+
+def test_the_default_dtype_does_not_change_the_noise():
+    net, images = conv_net(), seen(3)
+    found, logits = certify(net, images), net(images)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(certify(net, images).radius, found.radius)
+        assert torch.equal(net(images), logits)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_all_commands_find_the_same_radius(tmp_path: Path):
     conv_net().save(tmp_path)
     net, images = load_model(tmp_path), seen(6)

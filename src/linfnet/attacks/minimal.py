@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from linfnet.nn.label_margin import margin
 # Exponents of the gradients and runner-up classes of `strongest_within`, in the order in which they are tried.
 _TRIES = [(16.0, 0), (64.0, 0), (math.inf, 0), (4.0, 0), *((p, rival) for rival in (1, 2, 3) for p in (16.0, 64.0))]
 _UNTARGETED = 4
-# Number of epsilons attacked in one call: few, so that `stop` is called often even for nets as large as the paper's.
+# Number of epsilons attacked in one call: few, so that a step is short even for nets as large as the paper's.
 BATCH = 8
 
 
@@ -84,7 +85,7 @@ def closest_break(
         exponents: values of p; at each epsilon, `best_pgd` is run once with the slopes of each p.
         points: number of epsilons in each round.
         rounds: number of rounds; each round divides the remaining interval into `points` parts.
-        stop: called between attacks; if it returns true, the search ends with the result so far.
+        stop: called before each step; if it returns true, the search ends with the result so far.
 
     >>> from linfnet.nn import LinfNet
     >>> net = LinfNet((1, 1, 1), 2, (), identity_init=False)
@@ -109,7 +110,7 @@ def closest_break(
             for p in exponents:
                 if stop():
                     return result(complete=False)
-                found = best_pgd(net, images, labels, part, steps=steps, p=p)
+                found = best_pgd(net, images, labels, part, steps=steps, p=p, stop=stop)
                 with torch.no_grad():
                     logits, kept = net.frozen().logits_and_kept(found, labels)
                 moved = (found.double() - images.double()).abs().flatten(1).amax(1)
@@ -121,7 +122,7 @@ def closest_break(
                         best, distance = candidate.view(shape), size
         if best is None:
             break
-    return result(complete=True)
+    return result(complete=not stop())
 
 
 def strongest_within(
@@ -166,12 +167,11 @@ def strongest_within(
         if best.broken or stop():
             break
         if rival < net.classes:
-            moved = best_pgd(net, original, truth, exact, generator, steps=steps, restarts=restarts, p=p, rival=rival)
+            options: dict[str, Any] = {"steps": steps, "restarts": restarts, "p": p, "rival": rival, "stop": stop}
+            moved = best_pgd(net, original, truth, exact, generator, **options)
             found = measure(moved)
             best = min(best, found, key=lambda result: (not result.broken, result.margin))
-    else:
-        return replace(best, complete=True)
-    return replace(best, complete=best.broken)
+    return replace(best, complete=best.broken or not stop())
 
 
 def _one_image(net: Classifier, image: Images, label: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:

@@ -166,6 +166,7 @@ def best_pgd(
     objective: str = "margin",
     p: float = math.inf,
     rival: int = 0,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Tensor:
     """Attack images by PGD and return, for each image, the iterate with the smallest margin over all steps and starts.
 
@@ -183,6 +184,7 @@ def best_pgd(
         p: exponent of the gradients that the steps follow; infinity for the sparse gradient of the net itself.
         rival: k > 0 targets the class with the k-th largest logit, the label excluded; 0 targets the closest class
             at each step.
+        stop: called before each step; if it returns true, the attack ends with the result so far.
     """
     check_net(net)
     check_count("steps", steps)
@@ -206,7 +208,7 @@ def best_pgd(
         targets = torch.stack([truth, others[:, rival - 1]], 1)
     for start in range(restarts):
         active = (least > 0).nonzero().flatten()
-        if not len(active):
+        if not len(active) or (start and stop()):
             break
         low, high = lower[active], upper[active]
         noise = torch.rand(low.shape, generator=generator, device=low.device, dtype=low.dtype)
@@ -219,7 +221,7 @@ def best_pgd(
             best[active[better]], least[active[better]] = moved.detach()[better], gap[better]
             # These are the logits of the net: a sample with margin <= 0 is misclassified and needs no further step.
             going = gap > 0
-            if step == steps or not bool(going.any()):
+            if step == steps or not bool(going.any()) or stop():
                 break
             if targets is None:
                 value = goal(logits, truth[active], scale)

@@ -102,10 +102,10 @@ def channel_scale(layer: BatchNorm, centre: Tensor | None) -> ChannelScale:
         others = [dim for dim in range(centre.dim()) if dim != 1]
         variance, mean = torch.var_mean(centre, others, correction=0)
     scale = (variance + layer.eps).rsqrt()
-    if layer.affine:
-        scale = scale * layer.weight
-        return ChannelScale(scale, layer.bias - mean * scale)
-    return ChannelScale(scale, -mean * scale)
+    # The layer uses its weight and bias if it has them, whatever its attribute `affine` says.
+    scale = scale if layer.weight is None else scale * layer.weight  # pyright: ignore[reportUnnecessaryComparison]
+    shift = -mean * scale if layer.bias is None else layer.bias - mean * scale  # pyright: ignore[reportUnnecessaryComparison]
+    return ChannelScale(scale, shift)
 
 
 def through(layer: nn.Module, box: Box) -> Box:

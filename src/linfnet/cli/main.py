@@ -14,6 +14,9 @@ from linfnet.errors import ArgumentError, LinfnetError, printable
 from linfnet.plugins import import_modules
 from linfnet.version import __version__
 
+# Largest number of characters of an error message; values of foreign files may be longer.
+_LONGEST = 2000
+
 
 class Runnable(Protocol):
     """A parsed command; `run` returns an exit status, or None for 0."""
@@ -52,8 +55,11 @@ def _without_imports(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _print_error(line: str) -> None:
     """Print a message on standard error as one line, even if a file name contains a line break."""
+    text = printable(" ".join(line.splitlines()))
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
     with contextlib.suppress(OSError):  # a closed terminal must not change the exit status
-        sys.stderr.write(f"{printable(' '.join(line.splitlines()))}\n")
+        sys.stderr.write(f"{text}\n")
 
 
 def _print_overview() -> None:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from linfnet.data.catalog import SetInfo, own_name
+from linfnet.data.catalog import SetInfo, check_names, own_name
 from linfnet.data.image_set import ImageSet
 from linfnet.errors import ArgumentError, printable
 
@@ -209,6 +209,7 @@ def _class_names(labels: npt.NDArray[np.int64], classes: Classes) -> tuple[str, 
             raise ArgumentError(f"labels holds {reason}; expected 0 to K - 1 without gaps (or pass classes=…)")
         return tuple(map(str, range(high + 1)))
     names = tuple(printable(str(name)) for name in (range(classes) if isinstance(classes, int) else classes))
+    check_names(names)
     if len(names) < 2 or isinstance(classes, str):
         raise ArgumentError(f"classes is {classes!r}; expected at least two classes: names, or their number")
     if len(set(names)) < len(names):

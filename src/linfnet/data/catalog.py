@@ -1,11 +1,14 @@
 """The known data sets: their shapes, classes, normalisation and content hashes, and the files that store them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from linfnet.data.formats import Arrays, read_binary, read_idx_pair, read_png, read_python
-from linfnet.errors import LinfnetError, nearest
+from linfnet.errors import ArgumentError, LinfnetError, nearest
+
+# Largest number of characters of a class name.
+LONGEST_NAME = 300
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,12 @@ def set_info(name: str) -> SetInfo:
             return info
     names = known_sets()
     raise LinfnetError(f"the data set is {name!r}; expected one of {', '.join(names)}{nearest(name.lower(), names)}")
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise an error if a class name is too long to be shown."""
+    if (longest := max(map(len, names), default=0)) > LONGEST_NAME:
+        raise ArgumentError(f"a class name has {longest:,} characters; expected at most {LONGEST_NAME}")
 
 
 def own_name(name: str) -> str:

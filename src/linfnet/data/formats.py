@@ -137,7 +137,9 @@ def _read_png_rows(path: Path) -> Bytes:
                 size = f"{image.width} pixels wide in mode {image.mode}"
                 raise LinfnetError(f"{path} is {size}; expected 1024 RGB pixels per row")
             return np.asarray(image).transpose(0, 2, 1)
+    except LinfnetError:
+        raise
     except UnidentifiedImageError as error:
         raise LinfnetError(f"{path} is not a PNG file") from error
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow raises SyntaxError for a broken chunk
+    except Exception as error:  # Pillow raises SyntaxError for a broken chunk, and others
         raise LinfnetError(f"{path} is truncated or damaged: {error}") from error

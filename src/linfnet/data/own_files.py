@@ -1,9 +1,7 @@
 """The user's own data from a path: folders of images, CSV files, and NumPy arrays."""
 
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -127,11 +125,10 @@ def _load(file: Path, take: Callable[[Any], Any]) -> Any:
             if isinstance(archive, np.ndarray):
                 raise LinfnetError(f"{readable(file)} is one array; expected an archive of arrays (numpy.savez)")
             return take(archive)
-    # Broken headers make NumPy raise errors of its own, of the tokenizer, and of the allocator.
-    except (
-        ValueError, OSError, EOFError, MemoryError, OverflowError, TypeError, SyntaxError, TokenError, KeyError,
-        zipfile.BadZipFile,
-    ) as error:  # fmt: skip
+    except LinfnetError:
+        raise
+    # For damaged files NumPy raises errors of its own, of the tokenizer, of zipfile, of zlib and of the allocator.
+    except Exception as error:
         # NumPy takes a file that it does not recognise for a pickle, and advises to load it as one.
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         if "pickle" in str(error) or "Python objects" in str(error):

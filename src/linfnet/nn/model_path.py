@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from linfnet.data import Conversion, parse_size
+from linfnet.data.catalog import check_names
 from linfnet.epsilon import format_epsilon, parse_epsilon
-from linfnet.errors import LinfnetError, printable, require
+from linfnet.errors import ArgumentError, LinfnetError, printable, require
 from linfnet.files import make_folder, read_table
 
 # Contains one folder for each model of the package.
 PRETRAINED = Path(__file__).parent / "pretrained"
 # The prefix is required so that a mistyped path is never sent over the network. (`Path` removes one of the slashes.)
 PREFIXES = ("hf://", "hf:/")
-# Largest number of characters of a class name.
-LONGEST_NAME = 300
 
 
 def pretrained_names() -> tuple[str, ...]:
@@ -127,10 +126,10 @@ def class_names(model: Path, classes: int) -> list[str]:
     if not isinstance(names, list) or len(cast(list[Any], names)) != classes:
         raise LinfnetError(f"{model / 'config.json'}: class_names is not a list of {classes} names")
     texts = [str(name) for name in cast(list[Any], names)]
-    if (longest := max(map(len, texts), default=0)) > LONGEST_NAME:
-        raise LinfnetError(
-            f"{model / 'config.json'}: a class name has {longest:,} characters; expected at most {LONGEST_NAME}"
-        )
+    try:
+        check_names(texts)
+    except ArgumentError as error:
+        raise LinfnetError(f"{model / 'config.json'}: {error}") from None
     return list(map(printable, texts))
 
 

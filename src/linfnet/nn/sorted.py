@@ -34,7 +34,7 @@ def sorted_factors(keep: float, terms: int) -> tuple[float, ...]:
     >>> sorted_factors(1.0, 10), sorted_factors(0.5, 2)
     ((1.0,), (0.6666666269302368, 0.3333333134651184))
     """
-    check_sums(keep, terms)  # attributes of a layer may have been changed
+    check_sums(keep, terms)
     rate = Fraction(keep)
     exact = [rate * (1 - rate) ** t / (1 - (1 - rate) ** terms) for t in range(terms)]
     return tuple(factor for factor in map(_float32_below, exact) if factor > 0)

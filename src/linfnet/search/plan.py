@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 from linfnet.data import load_split
 from linfnet.errors import ArgumentError, LinfnetError
@@ -137,10 +138,14 @@ def _stored(recipe: Recipe, out: Path) -> list[Variant]:
     if not file.exists():
         return []
     table = read_table(file)
-    stored = recipe_from_toml(str(table["recipe"]), str(file), recipe.name)
+    found: Any = table.get("variants")
+    variants = cast(dict[str, Any], found if isinstance(found, dict) else {"": None})
+    if not all(isinstance(changes, list) for changes in variants.values()):
+        raise LinfnetError(f"{file} is not the plan of a search; choose another --out")
+    stored = recipe_from_toml(str(table.get("recipe")), str(file), recipe.name)
     for section in differing_sections(stored, recipe):
         raise LinfnetError(f"{out} contains a search with other settings in [{section}]; choose another --out")
-    return [Variant(name, tuple(changes)) for name, changes in table["variants"].items()]
+    return [Variant(name, tuple(map(str, changes))) for name, changes in variants.items()]
 
 
 def check_trial(trial: Trial) -> None:

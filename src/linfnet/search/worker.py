@@ -16,8 +16,9 @@ from linfnet.recipes import Recipe
 from linfnet.recipes.io import recipe_from_toml
 from linfnet.train import StoppedError, TrainingRun, fit
 
-# What a search deletes in the folder of a finished trial: the results stay.
-WEIGHTS = ("checkpoints", "model.safetensors", "config.json", "README.md")
+# What a search deletes in the folder of a finished trial: the results stay. The checkpoints are the last: if their
+# folder exists, the search was killed before all was deleted.
+_MODEL, _CHECKPOINTS = ("model.safetensors", "config.json", "README.md"), "checkpoints"
 
 
 def train_trial(
@@ -29,12 +30,15 @@ def train_trial(
 ) -> None:
     """Train or resume a trial in its run folder."""
     fit(recipe, out=path, resume=True, device=device, callbacks=[on_epoch])
-    for name in WEIGHTS if not keep_model else WEIGHTS[:1]:
-        target = path / name
-        if target.is_dir():
-            shutil.rmtree(target)
-        else:
-            target.unlink(missing_ok=True)
+    discard_weights(path, keep_model)
+
+
+def discard_weights(path: Path, keep_model: bool) -> None:
+    """Delete the checkpoints of a finished trial and, unless it is kept, its model; if this was done, do nothing."""
+    if (path / _CHECKPOINTS).exists():
+        for name in () if keep_model else _MODEL:
+            (path / name).unlink(missing_ok=True)
+        shutil.rmtree(path / _CHECKPOINTS)
 
 
 def _end_with_parent(parent: int) -> None:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from linfnet.bounds import Box, Ramp, smallest_margin
+from linfnet.errors import ArgumentError
 from linfnet.nn.classifier import Classifier
-from linfnet.nn.proven import CheckedNet, check_precision, check_unchanged
+from linfnet.nn.proven import CheckedNet, check_precision, check_std, check_unchanged
 from linfnet.systems.layers import channels_last, conv_layers
 
 
@@ -80,6 +81,10 @@ class ConvNet(CheckedNet):
         net = self.frozen()
         check_unchanged(net)
         check_precision(net, images.dtype)
+        check_std(net.normalize.std.item())
+        for module in net.modules():
+            if isinstance(module, Ramp) and not 0 <= module.slope.item() <= 1:
+                raise ArgumentError(f"the slope of a ramp is {module.slope.item():g}; expected a number from 0 to 1")
         return Classifier.certified(net, images, labels, epsilon)
 
     def certified_in_training(self, images: Tensor, labels: Tensor, epsilon: Fraction | Tensor) -> Tensor:
@@ -104,10 +109,8 @@ class ConvNet(CheckedNet):
 
 @contextlib.contextmanager
 def full_precision(images: Tensor) -> Generator[None]:
-    """Context in which convolutions of images on a GPU are computed in float32; by default they use TensorFloat-32."""
-    if not images.is_cuda:
-        yield
-        return
+    """Context in which layers compute in float32, without autocast and without TensorFloat-32, the default on GPUs."""
     cudnn = torch.backends.cudnn
-    with cudnn.flags(cudnn.enabled, cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False):
+    flags = cudnn.flags(cudnn.enabled, cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False)
+    with flags if images.is_cuda else contextlib.nullcontext(), torch.autocast(images.device.type, enabled=False):
         yield

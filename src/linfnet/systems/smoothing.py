@@ -111,7 +111,8 @@ class SmoothedNet(Classifier):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images [B, C, H, W] in [0, 1] to the logarithms [B, K] of the mean probabilities over the votes."""
-        noise = torch.randn(self.votes, *self.check_shape(images).shape[1:], generator=torch.Generator().manual_seed(0))
+        source, shape = torch.Generator().manual_seed(0), self.check_shape(images).shape[1:]
+        noise = torch.randn(self.votes, *shape, generator=source, dtype=torch.float32)
         votes = [self.base_logits(images + self.sigma * one).softmax(1) for one in noise.to(images.device)]
         probabilities = torch.stack(votes).mean(0)
         return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
@@ -131,7 +132,7 @@ class SmoothedNet(Classifier):
             for start in range(0, self.samples, COPIES):
                 copies = min(COPIES, self.samples - start)
                 # Drawn on the CPU, so that the noise is the same on every device.
-                noise = torch.randn(copies, *image.shape, generator=source).to(images.device)
+                noise = torch.randn(copies, *image.shape, generator=source, dtype=torch.float32).to(images.device)
                 row.scatter_add_(0, self.base_logits(image + self.sigma * noise).argmax(1), ones[:copies])
         return won
 
