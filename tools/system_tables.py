@@ -22,10 +22,9 @@ def table1_systems() -> str:
         row = [f"{DATA[recipe.data.name]}, {eps}", f"`{cell.recipe}`", *paper, f"{cell.paper.certified:.2f}"]
         if cell.recipe in runs:
             run, result = runs[cell.recipe]
-            shares = [percent(share) for share in (result.clean, result.attacked, result.best_certified)]
-            images = "" if result.limit is None else f" ({result.limit} images)"
+            shares = _shares(result)
             cost = [f"{sum(run.record['epochs'])}", f"{run.record['seconds']:.0f}", _proof(result)]
-            rows.append([*row, *shares[:2], shares[2] + images, *cost, link(f"{run.name}.json")])
+            rows.append([*row, *shares, *cost, link(f"{run.name}.json")])
         else:
             rows.append([*row, *["–"] * 7])
     head = ["data, ε", "recipe", "paper: clean", "PGD", "certified", "ours: clean", "PGD", "certified"]
@@ -37,9 +36,9 @@ def small_systems() -> str:
     rows: list[list[str]] = []
     for path in sorted(records.RECORDS.glob("mnist-cpu-*.json")):
         run = RunRecord.read(path.stem)
-        result = run.result
+        result = _result_at(run, run.recipe.evaluation.eps[0]) or run.result
         images = f"{run.recipe.data.limit or 60_000:,}"
-        shares = [percent(share) for share in (result.clean, result.attacked, result.best_certified)]
+        shares = _shares(result)
         epochs = "/".join(map(str, run.record["epochs"]))
         cost = [f"{run.record['seconds']:.0f}", _proof(result)]
         rows.append([f"`{run.recipe.name}`", images, epochs, *shares, *cost, link(f"{path.name}")])
@@ -47,6 +46,13 @@ def small_systems() -> str:
         return "No run has been recorded yet.\n"
     head = ["recipe", "training images", "epochs", "clean", "PGD-100", "certified", "training, s", "proof, s/image"]
     return table([*head, "record"], rows)
+
+
+def _shares(result: Result) -> list[str]:
+    """Return clean, attacked and certified accuracy, and the number of test images if they are not all."""
+    images = "" if result.limit is None else f" ({result.limit} images)"
+    shares = [percent(share) for share in (result.clean, result.attacked, result.best_certified)]
+    return [*shares[:2], shares[2] + images]
 
 
 def _proof(result: Result) -> str:

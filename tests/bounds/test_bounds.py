@@ -365,22 +365,6 @@ def test_a_net_may_end_with_another_layer():
         fused_cross_entropy(net, interval_boxes(net, Box(lower, lower)), labels, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("layer", "complaint"),
-    [
-        (nn.Softmax(1), "the net has a layer Softmax; bounds are implemented for Linear"),
-        (nn.Conv2d(1, 1, 3, padding="same"), "expected zero padding by numbers"),
-        (nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular"), "expected zero padding by numbers"),
-        (nn.AvgPool2d(2, padding=1), "expected zero padding by numbers"),
-        (nn.AvgPool2d(3, ceil_mode=True), "expected zero padding by numbers, and no other options"),
-        (nn.Flatten(2), "expected zero padding by numbers, and no other options"),
-    ],
-)
-def test_other_layers_are_refused(layer: nn.Module, complaint: str):
-    with pytest.raises(ArgumentError, match=complaint):
-        margin_bounds([layer], torch.zeros(1, 1, 4, 4), torch.ones(1, 1, 4, 4), torch.tensor([0]))
-
-
 def test_wrong_names_are_refused():
     net, zeros, labels = flat_net(0), torch.zeros(1, 2, dtype=torch.float64), torch.tensor([0])
     with pytest.raises(ArgumentError, match="method is 'ibp'; expected one of interval, crown-ibp"):

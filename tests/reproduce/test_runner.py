@@ -9,6 +9,7 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -16,7 +17,7 @@ from rich.console import Console
 from linfnet.cli.main import main
 from linfnet.cli.reproduce import Reproduce, outcome_table
 from linfnet.errors import LinfnetError
-from linfnet.reproduce import STUDIES, Cell, Figures, Options, Outcome, RunOutcome, Study, runner, spreads
+from linfnet.reproduce import STUDIES, Cell, Figures, Options, Outcome, RunOutcome, Study, runner, spreads, table1_with
 from linfnet.reproduce.runner import plan
 from linfnet.results import read_results, results_to_json, write_training
 
@@ -308,6 +309,8 @@ def test_rows_of_other_systems_are_run_and_shown(monkeypatch: pytest.MonkeyPatch
     cells = (Cell("ours", "digits", SMALL), Cell("theirs", "mnist-0.1-ibp-2021", few, Figures(90.0, None, 80.0)))
     monkeypatch.setattr("linfnet.cli.reproduce.table1_with", lambda systems: replace(STUDY, cells=cells))
     few_images = ["--limit", "20", "--steps", "2", "--out", "out"]
+    figures: list[Any] = []
+    monkeypatch.setattr("linfnet.reproduce.plots.save_figure", lambda figure, path: figures.append(figure))
     assert main(["reproduce", "table1", "--systems", "all", *few_images]) == 0
     printed = capsys.readouterr().out
     assert "proof s" in printed
@@ -318,7 +321,18 @@ def test_rows_of_other_systems_are_run_and_shown(monkeypatch: pytest.MonkeyPatch
     assert theirs["certified_margin"] is None
     assert theirs["certified"] == theirs["certified_interval"] <= theirs["pgd"]
     assert theirs["certify_seconds"] > 0
+    lengths = [bar.get_width() for bar in figures[0].axes[0].patches]
+    assert lengths == [100 * ours["certified"], 100 * theirs["certified"]]
     assert main(["reproduce", "ablation", "--systems", "all", *few_images]) == 2
     assert "--systems has no effect on ablation; expected table1" in capsys.readouterr().err
     assert main(["reproduce", "table1", "--systems", "all", "--set", "system.name=hybrid", *few_images]) == 2
     assert "expected 'linf', the system of row ours" in capsys.readouterr().err
+
+
+def test_the_title_of_small_systems_has_only_changes_of_all_rows():
+    """`--small` changes each system in its own way."""
+    study = table1_with(["all"])
+    chosen = Reproduce("table1", small=True, systems=(("all",),), set=(("seed=3",),))
+    differs = Outcome(study, chosen._options(study), ()).differs
+    small = "SMALL nets, not the paper's: compare the order, not the numbers"
+    assert differs == f"{small}; changed: seed=3; first 500 test images; PGD-10"

@@ -101,6 +101,8 @@ def test_rows_of_some_systems():
     assert [label for label in labels if label in OTHERS] == ["mnist-0.1-cap", "cifar10-2-cap", "cifar10-8-crown-lbp"]
     with pytest.raises(ArgumentError, match=r"--systems is 'ipb'; expected some of all, cap.*did you mean 'ibp'"):
         table1_with(["ipb"])
+    with pytest.raises(ArgumentError, match="--systems is 'sortnet' without a row in the paper's table; expected some"):
+        table1_with(["sortnet"])
 
 
 @pytest.mark.parametrize("label", OTHERS)

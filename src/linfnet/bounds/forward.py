@@ -47,8 +47,8 @@ def forward_boxes(net: Layers, box: Box, slope: Slope = "zero") -> list[Box]:
     start = LinearFunctions(torch.diag_embed(reach.flatten(1)).unflatten(2, reach.shape[1:]), middle)
     known: Enclosure = (start, start)
     for index, layer in enumerate(layers):
-        known = _through(layer, known, boxes[-1], slope)
         found = through(layer, boxes[-1])
+        known = _through(layer, known, boxes[-1], slope)
         if index + 1 < len(layers) and isinstance(layers[index + 1], Activation):
             lower = torch.maximum(known[0].constant - known[0].reach(), found.lower)
             upper = torch.minimum(known[1].constant + known[1].reach(), found.upper)

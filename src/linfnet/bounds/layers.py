@@ -14,6 +14,7 @@ from linfnet.errors import ArgumentError
 
 Activation = nn.ReLU | Ramp
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
+_KINDS = (nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.AvgPool2d, nn.Flatten, nn.ReLU, Ramp)
 Layers = nn.Sequential | Sequence[nn.Module]
 """A net: the layers are applied in turn. Sequential modules may be nested."""
 
@@ -68,11 +69,14 @@ def layers_of(net: Layers) -> list[nn.Module]:
 
 def _check(layer: nn.Module) -> None:
     name = type(layer).__name__
-    if not isinstance(layer, nn.Linear | nn.Conv2d | nn.AvgPool2d | nn.Flatten | BatchNorm | Activation):
+    kind = next((each for each in _KINDS if isinstance(layer, each)), None)
+    if kind is None:
+        known = [each.__name__ for each in _KINDS]
         raise ArgumentError(
-            f"the net has a layer {name}; bounds are implemented for Linear, Conv2d, BatchNorm1d, BatchNorm2d, "
-            "AvgPool2d, Flatten, ReLU and Ramp"
+            f"the net has a layer {name}; bounds are implemented for {', '.join(known[:-1])} and {known[-1]}"
         )
+    if type(layer).forward is not kind.forward:  # a subclass such as that of a parametrization keeps it
+        raise ArgumentError(f"the net has a layer {name} that overrides forward of {kind.__name__}; expected it not to")
     unusual = False
     if isinstance(layer, nn.Conv2d):
         unusual = layer.padding_mode != "zeros" or isinstance(layer.padding, str)
@@ -110,6 +114,9 @@ def channel_scale(layer: BatchNorm, centre: Tensor | None) -> ChannelScale:
 
 def through(layer: nn.Module, box: Box) -> Box:
     """Propagate a box through one layer. In training, batch norm uses the statistics of the unperturbed values."""
+    if isinstance(layer, nn.Linear) and len(box.shape) != 1:
+        # torch applies it to the last dimension; linear relaxation expects one number for each feature.
+        raise ArgumentError(f"a Linear layer has inputs of shape {box.shape}; expected a Flatten layer before it")
     plain = None if box.centre is None else layer(box.centre)
     if isinstance(layer, Activation | nn.Flatten | nn.AvgPool2d):  # monotone
         return Box(layer(box.lower), layer(box.upper), plain)

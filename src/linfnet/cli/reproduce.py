@@ -137,17 +137,19 @@ class Reproduce:
     row: Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], arg(metavar="ROW [ROW ...]")] = ()
     """Train only these rows; finished runs of other rows are also shown."""
     small: bool = False
-    """Show the trend on a CPU within minutes: narrow nets, few images and short schedules, not the paper's nets."""
+    """Show the trend on a CPU, in minutes for each row: narrow nets, few images and short schedules, not the paper's
+    nets."""
     scale: Annotated[float | None, arg(metavar="FACTOR")] = None
     """Multiply the length of every phase of the schedules by this factor, at most 1."""
     systems: Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], arg(metavar="NAME [NAME ...]")] = ()
-    """Of table1: also train the rows of these other systems, or of `all`, with which the paper compares its net."""
+    """Of table1: also train the rows of these other systems, or of `all`, with which the paper compares its net. The
+    labels of their rows are the names of recipes; `linfnet recipes` lists them."""
     seeds: Number = 1
     """Number of runs for each row; the table shows the median and the range."""
     set: Changes = ()
     """Change keys of all recipes, as in `linfnet train`."""
     limit: Count = None
-    """Evaluate only on the first N test images."""
+    """Evaluate only on the first N test images. Default: all, or 500 with `--small --systems`."""
     steps: Count = None
     """Number of steps of the PGD attack. Default: 100, or 10 with `--small`."""
     out: Folder = None

@@ -30,9 +30,13 @@ class Options:
         """Return the options for the rows of a system: `--small` has other effects on other systems."""
         if not self.small or name == "linf":
             return self
+        own = self.without_preset()
+        return replace(own, changes=(*SYSTEMS[name].small, *own.changes))
+
+    def without_preset(self) -> "Options":
+        """Return the options without the changes that `--small` makes to nets of `linf`."""
         own = tuple(change for change in self.changes if change not in SMALL.changes)
-        scale = 1.0 if self.scale == SMALL.scale else self.scale
-        return replace(self, changes=(*SYSTEMS[name].small, *own), scale=scale)
+        return replace(self, changes=own, scale=1.0 if self.scale == SMALL.scale else self.scale)
 
     @property
     def prefix(self) -> str:
@@ -123,6 +127,8 @@ class Outcome:
         """A description of how these runs differ from the published ones; empty if they do not."""
         options = self.options
         parts = ["SMALL nets, not the paper's: compare the order, not the numbers"] if options.small else []
+        if options.small and options.systems:
+            options = options.without_preset()  # each system has its own; the recipes in the run folders show them
         parts += [f"SHORTENED: every phase × {options.scale:g}"] if options.scale < 1 else []
         parts += [f"changed: {' '.join(options.changes)}"] if options.changes else []
         parts += [f"first {options.limit} test images"] if options.limit else []

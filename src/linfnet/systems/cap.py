@@ -45,9 +45,9 @@ class Cap(System):
     needs_whole_batch: ClassVar[bool] = True
     small: ClassVar[tuple[str, ...]] = (
         "system.architecture=small",
-        "data.limit=2000",
-        "optimizer.batch=25",
-        "schedule.epochs=[2, 3, 5]",
+        "data.limit=1000",
+        "optimizer.batch=10",
+        "schedule.epochs=[4, 2, 3]",
         "schedule.lr_drops=[]",
         "run.test_every=0",
     )

@@ -47,7 +47,7 @@ class System(ABC):
     """Keys or sections of a recipe that have no effect in this system. Changing them is an error; reports omit them."""
     needs_whole_batch: ClassVar[bool] = False
     """Whether the loss is not a mean over samples, so that processes which share a batch would train another net."""
-    small: ClassVar[tuple[str, ...]] = ()
+    small: ClassVar[tuple[str, ...]] = ("data.limit=5000", "schedule.epochs=[2, 4, 4]", "run.test_every=0")
     """Changes KEY=VALUE of a recipe of this system that `linfnet reproduce --small` makes, to train on a CPU."""
 
     def __post_init__(self) -> None:
