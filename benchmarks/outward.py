@@ -40,9 +40,10 @@ from linfnet.files import read_json, write_json
 from linfnet.nn.label_margin import label_on_top, margin
 from linfnet.systems import layers as layers_of_systems
 from linfnet.systems import load_model
-from linfnet.systems.hybrid import HybridNet, ScaledLinear
+from linfnet.systems.hybrid import HybridNet, MlpNet, ScaledLinear
 from linfnet.systems.ibp import IbpNet
 from linfnet.systems.layers import Box, smallest_margin, worst_margins
+from linfnet.systems.sortnet_mlp import SortMlpNet
 from linfnet.train import environment
 
 OUT = Path(__file__).parent.parent / "records" / "outward.json"
@@ -51,7 +52,7 @@ TINY = {"thin": (((2, 3, 1),), (3,)), "deep": (((2, 3, 1), (2, 3, 1)), (2,)), "f
 IMAGES = 24
 LARGEST_BOX = 2**12
 
-SmallNet = HybridNet | IbpNet
+SmallNet = MlpNet | IbpNet
 Sum = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
@@ -62,17 +63,20 @@ def awkward(shape: tuple[int, ...], source: torch.Generator, widest: int) -> Ten
     return values * (torch.rand(shape, generator=source) >= 0.1)
 
 
-def awkward_net(seed: int) -> SmallNet:
+def awkward_net(seed: int, keep: float = 1.0) -> SmallNet:
     """Return a net of one of the two systems whose logits are equal for some image, up to rounding.
 
-    The biases of its last layer may be much larger than the differences of its logits.
+    The biases of its last layer may be much larger than the differences of its logits. With a keep rate below 1, the
+    system `sortnet-mlp` takes the place of `hybrid`.
     """
     source = torch.Generator().manual_seed(seed)
     shape, classes = (1, 1, 1 + seed % 3), 2 + seed // 3 % 2
     mean, std = 0.4, 0.05 + torch.rand((), generator=source).item()
     if seed % 2:
         hidden = tuple(torch.randint(1, 4, (1 + seed // 2 % 2,), generator=source).tolist())
-        net = HybridNet(shape, classes, hidden, 1 + seed // 4 % 6, mean=mean, std=std)
+        sizes = (shape, classes, hidden, 1 + seed // 4 % 6)
+        own = {"mean": mean, "std": std}
+        net = SortMlpNet(*sizes, keep=keep, **own) if keep < 1 else HybridNet(*sizes, **own)
     else:
         with patch.dict(layers_of_systems.ARCHITECTURES, TINY):
             net = IbpNet(shape, classes, list(TINY)[seed // 2 % 3], seed // 6 % 2 > 0, mean=mean, std=std)
@@ -83,7 +87,7 @@ def awkward_net(seed: int) -> SmallNet:
                 tensor.copy_(awkward(tuple(tensor.shape), source, widest))
                 if name.endswith("running_var"):
                     tensor.abs_()
-        if isinstance(net, HybridNet):  # otherwise tanh is 1 or -1 for almost all images
+        if isinstance(net, MlpNet):  # otherwise tanh is 1 or -1 for almost all images
             for tensor in (net.first.weight, net.first.bias):
                 tensor.mul_(2.0**-widest)
         net.eval().last.bias.zero_()
@@ -124,7 +128,7 @@ def in_other_order(net: SmallNet, images: Tensor, source: torch.Generator) -> Te
             weight = weight * reciprocal if torch.randint(2, (), generator=source) else layer.scaled()
         return summed(weight, x.unsqueeze(2), layer.bias, source).squeeze(2)
 
-    if isinstance(net, HybridNet):
+    if isinstance(net, MlpNet):
         return linear(net.last, linear(net.first, net.features(images)).tanh())
     x = net.normalize(images)
     for layer in (*net.layers, net.last):
@@ -192,9 +196,9 @@ def without_rounding() -> Iterator[None]:
         yield
 
 
-def search(seed: int) -> tuple[int, int]:
-    """Return the numbers of certified and of broken images of one net."""
-    source, net = torch.Generator().manual_seed(seed), awkward_net(seed)
+def search(seed: int, keep: float = 1.0) -> tuple[int, int]:
+    """Return the numbers of certified and of broken images of one net (see `awkward_net`)."""
+    source, net = torch.Generator().manual_seed(seed), awkward_net(seed, keep)
     images = torch.rand(IMAGES, *net.image_shape, generator=source)
     images[::4] = images[::4].mul(8).round() / 8
     with torch.no_grad():
@@ -240,7 +244,7 @@ def real_margin(net: SmallNet, lower: Tensor, upper: Tensor, labels: Tensor) -> 
 def cost(run: str, data: str, count: int) -> dict[str, object]:
     """Return certified accuracies with and without rounding errors, and seconds per image."""
     net, test = load_model(run), load(data, "test").first(count)
-    assert isinstance(net, HybridNet | IbpNet)
+    assert isinstance(net, MlpNet | IbpNet)
     parts = [slice(k, k + 500) for k in range(0, count, 500)]
     rows = list[dict[str, object]]()
     for eps in (Fraction(1, 100), Fraction(1, 20), Fraction(1, 10), Fraction(3, 10)):

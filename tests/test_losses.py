@@ -110,6 +110,21 @@ def test_the_leak_of_the_mixture_changes_while_p_rises(keys: dict[str, float], l
         assert objective(logits, labels, state, scale=scale, lipschitz=2.0).item() == pytest.approx(1 + leak)
 
 
+def test_theta_of_the_mixture_changes_while_p_rises():
+    """Exponentially: halfway from 1/2 to 1/8 it is 1/4, and the gradient of the hinge is 1 / (2 theta)."""
+    labels, scale = torch.tensor([0]), torch.ones(())
+    for end, thetas in ((None, (0.5, 0.5, 0.5)), (Fraction(1, 8), (0.5, 0.25, 0.125)), (Fraction(2), (0.5, 1.0, 2.0))):
+        objective = Mixture(theta=Fraction(1, 2), theta_end=end)
+        for relaxed, theta in zip((0.0, 0.5, 1.0), thetas, strict=True):
+            assert objective.theta_at(relaxed) == pytest.approx(theta)
+            state = StepState(epoch=0.0, started=1.0, relaxed=relaxed, p=8.0, mixing=0.0, lr=0.1)
+            logits = torch.tensor([[0.1, 0.0]], requires_grad=True)
+            loss = objective(logits, labels, state, scale=scale, lipschitz=2.0)
+            assert loss.item() == pytest.approx(1 - 0.1 / (2 * theta), rel=1e-6)
+            loss.backward()
+            assert logits.grad.tolist()[0] == pytest.approx([-1 / (2 * theta), 1 / (2 * theta)], rel=1e-6)
+
+
 def test_the_scale_learns_from_the_cross_entropy_alone():
     scale = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
     mixture(LOGITS, LABELS, threshold=2.0, mixing=0.0, scale=scale).backward()

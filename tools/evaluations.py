@@ -27,6 +27,7 @@ SYSTEMS = {
     "smoothadv": "randomised smoothing, SmoothAdv",
     "consistency": "randomised smoothing, consistency",
     "sortnet": "SortNet",
+    "sortnet-mlp": "SortNet + MLP",
 }
 HEAD = ["net", "epochs", "ε", "clean", "PGD", "certified", "paper", "record"]
 
@@ -87,7 +88,7 @@ def accuracies(record: Any) -> Iterator[Row]:
 def describe(recipe: Recipe, record: dict[str, Any]) -> tuple[str, str]:
     """Return the net and the epochs of a run in words."""
     net, system = SYSTEMS[recipe.system_name], system_of(recipe)
-    if recipe.system_name in ("linf", "hybrid", "sortnet"):
+    if recipe.system_name in ("linf", "hybrid", "sortnet", "sortnet-mlp"):
         net += f", {recipe.model.depth} layers of width {recipe.model.width}"
     elif isinstance(system, Smoothing):
         net += f", σ = {system.sigma:g}"

@@ -125,6 +125,14 @@ def margin_shares(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
     return torch.stack([(gap > threshold).sum(), ((gap >= 0) & (gap <= threshold)).sum(), (gap < 0).sum()])
 
 
+def check_theta(key: str, theta: Fraction) -> None:
+    """Raise an error that names the key unless theta is above 0 and at most 2."""
+    at_least(key, float(theta), 0, strictly=True)
+    # Two images differ by at most 1, and margins change at most twice as fast as pixels.
+    if theta > 2:
+        raise ArgumentError(f"{key} is {float(theta):g}; expected at most 2 (pixel units){in_255ths(theta)}")
+
+
 @dataclass(frozen=True)
 class Objective(ABC):
     """A training objective. Its fields are the keys of [loss] in a recipe; the constructor checks their ranges."""
@@ -136,11 +144,7 @@ class Objective(ABC):
     """Whether the temperature s of the net is trained."""
 
     def __post_init__(self) -> None:
-        at_least("loss.theta", float(self.theta), 0, strictly=True)
-        # Two images differ by at most 1, and margins change at most twice as fast as pixels.
-        if self.theta > 2:
-            hint = in_255ths(self.theta)
-            raise ArgumentError(f"loss.theta is {float(self.theta):g}; expected at most 2 (pixel units){hint}")
+        check_theta("loss.theta", self.theta)
         check_numbers(self, "loss")
 
     @property
@@ -194,8 +198,16 @@ class Mixture(Objective):
     clip_leak_end: float | None = number(None, most=1)
     """The slope at the end of the second phase: it changes linearly from `clip_leak` while p rises. Default: constant.
     """
+    theta_end: Fraction | None = None
+    """theta at the end of the second phase: it changes exponentially from `theta` while p rises. Not in the paper: see
+    docs/beyond.md. Default: constant."""
 
     learns_scale: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.theta_end is not None:
+            check_theta("loss.theta_end", self.theta_end)
 
     def mixing(self, relaxed: float) -> float:
         """Return lambda when a fraction `relaxed` of the rise of p is complete."""
@@ -209,8 +221,14 @@ class Mixture(Objective):
         end = start if self.clip_leak_end is None else self.clip_leak_end
         return start + (end - start) * relaxed
 
+    def theta_at(self, relaxed: float) -> float:
+        """Return theta when a fraction `relaxed` of the rise of p is complete."""
+        # Exponentially, because the loss depends on margin / theta: all terms change by the same factor in each step.
+        theta = float(self.theta)
+        return theta if self.theta_end is None else theta * float(self.theta_end / self.theta) ** relaxed
+
     def __call__(self, logits: Tensor, labels: Tensor, state: StepState, *, scale: Tensor, lipschitz: float) -> Tensor:
-        threshold, leak = self.threshold(lipschitz), self.leak(state.relaxed)
+        threshold, leak = self.theta_at(state.relaxed) * lipschitz, self.leak(state.relaxed)
         return mixture(logits, labels, threshold=threshold, mixing=state.mixing, scale=scale, leak=leak)
 
 

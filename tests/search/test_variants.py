@@ -1,9 +1,14 @@
+import itertools
 from pathlib import Path
 
 import pytest
 
 from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.recipes import load_recipe
 from linfnet.search import Variant, grid, read_variants
+from linfnet.search.plan import varied
+
+PREPARED = Path(__file__).parents[2] / "benchmarks" / "variants"
 
 
 def test_a_grid_has_all_combinations():
@@ -37,6 +42,14 @@ def test_variants_from_a_file(tmp_path: Path):
         read_variants(file)
     with pytest.raises(LinfnetError, match="cannot be read"):
         read_variants(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("file", sorted(PREPARED.glob("*.toml")), ids=lambda file: file.stem)
+def test_prepared_variants_are_valid(file: Path):
+    recipe, variants = load_recipe("cifar10-2" if file.stem.endswith("-2") else "cifar10-8"), read_variants(file)
+    recipes = [varied(recipe, variant) for variant in variants]
+    assert recipes[0] == recipe
+    assert all(one != other for one, other in itertools.combinations(recipes, 2))
 
 
 def test_a_name_needs_letters():

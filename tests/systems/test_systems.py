@@ -142,6 +142,22 @@ lr = 0.01
 batch = 64
 """
     + EVERY,
+    "sortnet-mlp": """
+[system]
+name = "sortnet-mlp"
+keep = 0.95
+hidden = 16
+eps_train = 0.05
+[model]
+depth = 2
+width = 32
+[schedule]
+epochs = [2, 6, 1]
+[optimizer]
+lr = 0.02
+batch = 64
+"""
+    + EVERY,
     "smoothing": """
 [system]
 name = "smoothing"
@@ -160,7 +176,7 @@ batch = 64
 
 
 # The arithmetic for which the certificates of each system hold.
-ARITHMETIC = dict.fromkeys(SMALL, "real") | {"hybrid": "float32", "ibp": "float32"}
+ARITHMETIC = dict.fromkeys(SMALL, "real") | dict.fromkeys(("hybrid", "ibp", "sortnet-mlp"), "float32")
 
 
 @pytest.fixture(scope="session")
@@ -244,7 +260,7 @@ class TestCommands:
             assert torch.equal(tensor, expected[key]), key
 
 
-@pytest.mark.parametrize("name", ["ibp", "smoothing"])
+@pytest.mark.parametrize("name", ["ibp", "smoothing", "sortnet-mlp"])
 def test_losses_of_whole_batches_are_not_shared_by_processes(name: str):
     recipe, images = recipe_from_toml(SMALL[name], "a test", name), load("digits").first(100)
     with pytest.raises(ArgumentError, match=f"the run has 2 processes, but system '{name}' needs all images"):

@@ -94,7 +94,8 @@ def test_the_exponent_of_the_slopes_follows_the_schedule(new_trainer: Callable[.
     assert trainer.net.slopes_p == math.inf  # the trained net has exact gradients
 
 
-OPTIONS = ("clip_leak=0.1", "clip_leak_end=0", "slopes_p=8", "slopes_p_end=64", "rotate=10", "zoom=0.1")
+LOSS = ("clip_leak=0.1", "clip_leak_end=0", "theta_end=0.1")
+OPTIONS = (*LOSS, "slopes_p=8", "slopes_p_end=64", "rotate=10", "zoom=0.1")
 
 
 @pytest.mark.parametrize(

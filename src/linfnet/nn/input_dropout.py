@@ -6,12 +6,15 @@ are copied to a smaller matrix.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from linfnet.errors import at_least
+from linfnet.nn.distance import DistanceModule
 from linfnet.nn.normalization import MeanShift
 from linfnet.ops import lp_distance
 
@@ -123,3 +126,29 @@ def shift_kept(shift: MeanShift, x: Tensor, kept: Kept, group: int) -> Tensor:
     with torch.no_grad():
         shift.running_mean.lerp_(mean, count.clamp(max=1) * shift.momentum)
     return (padded - mean[kept.index].unsqueeze(1)).flatten(0, 1)[: len(x)]
+
+
+def dropped_distances(layers: Sequence[DistanceModule], x: Tensor, keep: float, seed: int, group: int) -> Tensor:
+    """Return the outputs of distance layers under dropout, at any p and with the means of the batch.
+
+    The mask of the inputs of a layer is drawn before the previous layer is computed, which then computes only the
+    outputs that are kept. Neither the inputs of the first layer nor the outputs of the last one are dropped.
+
+    Args:
+        layers: fully connected layers in training mode; those before the last one have no bias.
+        x: [B, d], the inputs of the first layer.
+        keep: the probability with which an output of a layer is kept; 1 draws no masks.
+        seed: of the masks.
+        group: number of consecutive samples that share a mask; 0 for the whole batch.
+    """
+    at_least("group", group, 0)
+    sources, size = mask_sources(seed, x.device), group or len(x)
+    groups, kept = -(-len(x) // size), None
+    for layer in layers:
+        keeps = keep < 1 and layer is not layers[-1]
+        following = draw_kept(len(layer.weight), keep, groups, *sources) if keeps else None
+        x = layer.with_slopes(partial(kept_distances, x, layer.weight, kept, following, size))
+        if layer.shift is not None:
+            x = layer.shift(x) if following is None else shift_kept(layer.shift, x, following, size)
+        x, kept = x if layer.bias is None else x + layer.bias, following
+    return x

@@ -12,7 +12,6 @@ from linfnet.distributed.group import Group
 from linfnet.nn.classifier import Classifier
 from linfnet.nn.distance import DistanceModule
 from linfnet.nn.normalization import MeanShift
-from linfnet.nn.sort_net import SortNet
 
 
 def _shifts(net: nn.Module) -> list[MeanShift]:
@@ -40,7 +39,8 @@ def reestimate_means(net: nn.Module, batches: Iterable[Tensor]) -> None:
         layer.p = math.inf
     net.train()
     for module in net.modules():
-        if isinstance(module, _DropoutNd | SortNet):  # the means are those of the certified net, which has no dropout
+        # The means are those of the certified net, which has no dropout.
+        if isinstance(module, _DropoutNd) or (isinstance(module, Classifier) and module.drops_inputs):
             module.training = False
     try:
         for shift in shifts:

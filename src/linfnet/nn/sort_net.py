@@ -3,18 +3,37 @@
 import itertools
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from linfnet.errors import ArgumentError, at_least
+from linfnet.errors import ArgumentError
 from linfnet.nn.distance import DistanceModule, LpDistance
-from linfnet.nn.input_dropout import draw_kept, kept_distances, mask_sources, shift_kept
+from linfnet.nn.input_dropout import dropped_distances
 from linfnet.nn.nonexpansive import Rounding
 from linfnet.nn.proven import ProvenNet
 from linfnet.nn.sorted import SortDistance, check_sums
+
+
+def sort_layers(
+    widths: Sequence[int], keep: float, terms: int, *, identity_init: bool, p: float, logits: bool
+) -> list[DistanceModule]:
+    """Return layers with these numbers of inputs and outputs; only the first one, on pixels, has no sorted sums.
+
+    Args:
+        widths: the number of pixels, then the number of outputs of each layer.
+        keep, terms, identity_init, p: as in `SortNet`.
+        logits: whether the last layer has a bias instead of a mean shift.
+    """
+    layers: list[DistanceModule] = []
+    for number, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
+        last = logits and number == len(widths) - 2
+        options: dict[str, Any] = {"bias": last, "mean_shift": not last, "identity_init": identity_init, "p": p}
+        if number:
+            options |= {"keep": keep, "terms": terms}
+        layers.append((SortDistance if number else LpDistance)(inputs, outputs, **options))
+    return layers
 
 
 class SortNet(ProvenNet):
@@ -60,14 +79,7 @@ class SortNet(ProvenNet):
         super().__init__(image_shape, classes, mean=mean, std=std, learn_scale=True)
         self.hidden, self.keep, self.terms = tuple(hidden), keep, terms
         widths = [math.prod(self.image_shape), *hidden, classes]
-        layers: list[DistanceModule] = []
-        for number, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
-            last = number == len(hidden)
-            options: dict[str, Any] = {"bias": last, "mean_shift": not last, "identity_init": identity_init, "p": p}
-            if number:
-                options |= {"keep": keep, "terms": terms}
-            layers.append((SortDistance if number else LpDistance)(inputs, outputs, **options))
-        self.layers = nn.Sequential(*layers)
+        self.layers = nn.Sequential(*sort_layers(widths, keep, terms, identity_init=identity_init, p=p, logits=True))
 
     @property
     def drops_inputs(self) -> bool:
@@ -85,26 +97,13 @@ class SortNet(ProvenNet):
     def dropped(self, images: Tensor, seed: int, *, group: int = 32) -> Tensor:
         """Return the logits [B, classes] under dropout, at any p and with the means of the batch.
 
-        The mask of the inputs of a layer is drawn before the previous layer is computed, which then computes only the
-        outputs that are kept.
-
         Args:
             images: as in `forward`.
             seed: of the masks.
             group: number of consecutive samples that share a mask; 0 for the whole batch.
         """
-        at_least("group", group, 0)
         x = self.normalize(self.check_shape(images)).flatten(1)
-        sources, size = mask_sources(seed, x.device), group or len(x)
-        groups, kept = -(-len(x) // size), None
-        for layer in self.distance_layers():
-            keeps = layer.shift is not None and self.drops_inputs  # the logits are not dropped
-            following = draw_kept(layer.weight.shape[0], self.keep, groups, *sources) if keeps else None
-            x = layer.with_slopes(partial(kept_distances, x, layer.weight, kept, following, size))
-            if layer.shift is not None:
-                x = layer.shift(x) if following is None else shift_kept(layer.shift, x, following, size)
-            x, kept = x if layer.bias is None else x + layer.bias, following
-        return -x
+        return -dropped_distances(self.distance_layers(), x, self.keep, seed, group)
 
     def _certified_layers(self) -> list[LpDistance | SortDistance]:
         layers = [layer for layer in self.layers if isinstance(layer, LpDistance | SortDistance)]

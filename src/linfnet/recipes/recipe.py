@@ -153,7 +153,8 @@ class Optimizer(Section):
     weight_decay: float = number(0.0)
     """Strength of the weight decay of the 2021 paper, which depends on p."""
     scale_decay: float = number(0.0)
-    """Decay of the temperature s in each step, times its learning rate; SortNet uses 0.02."""
+    """Decay of the temperature s, and of layers that are not distance layers, in each step, times the learning rate;
+    SortNet uses 0.02."""
     clip: float = number(0.0)
     """Largest norm of the gradient of a step: longer gradients are scaled down to it; 0 means no limit."""
 

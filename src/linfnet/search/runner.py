@@ -16,7 +16,7 @@ from linfnet.errors import LinfnetError, at_least
 from linfnet.files import make_folder
 from linfnet.plugins import origin
 from linfnet.recipes import Recipe, recipe_to_toml
-from linfnet.search.outcome import SearchOutcome, count_epochs, gather, is_finished
+from linfnet.search.outcome import SearchOutcome, count_epochs, gather, is_finished, read_trial
 from linfnet.search.plan import Trial, base_recipe, make_plan
 from linfnet.search.variants import Variant
 from linfnet.search.worker import discard_weights, train_trial
@@ -75,7 +75,8 @@ def search(
 
     def finished(trial: Trial, error: str | None) -> None:
         if error is None:
-            note(f"{trial.name}: finished")
+            found = read_trial(trial)
+            note(f"{trial.name}: certified {100 * found.certified:.2f}, clean {100 * found.clean:.2f}")
         else:
             note(f"{trial.name}: failed: {error}")
             failed[trial.name] = error

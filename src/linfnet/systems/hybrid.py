@@ -15,7 +15,7 @@ from linfnet.certificates.outward import Product, bounds
 from linfnet.certificates.product_net import ProductNet
 from linfnet.data import SetInfo
 from linfnet.errors import ArgumentError, at_least, number
-from linfnet.nn import LpDistance
+from linfnet.nn import DistanceModule, LpDistance
 from linfnet.nn.classifier import Classifier
 from linfnet.recipes import Recipe
 from linfnet.schedules import StepState
@@ -44,35 +44,38 @@ class ScaledLinear(nn.Module):
         return Product(self.weight.double() / root, self.bias.double(), roundings=3)
 
 
-class HybridNet(ProductNet):
-    """Distance layers of widths `hidden` (mean shift, no bias), then Linear - Tanh - Linear of width `mlp_hidden`.
+class MlpNet(ProductNet):
+    """Base class of nets of distance layers (mean shift, no bias), then Linear - Tanh - Linear.
 
-    For the other arguments, see `Classifier` and `LpDistance`.
+    Args:
+        image_shape, classes, mean, std, learn_scale: as in `Classifier`.
+        layers: the distance layers; the first one has as many inputs as there are pixels.
+        mlp_hidden: the number of hidden neurons of the MLP.
     """
 
-    system: ClassVar[str] = "hybrid"
     other_layers: ClassVar[frozenset[type[nn.Module]]] = frozenset({ScaledLinear})
 
     def __init__(
         self,
         image_shape: Sequence[int],
         classes: int,
-        hidden: Sequence[int],
+        layers: Sequence[DistanceModule],
         mlp_hidden: int,
         *,
         mean: float | Sequence[float] = 0.0,
         std: float = 1.0,
-        p: float = math.inf,
+        learn_scale: bool = False,
     ) -> None:
-        super().__init__(image_shape, classes, mean=mean, std=std)
-        if not hidden or min(*hidden, mlp_hidden) < 1:
-            raise ArgumentError(f"hidden is {tuple(hidden)}, mlp_hidden {mlp_hidden}; expected widths above 0")
-        self.hidden, self.mlp_hidden = tuple(hidden), mlp_hidden
-        sizes = [math.prod(image_shape), *hidden]
-        pairs = itertools.pairwise(sizes)
-        self.layers = nn.Sequential(*(LpDistance(a, b, p=p, mean_shift=True, identity_init=True) for a, b in pairs))
-        self.first = ScaledLinear(sizes[-1], mlp_hidden)
+        super().__init__(image_shape, classes, mean=mean, std=std, learn_scale=learn_scale)
+        self.hidden, self.mlp_hidden = tuple(layer.features for layer in layers), mlp_hidden
+        self.layers = nn.Sequential(*layers)
+        self.first = ScaledLinear(self.hidden[-1], mlp_hidden)
         self.last = ScaledLinear(mlp_hidden, classes)
+
+    @staticmethod
+    def layer_type(number: int) -> type[DistanceModule]:
+        """Return the class of a distance layer; layers are counted from 0."""
+        return LpDistance
 
     def features(self, images: Tensor) -> Tensor:
         """Map images [B, C, H, W] to features [B, width]; (1 / std)-Lipschitz in l_inf at p = inf in eval mode."""
@@ -97,7 +100,7 @@ class HybridNet(ProductNet):
     def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
         low, high = (end.flatten(1) for end in self.normalize.bounds(self.check_shape(lower), self.check_shape(upper)))
         for layer in self.layers:
-            low, high = cast(LpDistance, layer).bounds(low, high)
+            low, high = cast(DistanceModule, layer).bounds(low, high)
         ends = bounds([nn.Tanh()], *self.first.product().bounds(low.double(), high.double()))
         return self.last.product().least_margin(*ends, labels)
 
@@ -105,8 +108,8 @@ class HybridNet(ProductNet):
         self.check_part("layers", nn.Sequential)
         inputs = math.prod(self.image_shape)
         for index, layer in enumerate(self.layers):
-            self.check_part(f"layers.{index}", LpDistance)
-            inputs = len(cast(LpDistance, layer).weight)
+            self.check_part(f"layers.{index}", self.layer_type(index))
+            inputs = cast(DistanceModule, layer).features
         for name in ("first", "last"):
             self.check_part(name, ScaledLinear)
             shapes = [tuple(part.shape) for part in self.get_submodule(name).parameters()]
@@ -118,6 +121,37 @@ class HybridNet(ProductNet):
 
     def settings(self) -> dict[str, Any]:
         return {"hidden": list(self.hidden), "mlp_hidden": self.mlp_hidden}
+
+
+def check_widths(hidden: Sequence[int], mlp_hidden: int) -> None:
+    """Raise an error unless there are distance layers and all widths are above 0."""
+    if not hidden or min(*hidden, mlp_hidden) < 1:
+        raise ArgumentError(f"hidden is {tuple(hidden)}, mlp_hidden {mlp_hidden}; expected widths above 0")
+
+
+class HybridNet(MlpNet):
+    """l_inf-distance layers of widths `hidden`, then Linear - Tanh - Linear of width `mlp_hidden`.
+
+    For the other arguments, see `Classifier` and `LpDistance`.
+    """
+
+    system: ClassVar[str] = "hybrid"
+
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        classes: int,
+        hidden: Sequence[int],
+        mlp_hidden: int,
+        *,
+        mean: float | Sequence[float] = 0.0,
+        std: float = 1.0,
+        p: float = math.inf,
+    ) -> None:
+        check_widths(hidden, mlp_hidden)
+        pairs = itertools.pairwise((math.prod(image_shape), *hidden))
+        layers = [LpDistance(a, b, p=p, mean_shift=True, identity_init=True) for a, b in pairs]
+        super().__init__(image_shape, classes, layers, mlp_hidden, mean=mean, std=std)
 
     def describe(self) -> str:
         return (

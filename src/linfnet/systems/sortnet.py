@@ -13,7 +13,7 @@ from linfnet.nn.sorted import LEAST_KEEP
 from linfnet.ops.sorted import MOST_TERMS
 from linfnet.recipes import Recipe
 from linfnet.schedules import StepState
-from linfnet.systems.system import SYSTEMS, System
+from linfnet.systems.system import SYSTEMS, System, step_seed
 
 
 @SYSTEMS.register("sortnet")
@@ -48,6 +48,5 @@ class Sortnet(System):
         self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, state: StepState
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(net, SortNet)
-        # The step determines the seed, so that a resumed run draws the same masks as an uninterrupted one.
-        logits = net.dropped(pixels, recipe.run.seed + round(state.epoch * 2**20), group=self.group)
+        logits = net.dropped(pixels, step_seed(recipe, state), group=self.group)
         return recipe.loss(logits, labels, state, scale=net.scale, lipschitz=net.lipschitz), logits

@@ -157,9 +157,14 @@ def system_of(recipe: Recipe) -> System:
     return options_from_mapping(SYSTEMS[recipe.system_name], own, "system")
 
 
+def step_seed(recipe: Recipe, state: StepState) -> int:
+    """Return a seed for one step: a resumed run draws the same random numbers as an uninterrupted one."""
+    return recipe.run.seed + round(state.epoch * 2**20)
+
+
 def step_source(recipe: Recipe, state: StepState, device: torch.device) -> torch.Generator:
-    """Return a source of random numbers for one step: a resumed run draws the same ones as an uninterrupted one."""
-    return torch.Generator(device).manual_seed(recipe.run.seed + round(state.epoch * 2**20))
+    """Return a source of random numbers for one step, with the seed of `step_seed`."""
+    return torch.Generator(device).manual_seed(step_seed(recipe, state))
 
 
 def has_effect(recipe: Recipe, key: str) -> bool:

@@ -33,7 +33,7 @@ from linfnet.train.checkpoint import (
 from linfnet.train.cuda_graphs import STEPS_TO_PAY_OFF, GraphedLoss, GraphedModule
 from linfnet.train.history import EpochEvent, History, TestEvent
 from linfnet.train.metrics import RECORD_COLUMNS, accuracies, pixel_batches, record_step, summarise
-from linfnet.train.optimizer import build_optimizer, decay_scale, decay_weights, step_state
+from linfnet.train.optimizer import build_optimizer, decay_others, decay_weights, step_state
 from linfnet.train.run_folder import RunFolder
 
 # Number of training images from which running means are re-estimated before a test at p = inf.
@@ -239,7 +239,8 @@ class Trainer:
         self.gradients.wait()
         if self.recipe.optimizer.clip:
             nn.utils.clip_grad_norm_(self.net.parameters(), self.recipe.optimizer.clip)
-        decay_scale(self.net, self.optimizer.param_groups[1]["lr"] * self.recipe.optimizer.scale_decay)
+        decay = self.recipe.optimizer.scale_decay
+        decay_others(self.net, state.lr * decay, self.optimizer.param_groups[1]["lr"] * decay)
         decay_weights(self.net, state.lr * self.recipe.optimizer.weight_decay)
         self.optimizer.step()
         record_step(self.record, row, loss.detach(), logits.detach(), labels, self.threshold)

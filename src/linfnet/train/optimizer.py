@@ -98,7 +98,7 @@ def decay_weights(net: Classifier, amount: float) -> None:
     """Decay the weights and biases of all layers: distance layers with their p, other layers with p = 2."""
     if amount == 0:
         return
-    for module in list(net.modules())[1:]:  # skip the net itself: `decay_scale` decays its parameter s
+    for module in list(net.modules())[1:]:  # skip the net itself: `decay_others` decays its parameter s
         for parameter in module.parameters(recurse=False):
             if isinstance(module, SparseDistance) and parameter is module.weight:
                 decay_connections(module, amount)
@@ -107,7 +107,15 @@ def decay_weights(net: Classifier, amount: float) -> None:
 
 
 @torch.no_grad()
-def decay_scale(net: Classifier, amount: float) -> None:
-    """Decay the temperature s, if it is trained: s <- s - amount * s."""
-    if amount and net.scale.requires_grad:
-        net.scale.mul_(1 - amount)
+def decay_others(net: Classifier, amount: float, scale_amount: float) -> None:
+    """Decay what is not a distance layer: parameters x of other layers, x <- x - amount * x, and s, if it is trained.
+
+    This is the weight decay of SortNet.
+    """
+    if scale_amount and net.scale.requires_grad:
+        net.scale.mul_(1 - scale_amount)
+    if amount:
+        for module in list(net.modules())[1:]:  # s is a parameter of the net itself
+            if not isinstance(module, DistanceModule):
+                for parameter in module.parameters(recurse=False):
+                    parameter.mul_(1 - amount)
