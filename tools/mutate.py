@@ -225,6 +225,8 @@ def _run_all(chosen: Sequence[Mutant], folder: Path, seconds: float, jobs: int) 
         root.mkdir()
         copy_tree(root)
         roots.put(root)
+    if any(mutant.is_kernel for mutant in chosen):  # an error must not come after all other bugs
+        build_kernels(folder / "0")
     log, tests = folder / "log", sorted({test for mutant in chosen for test in mutant.tests})
     print(f"running the tests of {len(chosen)} bugs without a bug …", flush=True)
     if run_tests(folder / "0", tests, seconds * len(chosen), log) != 0:
