@@ -1,6 +1,7 @@
 """Compression of trained nets: which connections remain, what stays equal, and all commands on the result."""
 
 import json
+import shutil
 from fractions import Fraction
 from pathlib import Path
 
@@ -221,6 +222,45 @@ class TestCommands:
         assert json.loads((folder / "config.json").read_text())["system"] == "sparse"
         assert "A compressed" in (folder / "README.md").read_text()
         assert isinstance(linfnet.load_model(folder), SparseNet)
+
+    def test_a_killed_command_can_be_repeated(self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        out, rename = tmp_path / "small", Path.replace
+        command = ["compress", str(run), "--images", "50", "--passes", "1", "--device", "cpu", "--out", str(out)]
+
+        def killed_at(last: int) -> None:
+            calls = iter(range(1, last))
+
+            def replace(path: Path, target: Path) -> Path:
+                if next(calls, None) is None:
+                    raise KeyboardInterrupt
+                return rename(path, target)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "replace", replace)
+                assert main(command) == 130
+
+        def contents() -> dict[str, bytes]:
+            return {file.name: file.read_bytes() for file in out.iterdir()}
+
+        assert main(command) == 0
+        expected = contents()
+        assert main(command) == 2  # the folder is complete
+        for last in range(1, 6):  # config.json is written twice
+            shutil.rmtree(out)
+            killed_at(last)
+            (out / ".model.safetensors.01234567.tmp").write_bytes(b"incomplete")
+            assert main(command) == 0
+            assert contents() == expected
+
+    def test_a_model_of_the_user_is_not_replaced(self, folder: Path, run: Path, tmp_path: Path):
+        saved = tmp_path / "model"
+        linfnet.load_model(folder).save(saved)
+        before = {file.name: file.read_bytes() for file in saved.iterdir()}
+        for more in ("notes.txt", "compression.json", ".tmp"):
+            assert main(["compress", str(run), "--out", str(saved)]) == 2
+            assert {file.name: file.read_bytes() for file in saved.iterdir()} == before
+            (saved / more).write_text("")
+            before[more] = b""
 
     def test_evaluate_compare_and_report(self, folder: Path, run: Path, capsys: pytest.CaptureFixture[str]):
         for model in (run, folder):

@@ -149,6 +149,23 @@ def test_exact_accuracy_is_between_certified_and_attacked(net_and_images, tmp_pa
     assert len(read_tensors(witness_path(file))[0]["index@0.2"]) == len(result.at[2].witnesses.index)
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".broken.safetensors", ".witnesses.safetensors"])
+def test_a_killed_evaluation_is_not_in_the_results(net_and_images, tmp_path: Path, monkeypatch, suffix: str):
+    """A study repeats only evaluations that are not in results.json, so all other files are written before it."""
+    net, test = net_and_images
+    result, rename = evaluate(net, test.first(5), ["0.1"], steps=1, exact=True), Path.replace
+
+    def replace(path: Path, target: Path) -> Path:
+        if target.name.endswith(suffix):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(KeyboardInterrupt):
+        save_evaluation(result, tmp_path)
+    assert read_results(tmp_path).evaluations == ()
+
+
 def test_an_interrupted_exact_evaluation_continues(net_and_images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     net, test = net_and_images
     monkeypatch.setattr(evaluator, "BATCH", 20)

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import struct
 import time
 from collections.abc import Generator, Mapping
@@ -40,11 +41,7 @@ def replacing(path: Path) -> Generator[Path]:
 
     If an OSError has no file name, as for a full disk, it is raised again with the name of `path`.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    for other in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        with contextlib.suppress(OSError):
-            if time.time() - other.stat().st_mtime > _STALE_SECONDS:
-                other.unlink()
+    temporary = _temporary(path)
     try:
         yield temporary
         _sync(temporary)
@@ -59,6 +56,26 @@ def replacing(path: Path) -> Generator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+@contextlib.contextmanager
+def temporary_folder(path: Path) -> Generator[Path]:
+    """Context with a new folder next to `path`, which is removed at the end."""
+    folder = _temporary(path)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _temporary(path: Path) -> Path:
+    """Return a temporary path in the same folder, and remove those of `path` that killed processes have left."""
+    for other in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - other.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(other) if other.is_dir() else other.unlink()
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def _sync(path: Path) -> None:

@@ -63,7 +63,7 @@ def missing_imports(folder: Path) -> str:
         environment: Any = json.loads((folder / "env.json").read_text(encoding="utf-8"))
         names = cast(list[Any], environment["imports"])
         return f"; import the modules of the run first (--import): {' '.join(map(str, names))}" if names else ""
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return ""
 
 

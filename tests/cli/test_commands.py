@@ -134,6 +134,27 @@ def test_evaluate_exactly(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert float(row["exact"]) == found.exact.robust
 
 
+def test_a_killed_evaluation_in_another_folder_continues(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    out, copy = tmp_path / "out", shutil.copyfile
+    command = ["evaluate", str(run), "--eps", "0.1", "--limit", "10", "--steps", "1", "--exact", "--out", str(out)]
+
+    def killed(source: Path, target: Path) -> None:
+        copy(source, target)
+        if Path(source).name == "config.json":
+            target.write_bytes(target.read_bytes()[:100])
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", killed)
+        assert main(command) == 130
+    assert {file.name for file in out.iterdir()} == {".exact", "model.safetensors"}
+    (out / "model.safetensors").rename(out / ".model.safetensors.01234567.tmp")
+    assert main(command) == 0
+    assert main(["verify", str(out)]) == 0
+    (out / "model.safetensors").unlink()
+    assert main(command) == 2  # the folder contains results of another model
+
+
 def test_certify_own_images(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pixels = load("digits", "test").pixels(slice(0, 3))
     np.save(tmp_path / "stack.npy", pixels.numpy())

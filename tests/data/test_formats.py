@@ -143,6 +143,7 @@ def test_a_wrong_png(tmp_path: Path, content: bytes, complaint: str) -> None:
     [
         (b"[1, 2", "y.json is truncated or not a JSON file"),
         (b"\xff\xfe\0", "y.json is truncated or not a JSON file"),
+        (100_000 * b"[", "y.json is truncated or not a JSON file"),
         (b'{"a": 1}', "y.json is not a list of labels from 0 to 9"),
         (b"[1, 10]", "not a list of labels"),
         (b"[1, true]", "not a list of labels"),

@@ -91,6 +91,19 @@ def bomb(path: Path, side: int) -> None:
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b""))
 
 
+def many_scans(path: Path, scans: int) -> None:
+    """Write a progressive JPEG file whose last scan is repeated."""
+    image(1).save(path, progressive=True)
+    content = path.read_bytes()
+    last = content[content.rindex(b"\xff\xda") : -2]
+    path.write_bytes(content[:-2] + (scans - content.count(b"\xff\xda")) * last + content[-2:])
+
+
+def test_a_jpeg_file_may_have_some_scans(tmp_path: Path) -> None:
+    many_scans(tmp_path / "some.jpg", 100)
+    assert read([tmp_path / "some.jpg"])[0].unique().tolist() == [1]
+
+
 def test_bad_files_are_named(tmp_path: Path) -> None:
     good = save(tmp_path / "good.png", 7)
     (tmp_path / "truncated.png").write_bytes(good.read_bytes()[:-30])
@@ -103,6 +116,7 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     bomb(tmp_path / "large-bomb.png", 60_000)
     (tmp_path / "page.eps.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n")
     image(1).save(tmp_path / "two.gif", save_all=True, append_images=[image(2)])
+    many_scans(tmp_path / "scans.jpg", 101)
     reasons = {
         "truncated.png": "cannot be read: ",
         "text.png": "is not an image in a supported format",
@@ -114,6 +128,7 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         "large-bomb.png": "has too many pixels; the limit is 100,000,000",
         "page.eps.png": "is not an image in a supported format",
         "two.gif": "has 2 frames; expected one image",
+        "scans.jpg": "has 101 scans; the limit is 100",
     }
     files, bad, steps = [good, *(tmp_path / name for name in reasons), good], list[BadFile](), list[int]()
     images, indices = read(files, on_bad=bad.append, advance=steps.append)
@@ -124,9 +139,9 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadFilesError) as caught:
         read(files)
     lines = str(caught.value).splitlines()
-    assert lines[0] == "10 of 12 image files cannot be used"
+    assert lines[0] == "11 of 13 image files cannot be used"
     assert lines[1].strip().startswith(str(tmp_path / "truncated.png"))
-    assert (len(lines), lines[-1].strip(), len(caught.value.bad)) == (7, "and 5 more", 10)
+    assert (len(lines), lines[-1].strip(), len(caught.value.bad)) == (7, "and 6 more", 11)
 
 
 def test_an_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

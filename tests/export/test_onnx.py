@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,34 @@ def test_large_weights_have_a_file_of_their_own(tmp_path: Path, monkeypatch: pyt
     verify_onnx(net, tmp_path / "net.onnx", torch.rand(3, 1, 8, 8))
     write_onnx(net, tmp_path / "net.onnx")
     verify_onnx(net, tmp_path / "net.onnx", torch.rand(3, 1, 8, 8))
+
+
+def test_a_killed_export_leaves_no_old_graph_with_new_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(onnx, "INLINE_BYTES", 1000)
+    old, new = (LinfNet((1, 8, 8), 10, (96,), mean=mean).eval() for mean in (0.1, 0.9))
+    graph, weights = write_onnx(old, tmp_path / "net.onnx")
+    before, rename = weights.read_bytes(), Path.replace
+
+    def replace(path: Path, target: Path) -> Path:
+        if target == graph:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(KeyboardInterrupt):
+        write_onnx(new, graph)
+    assert weights.read_bytes() != before
+    assert list(tmp_path.iterdir()) == [weights]
+
+
+def test_the_weights_of_a_killed_export_are_removed_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(onnx, "INLINE_BYTES", 1000)
+    killed = tmp_path / ".net.onnx.01234567.tmp"
+    killed.mkdir()
+    (killed / "net.onnx.data").touch()
+    os.utime(killed, (0, 0))
+    files = write_onnx(LinfNet((1, 8, 8), 10, (96,)).eval(), tmp_path / "net.onnx")
+    assert sorted(tmp_path.iterdir()) == files
 
 
 def test_no_tensor_holds_batch_times_out_times_in():

@@ -14,11 +14,13 @@ from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import make_folder, read_table, write_json, write_table
 from linfnet.nn import Classifier, LinfNet, SparseNet
-from linfnet.nn.model_path import KnownData, class_names
+from linfnet.nn.model_path import KnownData, class_names, known_data
 from linfnet.systems import load_model
 
 # The file in the folder of a compressed net with the comparison to the dense net.
 COMPRESSION_FILE = "compression.json"
+# All files in that folder, of which `COMPRESSION_FILE` is written first.
+_FILES = (COMPRESSION_FILE, "model.safetensors", "config.json", "README.md")
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,15 @@ class Compress:
                 runners_up=self.runners_up, dtype="float16" if self.float16 else "float32", check=test, seed=self.seed,
                 advance=advance,
             )  # fmt: skip
-        result.net.save(make_folder(out), class_names=class_names(found.folder, net.classes))
+        for temporary in _leftovers(make_folder(out)):
+            temporary.unlink()
+        write_json(out / COMPRESSION_FILE, result.to_json())
+        result.net.save(out, class_names=class_names(found.folder, net.classes))
         data = found.data if found.data in known_sets() else str(Path(found.data).resolve())
         epsilons = tuple(eps for eps in found.epsilons if eps)
         about = KnownData(data, epsilons, self._on("train").conversion(found), found.seed)
+        # Written last: without the data in this file, the folder is not complete.
         write_table(out / "config.json", {**read_table(out / "config.json"), **about.to_json()})
-        write_json(out / COMPRESSION_FILE, result.to_json())
         _print(result, test, out)
 
     def _on(self, split: Literal["train", "test"]) -> inputs.OnImages:
@@ -99,9 +104,20 @@ class Compress:
         near = self.model if self.model == model else Path("runs") / model.name  # not next to a packaged model
         near = near if near.name not in ("", "..") else near.resolve()
         out = self.out or near.with_name(f"{near.name}-compressed")
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if out.exists() and not (out.is_dir() and _is_incomplete(out)):
             raise ArgumentError(f"--out is {out}, which exists; choose a new or empty folder")
         return out
+
+
+def _is_incomplete(folder: Path) -> bool:
+    """Return whether a folder is empty, or has only files of a compression that was killed before it was complete."""
+    names = {entry.name for entry in folder.iterdir()} - {file.name for file in _leftovers(folder)}
+    return not names or (COMPRESSION_FILE in names and names <= set(_FILES) and known_data(folder).data is None)
+
+
+def _leftovers(folder: Path) -> list[Path]:
+    """Return the temporary files that a killed compression has left."""
+    return [file for name in _FILES for file in folder.glob(f".{name}.*.tmp")]
 
 
 def _print(result: Compressed, test: ImageSet, out: Path) -> None:

@@ -104,7 +104,7 @@ class Evaluate(inputs.OnImages):
         images = self.load_set(net, found, device)
         steps = self.steps or (found.run.recipe.evaluation.pgd_steps if found.run else 100)
         if out != found.folder:
-            check_copy(found.folder, out)
+            check_copy(found.folder, out, PARTIAL)
         with joined(device) as group, only_first_prints(group):
             partial = out / PARTIAL
             options: dict[str, Any] = {"exact": self.exact, "branches": self.branches, "partial": partial}

@@ -119,7 +119,7 @@ def read_png(paths: list[Path]) -> Arrays:
     """
     try:
         labels: Any = json.loads(_read_file(paths[-1]))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LinfnetError(f"{paths[-1]} is truncated or not a JSON file: {error}") from error
     if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 10 for label in labels):
         raise LinfnetError(f"{paths[-1]} is not a list of labels from 0 to 9")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from linfnet.data.jpeg import MAX_SCANS, count_scans
 from linfnet.data.own_data import ImageBuffer
 from linfnet.errors import ArgumentError, LinfnetError, require
 
@@ -140,6 +141,9 @@ def _read(path: Path, size: tuple[int, int] | None, mode: Mode) -> Tensor:
                     raise _UnusableError(
                         f"has {picture.width} x {picture.height} pixels; the limit is {_MOST_PIXELS:,}"
                     )
+                scans = count_scans(path.read_bytes()) if picture.format in ("JPEG", "MPO") else 1
+                if scans > MAX_SCANS:  # a small file may take minutes to decode
+                    raise _UnusableError(f"has {scans:,} scans; the limit is {MAX_SCANS}")
                 # The further images in a camera's JPEG file (MPO) are versions of the first one.
                 if (frames := getattr(picture, "n_frames", 1)) != 1 and picture.format != "MPO":
                     raise _UnusableError(f"has {frames} frames; expected one image")

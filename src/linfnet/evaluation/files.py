@@ -15,7 +15,6 @@ from linfnet.results import add_evaluations, storage
 def save_evaluation(evaluation: Evaluation, folder: Path | str) -> None:
     """Add the results to results.json in a folder, and write files with all samples and with the broken images."""
     folder = Path(folder)
-    add_evaluations(folder, evaluation.results)
     if evaluation.results:
         path = storage.samples_path(folder, evaluation.results)
         storage.write_columns(path, _sample_columns(evaluation))
@@ -25,6 +24,8 @@ def save_evaluation(evaluation: Evaluation, folder: Path | str) -> None:
         found = {at.eps: at.witnesses for at in evaluation.at if at.witnesses is not None}
         if found:
             write_tensors(storage.witness_path(path), _named(found), {"linfnet": "witnesses-1"})
+    # Written last: a study does not repeat an evaluation that is in results.json.
+    add_evaluations(folder, evaluation.results)
 
 
 def _named(samples: Mapping[Fraction, Broken]) -> dict[str, Tensor]:

@@ -8,7 +8,6 @@ net gather the inputs of all connections, [batch, connections] numbers.
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
@@ -22,7 +21,7 @@ from torch import Tensor
 from linfnet.boxes import check_images
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, require
-from linfnet.files import replacing
+from linfnet.files import replacing, temporary_folder
 from linfnet.nn import Classifier, LinfNet, SparseDistance, SparseNet
 from linfnet.nn.distance import DistanceModule
 from linfnet.version import __version__
@@ -194,12 +193,14 @@ def write_onnx(net: Classifier, path: Path, class_names: Sequence[str] = ()) -> 
             onnx.save_model(model, os.fspath(temporary))
         return [path]
     data = path.with_name(path.name + ".data")
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        written = Path(folder) / path.name
+    with temporary_folder(path) as folder:
+        written = folder / path.name
         onnx.save_model(model, os.fspath(written), save_as_external_data=True, location=data.name)
         written.with_name(data.name).chmod(written.stat().st_mode & 0o777)
-        written.with_name(data.name).replace(data)
-        written.replace(path)
+        path.unlink(missing_ok=True)  # an old graph must not be used with the new weights
+        for file in (data, path):
+            with replacing(file) as temporary:
+                (folder / file.name).replace(temporary)
     return [path, data]
 
 

@@ -11,7 +11,7 @@ from linfnet.data import Conversion, parse_size
 from linfnet.data.catalog import check_names
 from linfnet.epsilon import format_epsilon, parse_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, printable, require
-from linfnet.files import make_folder, read_table
+from linfnet.files import make_folder, read_table, replacing
 
 # Contains one folder for each model of the package.
 PRETRAINED = Path(__file__).parent / "pretrained"
@@ -98,12 +98,16 @@ def known_data(folder: Path) -> KnownData:
     return KnownData(data, tuple(parse_epsilon(str(eps), f"{path}: eps") for eps in epsilons), conversion, seed)
 
 
-def check_copy(model: Path, folder: Path) -> None:
-    """Raise an error if `copy_model` would replace another model in a folder."""
+def check_copy(model: Path, folder: Path, partial: str) -> None:
+    """Raise an error if `copy_model` would replace another model in a folder, or add one to other files.
+
+    A killed evaluation may have left temporary files, and the folder with this name of its partial results.
+    """
     weights = folder / "model.safetensors"
     if weights.exists() and weights.read_bytes() != (model / "model.safetensors").read_bytes():
         raise LinfnetError(f"{folder} contains another model; choose another folder")
-    if not weights.exists() and folder.is_dir() and any(folder.iterdir()):
+    entries = folder.iterdir() if folder.is_dir() and not weights.exists() else ()
+    if not all(entry.name == partial or entry.match(".*.tmp") for entry in entries):
         raise LinfnetError(f"{folder} contains other files; choose a new or empty folder")
 
 
@@ -112,7 +116,8 @@ def copy_model(model: Path, folder: Path) -> None:
     make_folder(folder)
     for name in ("model.safetensors", "config.json", "README.md"):
         if (model / name).is_file() and not (folder / name).exists():
-            shutil.copyfile(model / name, folder / name)
+            with replacing(folder / name) as temporary:
+                shutil.copyfile(model / name, temporary)
 
 
 def system_name(config: Mapping[str, Any]) -> str:

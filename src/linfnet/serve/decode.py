@@ -36,16 +36,13 @@ class PictureError(Exception):
         self.status = status
 
 
-def count_scans(body: bytes) -> int:
-    """Return the number of scans of a JPEG file, and 1 for other files."""
-    # Within compressed data, 0xff is always followed by another byte than 0xda.
-    return body.count(b"\xff\xda") if body.startswith(b"\xff\xd8") else 1
-
-
-def read_picture(body: bytes, shape: tuple[int, int, int], fit: str, max_work: int | None = None) -> np.ndarray:
+def read_picture(
+    body: bytes, shape: tuple[int, int, int], fit: str, max_work: int | None = None, scans: int = 1
+) -> np.ndarray:
     """Return bytes [H, W] or [H, W, 3] of the net's shape (C, H, W) from the bytes of a PNG, JPEG or WebP file.
 
-    Raises `CostlyPictureError`, before it is decoded, for a picture of more work than `max_work`.
+    Raises `CostlyPictureError`, before it is decoded, for a picture of more work than `max_work`; `scans` is the number
+    of scans of the file.
 
     The fit "none" accepts only pictures of exactly the net's size and mode; "crop" cuts out the centre and scales it;
     "resize" scales the whole picture, which distorts pictures of another shape; "digit" prepares it like the images of
@@ -54,7 +51,7 @@ def read_picture(body: bytes, shape: tuple[int, int, int], fit: str, max_work: i
     mode = {1: "L", 3: "RGB"}.get(shape[0])
     if mode is None:
         raise PictureError(415, f"the net has {shape[0]} channels, which no picture has; post JSON pixels instead")
-    picture = _decode(body, rotate=fit != "none", max_work=max_work)
+    picture = _decode(body, rotate=fit != "none", max_work=max_work, scans=scans)
     if fit == "none":
         if picture.mode != mode or picture.size != (shape[2], shape[1]):
             size = f"{picture.width} x {picture.height}, mode {picture.mode}"
@@ -75,13 +72,13 @@ def read_picture(body: bytes, shape: tuple[int, int, int], fit: str, max_work: i
     return array
 
 
-def _decode(body: bytes, rotate: bool, max_work: int | None) -> Image.Image:
+def _decode(body: bytes, rotate: bool, max_work: int | None, scans: int) -> Image.Image:
     """Decode a picture; if `rotate` is true, apply the orientation that the camera stored."""
     try:
         with warnings.catch_warnings(action="ignore"), contextlib.suppress(Image.DecompressionBombError):
             picture = Image.open(io.BytesIO(body), formats=FORMATS)
             if picture.width * picture.height <= MAX_PIXELS and max(picture.size) <= MAX_SIDE:
-                work = picture.width * picture.height * count_scans(body)
+                work = picture.width * picture.height * scans
                 if max_work is not None and work > max_work:
                     raise CostlyPictureError(work)
                 picture.load()
@@ -130,7 +127,7 @@ def _centred_start(mass: np.ndarray, side: int) -> int:
 def main() -> None:
     """Decode the pictures that arrive on the standard input, until it ends.
 
-    A request is a line of JSON with the number of bytes, the shape, the fit and the largest work, followed by the
+    A request is a line of JSON with the number of bytes and the other arguments of `read_picture`, followed by the
     file; a response is a line of JSON with the shape of the array, followed by its bytes, or with the status and the
     reason of an error, or with null and the work of a picture that is not decoded.
     """
@@ -142,10 +139,10 @@ def main() -> None:
     target.write(b"ready\n")
     target.flush()
     while line := source.readline():
-        size, shape, fit, max_work = json.loads(line)
+        size, shape, *options = json.loads(line)
         body = source.read(size)
         try:
-            array = np.ascontiguousarray(read_picture(body, tuple(shape), fit, max_work))
+            array = np.ascontiguousarray(read_picture(body, tuple(shape), *options))
             target.write(json.dumps([array.shape, None]).encode() + b"\n" + array.tobytes())
         except CostlyPictureError as error:
             target.write(json.dumps([None, error.work]).encode() + b"\n")

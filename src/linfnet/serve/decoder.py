@@ -17,20 +17,19 @@ from starlette.exceptions import HTTPException
 from torch import Tensor
 
 from linfnet.data import to_pixels
+from linfnet.data.jpeg import MAX_SCANS, count_scans
 from linfnet.serve import decode
 from linfnet.serve.schemas import Fit
 
 DECODE_SECONDS = 2.0
 START_SECONDS = 60.0
-# A progressive JPEG has about ten scans. Each scan costs milliseconds for a large picture, but only a few bytes.
-MAX_SCANS = 100
 # Pictures of at most so many pixels, times their scans, take less than 0.1 s.
 SMALL_WORK = 2_000_000
 
 
 def check_scans(body: bytes) -> None:
     """Raise 400 if a JPEG has too many scans, before it occupies the process that decodes."""
-    scans = decode.count_scans(body)
+    scans = count_scans(body)
     if scans > MAX_SCANS:
         raise HTTPException(400, f"the JPEG file has {scans:,} scans; expected at most {MAX_SCANS}")
 
@@ -79,7 +78,8 @@ class Decoder:
                     _line(process.stdout)
                 self._ready = True
             with _ended_after(DECODE_SECONDS, process):
-                process.stdin.write(json.dumps([len(body), shape, fit, self.max_work]).encode() + b"\n")
+                request = [len(body), shape, fit, self.max_work, count_scans(body)]
+                process.stdin.write(json.dumps(request).encode() + b"\n")
                 process.stdin.write(body)
                 process.stdin.flush()
                 result, reason = json.loads(_line(process.stdout))
