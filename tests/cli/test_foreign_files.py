@@ -137,7 +137,7 @@ def test_damaged_folders(place: Path, refused: Callable[..., str]):
 @pytest.mark.parametrize(
     ("arguments", "room", "message"),
     [
-        (["evaluate", "run", "--limit", "5", "--steps", "1"], 0, "run/samples-digits-test-first-5-pgd-1-eps-0.1.csv: File"),
+        (["evaluate", "run", "--limit", "5", "--steps", "1"], 0, "run/samples-digits-test-first-5"),
         (["plot", "run"], 0, "run/curves.png: "),
         (["plot", "run", "--out", "curves.svg"], 5000, "curves.svg: File too large"),
         (["report", "run"], 5000, "run/report.html: File too large"),
