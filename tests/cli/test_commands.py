@@ -311,3 +311,22 @@ def test_training_with_held_out_images(tmp_path: Path, capsys: pytest.CaptureFix
     assert "on held-out training images" in printed
     assert "held-out images at p" in printed
     assert "The model was saved without results." in (tmp_path / "run" / "README.md").read_text()
+    assert main([*shlex.split(printed.split("next: linfnet ")[1]), "--steps", "1"]) == 0
+    results = read_results(tmp_path / "run")
+    assert results.training is not None and results.training.held_out is not None
+    assert (found := results.evaluations[-1]).split == "held-out"
+    assert (found.count, found.clean) == (100, results.training.held_out.clean)
+
+
+def test_held_out_images_keep_their_names(tmp_path: Path):
+    run, out = tmp_path / "run", tmp_path / "out"
+    assert main(["train", "digits", *TINY, "--set", "hold_out=100", "--out", str(run)]) == 0
+    assert main(["certify", str(run), "--split", "held-out", "--out", str(out)]) == 0
+    images, rows = load("digits"), list(csv.DictReader(io.StringIO((out / "radii.csv").read_text())))
+    indices = [int(row["image"]) for row in rows]
+    assert torch.equal(images.images[indices], images.hold_out(100)[1].images)
+
+
+def test_a_run_that_held_out_nothing(run: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["evaluate", str(run), "--split", "held-out"]) == 2
+    assert "held out no images" in capsys.readouterr().err

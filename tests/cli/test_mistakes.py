@@ -73,7 +73,7 @@ from linfnet.train import RunFolder
         (["--import", "absent_module", "recipes"], "absent_module"),
         (["recipes", "--import=absent.py"], "absent.py"),
         (["evaluate"], "linfnet evaluate needs MODEL; see linfnet evaluate --help"),
-        (["evaluate", "run", "--split", "foo"], "--split is 'foo'; expected one of test, train, val, all"),
+        (["evaluate", "run", "--split", "foo"], "--split is 'foo'; expected one of test, train, val, all, held-out"),
         (["evaluate", "run", "--limit", "many"], "--limit is 'many'; expected a whole number"),
         (["watch", "run", "--every=soon"], "--every is 'soon'; expected a number"),
         (["data"], "linfnet data needs an action; expected one of fetch, list, verify"),

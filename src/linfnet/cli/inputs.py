@@ -17,6 +17,7 @@ from linfnet.data import (
     Conversion,
     ImageSet,
     NamedImages,
+    hold_out_indices,
     is_labelled,
     known_sets,
     load_labelled,
@@ -88,9 +89,11 @@ TrainingData = Annotated[
         "CSV file (file,label), an .npz file, or a folder of .npy files. Default: the data of the recipe.",
     ),
 ]
-Split = Annotated[
-    Literal["test", "train", "val", "all"],
-    arg(help="The split of the data. Own data without a test folder is split by a seed: one fifth is the test split."),
+SPLIT_HELP = "The split of the data. Own data without a test folder is split by a seed: one fifth is the test split."
+Split = Annotated[Literal["test", "train", "val", "all"], arg(help=SPLIT_HELP)]
+SplitOfRun = Annotated[
+    Literal["test", "train", "val", "all", "held-out"],
+    arg(help=f"{SPLIT_HELP} held-out: the training images that the run did not use (data.hold_out of its recipe)."),
 ]
 Limit = Annotated[int | None, arg(metavar="N", help="Use only the first N images.")]
 Resize = Annotated[
@@ -220,7 +223,7 @@ class OnImages:
 
     model: Model
     data: Data = None
-    split: Split = "test"
+    split: SplitOfRun = "test"
     limit: Limit = None
     resize: Resize = None
     grey: Grey = False
@@ -250,10 +253,11 @@ class OnImages:
         self, net: Classifier, inputs: ModelInputs, skipped: SkippedFiles | None
     ) -> tuple[ImageSet, list[str]]:
         own = inputs.data not in known_sets()
+        count = self._held_out(inputs) if self.split == "held-out" else None
         try:
-            return load_labelled(
+            images, names = load_labelled(
                 inputs.data,
-                self.split,
+                self.split if count is None else "train",
                 shape=net.picture_shape(),
                 class_names=class_names(inputs.folder, net.classes) if own else (),
                 conversion=self.conversion(inputs),
@@ -262,6 +266,18 @@ class OnImages:
             )
         except BadFilesError as error:
             raise bad_files_error(error, net.picture_shape()) from None
+        if count is None:
+            return images, names
+        return images.hold_out(count)[1], [names[index] for index in hold_out_indices(len(images), count)[1].tolist()]
+
+    def _held_out(self, inputs: ModelInputs) -> int:
+        """Return the number of training images that the run held out; raise an error if there are none."""
+        count = inputs.run.recipe.data.hold_out if inputs.run else None
+        if count is None:
+            raise ArgumentError(f"--split is 'held-out', but {self.model} held out no images; train with data.hold_out")
+        if self.data is not None:
+            raise ArgumentError("--split is 'held-out', which is a part of the data of the run; expected no --data")
+        return count
 
     def conversion(self, inputs: ModelInputs) -> Conversion:
         """Return the conversion of image files: the given options, completed by those of the model's data."""

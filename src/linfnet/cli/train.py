@@ -134,12 +134,13 @@ class Train:
     @staticmethod
     def _report(path: Path) -> None:
         result = read_results(path).training
+        split = " --split held-out" if result is not None and result.held_out is not None else ""
         if result is not None and (tested := result.test or result.held_out) is not None:
             certified = {format_epsilon(eps): share for eps, share in tested.certified.items()}
             where = "" if result.test else ", on held-out training images"
             console.print(f"done in {result.seconds:.0f} s: {figures(tested.clean, certified)}{where}")
         console.print(f"run folder: {path}")
-        console.print(f"next: linfnet evaluate {shlex.quote(str(path))}")
+        console.print(f"next: linfnet evaluate {shlex.quote(str(path))}{split}")
 
 
 def _stored(path: Path) -> tuple[Recipe, bool]:

@@ -18,6 +18,7 @@ from linfnet.data.image_files import BadFile as BadFile
 from linfnet.data.image_files import BadFilesError as BadFilesError
 from linfnet.data.image_files import read_image_files as read_image_files
 from linfnet.data.image_set import ImageSet as ImageSet
+from linfnet.data.image_set import hold_out_indices as hold_out_indices
 from linfnet.data.image_set import to_pixels as to_pixels
 from linfnet.data.named_images import Conversion as Conversion
 from linfnet.data.named_images import NamedImages as NamedImages

@@ -75,12 +75,7 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
         >>> len(rest), len(held_out)
         (1237, 200)
         """
-        if not 0 < count < len(self):
-            raise ArgumentError(
-                f"hold_out is {count}; expected a number from 1 to {len(self) - 1}, of {len(self)} images"
-            )
-        order = np.argsort(np.random.Philox(np.random.SeedSequence(0)).random_raw(len(self)), kind="stable")
-        parts = (torch.from_numpy(np.sort(part)).to(self.images.device) for part in (order[count:], order[:count]))
+        parts = (index.to(self.images.device) for index in hold_out_indices(len(self), count))
         rest, chosen = (replace(self, images=self.images[part], labels=self.labels[part]) for part in parts)
         return rest, replace(chosen, split="held-out")
 
@@ -91,3 +86,11 @@ class ImageSet(Dataset[tuple[Tensor, int]]):
     def as_pixels(self, images: Tensor) -> Tensor:
         """Convert images of this set, for example after augmentation, to float32 pixels in [0, 1]."""
         return images if images.is_floating_point() else to_pixels(images, self.info.white)
+
+
+def hold_out_indices(size: int, count: int) -> tuple[Tensor, Tensor]:
+    """Return the indices of the other images and of the held-out images, both ascending, of `size` training images."""
+    if not 0 < count < size:
+        raise ArgumentError(f"hold_out is {count}; expected a number from 1 to {size - 1}, of {size} images")
+    order = np.argsort(np.random.Philox(np.random.SeedSequence(0)).random_raw(size), kind="stable")
+    return torch.from_numpy(np.sort(order[count:])), torch.from_numpy(np.sort(order[:count]))
