@@ -34,6 +34,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "models": zoo,
     "systems": accuracy_tables.systems,
     "table1-systems": system_tables.table1_systems,
+    "table1-small": system_tables.table1_small,
     "small-systems": system_tables.small_systems,
     "short-runs": accuracy_tables.short_runs,
     "first-phase": accuracy_tables.first_phase,

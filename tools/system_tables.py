@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 from linfnet.epsilon import format_epsilon
-from linfnet.recipes import load_recipe
+from linfnet.recipes import Recipe, load_recipe
 from linfnet.reproduce import table1_with
 from linfnet.results import Result
 from tools import records
@@ -17,9 +17,8 @@ def table1_systems() -> str:
     rows: list[list[str]] = []
     for cell in table1_with(["all"]).cells:
         recipe = load_recipe(cell.recipe)
-        eps = format_epsilon(recipe.evaluation.eps[0])
         paper = ["–" if share is None else f"{share:.2f}" for share in (cell.paper.clean, cell.paper.pgd)]
-        row = [f"{DATA[recipe.data.name]}, {eps}", f"`{cell.recipe}`", *paper, f"{cell.paper.certified:.2f}"]
+        row = [_subject(recipe), f"`{cell.recipe}`", *paper, f"{cell.paper.certified:.2f}"]
         if cell.recipe in runs:
             run, result = runs[cell.recipe]
             shares = _shares(result)
@@ -29,6 +28,24 @@ def table1_systems() -> str:
             rows.append([*row, *["–"] * 7])
     head = ["data, ε", "recipe", "paper: clean", "PGD", "certified", "ours: clean", "PGD", "certified"]
     return table([*head, "epochs", "training, s", "proof, s/image", "record"], rows)
+
+
+def table1_small() -> str:
+    """Return the outcome of `linfnet reproduce table1 --systems all --small`, the median over the seeds of each row."""
+    record = read_record("table1-small")
+    rows: list[list[str]] = []
+    for cell in record["cells"]:
+        recipe, found = load_recipe(cell["recipe"]), {name: each["median"] for name, each in cell["spread"].items()}
+        shares = [percent(found.get(name)) for name in ("clean", "pgd", "certified")]
+        cost = [f"{found['seconds']:.0f}", f"{found['certify_seconds']:.1g}"] if found else ["–", "–"]
+        quoted = f"{cell['paper']['certified']:.2f}"
+        rows.append([_subject(recipe), f"`{cell['recipe']}`", *shares, *cost, quoted])
+    head = ["data, ε", "recipe", "clean", f"PGD-{record['pgd_steps']}", "certified", "training, s", "proof, s/image"]
+    return table([*head, "paper: certified"], rows)
+
+
+def _subject(recipe: Recipe) -> str:
+    return f"{DATA[recipe.data.name]}, {format_epsilon(recipe.evaluation.eps[0])}"
 
 
 def small_systems() -> str:
