@@ -25,7 +25,7 @@ def train(folder: Path, dtype: torch.dtype, group: Group = ALONE) -> dict[str, t
     records: list[torch.Tensor] = []
     while trainer.progress.step < STEPS:
         epoch, row = divmod(trainer.progress.step, trainer.steps_per_epoch)
-        trainer._step(row, *next(trainer._batches(epoch, row)))
+        trainer._step(row, *next(trainer.batches.epoch(epoch, row)))
         trainer.progress.step += 1
         records.append(trainer.record[row].clone())
         if trainer.progress.step == 12:

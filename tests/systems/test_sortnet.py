@@ -129,7 +129,7 @@ def test_the_means_of_the_model_are_those_of_the_whole_augmented_training_set(ru
     net, images = load_model(run), load("digits")
     assert isinstance(net, SortNet)
     trainer = Trainer(small(), images, None, torch.device("cpu"))
-    batches = [pixels for pixels, _ in trainer._batches(17, 0)]
+    batches = [pixels for pixels, _ in trainer.batches.epoch(17)]
     assert sum(map(len, batches)) == len(images)
     assert not torch.equal(torch.cat(batches).sort(0).values, images.pixels().sort(0).values)
     means = [module.running_mean.clone() for module in net.modules() if isinstance(module, MeanShift)]
@@ -159,10 +159,10 @@ def test_masks_depend_on_the_step_and_the_seed():
     recipe = small()
     trainer = Trainer(recipe, load("digits").first(200), None, torch.device("cpu"))
     trainer.net.train()
-    pixels, labels = next(trainer._batches(0, 0))
+    pixels, labels = next(trainer.batches.epoch(0))
 
     def loss(step: int) -> float:
-        return trainer.system.loss(recipe, trainer.net, pixels, labels, trainer.state_at(step))[0].item()
+        return trainer.objective.system.loss(recipe, trainer.net, pixels, labels, trainer.state_at(step))[0].item()
 
     # p and lambda are constant in the first phase.
     assert loss(1) == loss(1)
@@ -173,7 +173,7 @@ def test_the_scale_decays():
     recipe = small("scale_decay=0.5", "optimizer.eps=1e9", "scale_lr_factor=1", "lr=0.02")
     trainer = Trainer(recipe, load("digits").first(200), None, torch.device("cpu"))
     trainer.net.train()
-    trainer._step(0, *next(trainer._batches(0, 0)))  # with a huge eps, Adam's steps vanish
+    trainer._step(0, *next(trainer.batches.epoch(0)))  # with a huge eps, Adam's steps vanish
     assert trainer.net.scale.item() == pytest.approx(1 - 0.02 * 0.5, rel=1e-6)
     assert math.isclose(trainer.optimizer.param_groups[1]["lr"], 0.02)
 

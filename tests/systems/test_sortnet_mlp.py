@@ -212,7 +212,7 @@ def test_the_mlp_decays_and_distances_do_not():
     trainer = Trainer(recipe, load("digits").first(100), None, torch.device("cpu"))
     before = {name: value.clone() for name, value in trainer.net.named_parameters()}
     trainer.net.train()
-    trainer._step(0, *next(trainer._batches(0, 0)))  # with a huge eps, Adam's steps vanish
+    trainer._step(0, *next(trainer.batches.epoch(0)))  # with a huge eps, Adam's steps vanish
     for name, value in trainer.net.named_parameters():
         share = 1.0 if name.startswith("layers") else 1 - 0.02 * 0.5
         torch.testing.assert_close(value, before[name] * share)

@@ -19,7 +19,6 @@ from linfnet.nn import LinfNet
 from linfnet.ops.cuda import tensor_core
 from linfnet.recipes import load_recipe
 from linfnet.schedules import StepState
-from linfnet.systems import FeatureModule, FeatureSystem
 from linfnet.train import RunFolder, Trainer, cuda_graphs
 from linfnet.train.cuda_graphs import CapturedGraphs, GraphedModule
 from linfnet.train.optimizer import build_optimizer
@@ -187,12 +186,11 @@ def test_the_trainer_gives_the_same_bits_with_graphs(
 ) -> None:
     settings = (*FEW_P, *changes)
     plain, replayed = new_trainer("plain", *settings), new_trainer("replayed", *settings)
-    assert isinstance(replayed.system, FeatureSystem)
-    module = FeatureModule(replayed.system, replayed.net)
-    replayed.graphed = GraphedModule(module, replayed.batch, replayed._exponents, replayed._exponents_stay)
+    replayed.objective.use_graphs(replayed.batches.size, replayed._later)
+    assert replayed.objective.graphed_features is not None
     plain.run()
     assert fakes == []  # on a CPU the recipe's graphs = true has no effect
-    assert plain.graphed is None
+    assert plain.objective.graphed_features is None
     replayed.run()
     # These are all full batches except the first of each p.
     assert [each.replays for each in fakes] == replays

@@ -80,10 +80,10 @@ def test_graphs_are_captured_again_when_other_terms_are_used(
     monkeypatch.setattr(cuda_graphs, "CapturedLoss", Fake)
     settings = (*SETTINGS, "system.name=ibp", "system.architecture=small")
     plain, replayed = new_trainer("plain", *settings), new_trainer("replayed", *settings)
-    assert isinstance(replayed.system, WeightedSystem)
-    replayed.graphed_loss = GraphedLoss(LossModule(replayed.system, replayed.net), replayed.batch)
+    replayed.objective.use_graphs(replayed.batches.size, replayed._later)
+    assert replayed.objective.graphed_loss is not None
     plain.run()
-    assert plain.graphed_loss is None
+    assert plain.objective.graphed_loss is None
     replayed.run()
     # Full batches except the first with the same terms: phases 1, 2 and 3 have different ones.
     assert [each.replays for each in Fake.made] == [7, 12, 6]

@@ -153,7 +153,7 @@ def test_a_run_killed_at_its_end_finishes_with_the_same_model(new_trainer: Calla
 def test_schedule_values_reach_the_net_and_the_optimizer(new_trainer: Callable[..., Trainer]):
     trainer = new_trainer()
     trainer.progress.step = 5
-    pixels, labels = next(trainer._batches(1, 2))
+    pixels, labels = next(trainer.batches.epoch(1, 2))
     trainer._step(2, pixels, labels)
     values = step_state(trainer.recipe, 5, 3)
     assert trainer.net.p == values.p == pytest.approx(8 * 125 ** (2 / 9))
@@ -208,11 +208,11 @@ def test_the_metrics_at_infinity_use_means_of_infinity(new_trainer: Callable[...
 
 def test_a_test_at_a_finite_p_uses_means_of_infinity(new_trainer: Callable[..., Trainer]):
     trainer = new_trainer("run", "evaluation.eps=[0, 0.01, 0.02, 0.03]")
-    for row, (pixels, labels) in enumerate(trainer._batches(0, 0)):
+    for row, (pixels, labels) in enumerate(trainer.batches.epoch(0)):
         trainer._step(row, pixels, labels)
     expected = copy.deepcopy(trainer.net)
     outdated = accuracies(expected.frozen(), trainer.test, trainer.recipe.evaluation.eps)
-    reestimate_means(expected, trainer._mean_batches())
+    reestimate_means(expected, trainer.batches.for_means())
     found = trainer._test(trainer.test)
     wanted = accuracies(expected.frozen(), trainer.test, trainer.recipe.evaluation.eps)
     assert (found.clean, found.certified) == (wanted.clean, wanted.certified)
@@ -231,7 +231,7 @@ def test_a_run_that_ends_at_a_finite_p_has_means_of_infinity(new_trainer: Callab
     trainer = new_trainer("run", "epochs=[1, 1, 0]")
     trainer.run()
     expected = copy.deepcopy(trainer.net)
-    reestimate_means(expected, trainer._mean_batches())
+    reestimate_means(expected, trainer.batches.for_means())
     for name, tensor in expected.state_dict().items():
         assert torch.equal(tensor, trainer.net.state_dict()[name]), name
 
@@ -242,7 +242,7 @@ def test_every_epoch_of_a_seed_has_its_order_and_its_crops(new_trainer: Callable
         plan = plan_epoch(150, seed, epoch, pad=1)
         images = trainer.images.images[plan.order]
         expected = trainer.images.as_pixels(augment(images, plan.top, plan.left, plan.flip, 1))
-        pixels, labels = zip(*trainer._batches(epoch, 0), strict=True)
+        pixels, labels = zip(*trainer.batches.epoch(epoch), strict=True)
         assert torch.equal(torch.cat(pixels), expected)
         assert torch.equal(torch.cat(labels), trainer.images.labels[plan.order])
 

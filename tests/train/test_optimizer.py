@@ -84,7 +84,7 @@ def test_training_decays_before_the_step_at_the_present_rate(new_trainer: Callab
     expected = [layer.weight.detach().clone() for layer in trainer.net.layers]
     for weight in expected:
         decay_rows(weight, 8.0, 0.02 * 0.5)
-    pixels, labels = next(trainer._batches(0, 0))
+    pixels, labels = next(trainer.batches.epoch(0))
     trainer._step(0, pixels, labels)
     for layer, weight in zip(trainer.net.layers, expected, strict=True):
         assert torch.allclose(layer.weight, weight, rtol=1e-6, atol=1e-9)
@@ -94,7 +94,7 @@ def test_long_gradients_are_clipped(new_trainer: Callable[..., Trainer]):
     moved = list[Tensor]()
     for clip in ("0", "1e-3", "1e9"):
         trainer = new_trainer(f"clip-{clip}", f"clip={clip}")
-        trainer._step(0, *next(trainer._batches(0, 0)))
+        trainer._step(0, *next(trainer.batches.epoch(0)))
         lengths = [weight.grad.double().norm() for weight in trainer.net.parameters() if weight.grad is not None]
         moved.append(torch.stack(lengths).norm())
     assert moved[0] == moved[2] > 0.01

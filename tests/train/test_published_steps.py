@@ -71,7 +71,7 @@ def test_a_run_takes_the_published_steps(name: str, loss_of: Callable[..., Tenso
     weights = {key: value.detach().double() for key, value in net.named_parameters() if key != "scale"}
     first, second = ({key: torch.zeros_like(value) for key, value in weights.items()} for _ in range(2))
     for epoch in range(7):
-        for row, (pixels, labels) in enumerate(trainer._batches(epoch, 0)):
+        for row, (pixels, labels) in enumerate(trainer.batches.epoch(epoch)):
             step = epoch * steps + row
             trainer._step(row, pixels, labels)
             trainer.progress.step += 1

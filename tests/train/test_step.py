@@ -64,14 +64,14 @@ def test_ten_steps_are_those_of_a_plain_loop(loss_of, changes: list[str]):
     assert trainer.steps_per_epoch == 2
 
     torch.manual_seed(recipe.run.seed)
-    net = trainer.system.build(recipe, images.info).train()
+    net = trainer.objective.system.build(recipe, images.info).train()
     scale = [net.scale] if loss_of is mixture else []
     weights = [parameter for name, parameter in net.named_parameters() if name != "scale"]
     groups = [{"params": weights}, {"params": scale}]
     optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99), eps=1e-10, fused=True)
 
     for step in range(10):
-        pixels, labels = next(trainer._batches(step // 2, step % 2))
+        pixels, labels = next(trainer.batches.epoch(step // 2, step % 2))
         trainer._step(step % 2, pixels, labels)
         trainer.progress.step += 1
 

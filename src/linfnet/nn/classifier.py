@@ -7,31 +7,25 @@ from collections.abc import Generator, Mapping, Sequence
 from fractions import Fraction
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from linfnet.boxes import check_images, outer_box
-from linfnet.errors import ArgumentError, LinfnetError, printable
-from linfnet.files import DIGEST, read_table, read_tensors, write_table, write_tensors, write_text
+from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.files import read_table
 from linfnet.nn.distance import DistanceModule
 from linfnet.nn.frozen import frozen_copy
 from linfnet.nn.label_margin import label_on_top
-from linfnet.nn.model_card import model_card
-from linfnet.nn.model_path import find_model, system_name
+from linfnet.nn.model_folder import FORMAT, build_net, read_model, write_model
+from linfnet.nn.model_path import find_model
 from linfnet.nn.nonexpansive import modules_of
 from linfnet.nn.normalization import Normalize
-from linfnet.nn.weights import WEIGHTS, check_pair, check_weights, count_parameters, load_weights, weights_digest
 from linfnet.results import Results, guarantee
 
 if TYPE_CHECKING:  # wrapped imports this module
     from linfnet.nn.wrapped import WrappedNet
-
-FORMAT = "linfnet-model-1"
-# Keys of config.json that are not arguments of the constructor: the data of packaged and compressed models
-# (`KnownData`), and the figures of packaged models (`ModelInfo`).
-ABOUT = ("format", "system", "class_names", "data", "eps", "resize", "mode", "split_seed", "measured", WEIGHTS, DIGEST)
 
 
 class Classifier(nn.Module):
@@ -286,22 +280,7 @@ class Classifier(nn.Module):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Build a net with new weights from a dictionary that `config` returned."""
-        if config.get("format") != FORMAT:
-            raise LinfnetError(f"the config's format is {config.get('format')!r}; expected {FORMAT!r}")
-        if (system := system_name(config)) != cls.system:
-            raise LinfnetError(f"the config describes a net of system {system!r}; expected {cls.system!r}")
-        arguments = {key: value for key, value in config.items() if key not in ABOUT}
-        try:
-            net = cls(**arguments)
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise LinfnetError(f"the config does not describe a net: {str(error).splitlines()[0]}") from None
-        # A missing value must not be replaced by a default: the result would be a different net. p is not saved.
-        saved = net.config().keys() - {"system"}
-        for name in sorted(saved - config.keys()):
-            raise LinfnetError(f"the config does not describe a net: it lacks {name!r}")
-        for name in sorted(arguments.keys() - saved):
-            raise LinfnetError(f"the config contains {name!r}, which is not part of the config of a saved net")
-        return net
+        return build_net(cls, config)
 
     def describe(self) -> str:
         """Return one or two sentences for the model card about the kind of net and its certificates."""
@@ -313,20 +292,7 @@ class Classifier(nn.Module):
 
         Nets are saved in float32, the precision in which they are loaded and certified.
         """
-        for name, tensor in self.state_dict().items():
-            if tensor.is_floating_point() and tensor.dtype != torch.float32:
-                dtype = tensor.dtype
-                raise ArgumentError(f"{name!r} of the net has dtype {dtype}; expected torch.float32: save net.float()")
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_tensors(folder / "model.safetensors", self.saved_tensors(), {"format": "pt", "linfnet": FORMAT})
-        names = list(map(printable, class_names))
-        config = {**self.config(), "class_names": names, WEIGHTS: weights_digest(folder)}
-        write_table(folder / "config.json", config)
-        name = folder.resolve().name
-        about = (config, self.describe(), self.guarantee, count_parameters(self))
-        card = model_card(*about, results, name=name, source=name)
-        write_text(folder / "README.md", card)
+        write_model(self, Path(folder), class_names, results)
 
     def saved_tensors(self) -> dict[str, Tensor]:
         """Return the tensors that `save` writes to model.safetensors."""
@@ -344,18 +310,7 @@ class Classifier(nn.Module):
     @classmethod
     def load_with_config(cls, folder: Path, config: Mapping[str, Any], *, device: torch.device | str = "cpu") -> Self:
         """Load a net from a folder whose config.json has already been read; what it allocates fits the weights."""
-        source = folder / "model.safetensors"
-        tensors = read_tensors(source)[0]
-        if cls.__module__.startswith("linfnet."):  # a user's net may not be built without memory
-            hidden: Any = config.get("hidden")
-            if isinstance(hidden, list) and len(cast(list[Any], hidden)) >= max(len(tensors), 1):
-                raise LinfnetError(f"{source} lacks the weights of {len(cast(list[Any], hidden))} layers")
-            with torch.device("meta"):
-                check_weights(cls.from_config(config), tensors, source)
-        net = cls.from_config(config)
-        load_weights(net, tensors, source)
-        check_pair(folder, config)
-        return net.to(device).eval()
+        return read_model(cls, folder, config).to(device).eval()
 
 
 def _checked_shape(image_shape: Sequence[int]) -> tuple[int, ...]:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_tensors
-from linfnet.nn.classifier import ABOUT, FORMAT
-from linfnet.nn.model_path import system_name
+from linfnet.nn.model_folder import arguments_of, check_complete
 from linfnet.nn.nonexpansive import Rounding, sum_in_order
 from linfnet.nn.proven import ProvenNet
 from linfnet.nn.sparse import SparseDistance
@@ -133,10 +132,7 @@ class SparseNet(ProvenNet):
     @classmethod
     def load_with_config(cls, folder: Path, config: Mapping[str, Any], *, device: torch.device | str = "cpu") -> Self:
         """Load a net from a folder whose config.json has already been read; what the file allocates fits its size."""
-        if config.get("format") != FORMAT or system_name(config) != cls.system:
-            found = f"{config.get('format')!r} and system {system_name(config)!r}"
-            raise LinfnetError(f"the config has format {found}; expected {FORMAT!r} and {cls.system!r}")
-        arguments = {key: value for key, value in config.items() if key not in ABOUT}
+        arguments = arguments_of(cls, config)
         source = folder / "model.safetensors"
         hidden, connections = (_numbers(arguments, key) for key in ("hidden", "connections"))
         if not isinstance(negate := arguments.pop("negate_logits", None), bool):
@@ -162,8 +158,7 @@ class SparseNet(ProvenNet):
         except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
             raise LinfnetError(f"the config does not describe a net: {reason}") from None
-        for name in sorted(net.config().keys() - {"system"} - config.keys()):  # a default would be another net
-            raise LinfnetError(f"the config does not describe a net: it lacks {name!r}")
+        check_complete(net, config)
         check_pair(folder, config)
         net.scale.data.copy_(scale)
         return net.to(device).eval()

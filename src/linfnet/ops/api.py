@@ -1,11 +1,10 @@
 """The public functions: they check arguments, flatten shapes to matrices and call a `torch.library` operator.
 
 `linfnet::lp_distance` is differentiable and saves what its backward pass needs; `linfnet::lp_distance_inference` saves
-nothing. The low-level registration is used because `torch.library.custom_op` costs more time than a small layer.
+nothing.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,24 +12,7 @@ from torch import Tensor
 
 from linfnet.errors import ArgumentError
 from linfnet.ops.implementations import bounds_like, choose, get, gradients_like
-
-_library = torch.library.Library("linfnet", "DEF")
-
-
-def _define(schema: str, method: str, fake: Callable[..., Any]) -> Any:
-    """Define an operator that calls a method of the implementation named by its last argument.
-
-    `fake` returns results of the same shapes for tensors without data.
-    """
-    name = schema.split("(")[0]
-
-    def call(*arguments: Any) -> Any:
-        return getattr(get(arguments[-1]), method)(*arguments[:-1])
-
-    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, call, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"linfnet::{name}", fake, lib=_library)
-    return getattr(torch.ops.linfnet, name).default
+from linfnet.ops.operators import calling, define, refuse_second_gradients, set_gradients
 
 
 def _inference_fake(x: Tensor, w: Tensor, p: float, impl: str) -> Tensor:
@@ -55,26 +37,28 @@ def _bounds_fake(lower: Tensor, upper: Tensor, w: Tensor, impl: str) -> tuple[Te
     return (*bounds_like(lower, w), *bounds_like(lower, w, torch.int32))
 
 
-lp_distance_inference = _define(
-    "lp_distance_inference(Tensor x, Tensor w, float p, str impl) -> Tensor", "forward", _inference_fake
+lp_distance_inference = define(
+    "lp_distance_inference(Tensor x, Tensor w, float p, str impl) -> Tensor", calling("forward", get), _inference_fake
 )
-lp_distance_saving = _define(
-    "lp_distance(Tensor x, Tensor w, float p, str impl) -> (Tensor, Tensor)", "forward_saving", _forward_fake
+lp_distance_saving = define(
+    "lp_distance(Tensor x, Tensor w, float p, str impl) -> (Tensor, Tensor)",
+    calling("forward_saving", get),
+    _forward_fake,
 )
-lp_distance_backward = _define(
+lp_distance_backward = define(
     "lp_distance_backward(Tensor grad, Tensor x, Tensor w, Tensor y, Tensor saved, float p, bool need_x, bool need_w, "
     "str impl) -> (Tensor, Tensor)",
-    "backward",
+    calling("backward", get),
     _backward_fake,
 )
-bounds_inference = _define(
+bounds_inference = define(
     "linf_distance_bounds_inference(Tensor lower, Tensor upper, Tensor w, str impl) -> (Tensor, Tensor)",
-    "bounds",
+    calling("bounds", get),
     _bounds_inference_fake,
 )
-bounds_saving = _define(
+bounds_saving = define(
     "linf_distance_bounds(Tensor lower, Tensor upper, Tensor w, str impl) -> (Tensor, Tensor, Tensor, Tensor)",
-    "bounds_saving",
+    calling("bounds_saving", get),
     _bounds_fake,
 )
 
@@ -101,6 +85,21 @@ def _save_bounds(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) 
     ctx.set_materialize_grads(False)
 
 
+def bound_flow(grad: Tensor, below: Tensor, above: Tensor, farthest: bool) -> tuple[Tensor, Tensor]:
+    """Return the gradients of bounds in the end points that decide them, and whether these are lower end points.
+
+    Args:
+        grad: the gradients of the bounds.
+        below, above: the deciding lower and upper end points minus the weights.
+        farthest: whether the bounds are the largest distances, not the smallest.
+    """
+    if farthest:
+        at_lower = below.abs() > above.abs()
+        return grad * torch.where(at_lower, below, above).sign(), at_lower
+    at_lower = below > 0
+    return grad * at_lower.to(grad.dtype) - grad * (above < 0).to(grad.dtype), at_lower
+
+
 def _bounds_gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     """Return sparse gradients, in plain torch: each bound depends on one end point of one feature."""
     lower, upper, w, near, far = ctx.saved_tensors
@@ -110,27 +109,16 @@ def _bounds_gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, .
             continue
         anchor = w.t().gather(0, index)
         below, above = lower.gather(1, index) - anchor, upper.gather(1, index) - anchor
-        if farthest:
-            at_lower = below.abs() > above.abs()
-            flow = grad * torch.where(at_lower, below, above).sign()
-        else:
-            at_lower = below > 0
-            flow = grad * (below > 0).to(grad.dtype) - grad * (above < 0).to(grad.dtype)
+        flow, at_lower = bound_flow(grad, below, above, farthest)
         grad_lower.scatter_add_(1, index, torch.where(at_lower, flow, 0))
         grad_upper.scatter_add_(1, index, torch.where(at_lower, 0, flow))
         grad_w.scatter_add_(1, index.t(), flow.neg().t())
     return grad_lower, grad_upper, grad_w, None
 
 
-def _no_second_gradients(ctx: Any, *grads: Tensor | None) -> None:
-    raise NotImplementedError("lp_distance has no second derivatives")
-
-
-torch.library.register_autograd("linfnet::lp_distance_backward", _no_second_gradients, lib=_library)
-torch.library.register_autograd("linfnet::lp_distance", _distance_gradients, setup_context=_save_distance, lib=_library)
-torch.library.register_autograd(
-    "linfnet::linf_distance_bounds", _bounds_gradients, setup_context=_save_bounds, lib=_library
-)
+refuse_second_gradients("lp_distance")
+set_gradients("lp_distance", _distance_gradients, _save_distance)
+set_gradients("linf_distance_bounds", _bounds_gradients, _save_bounds)
 
 
 def check_pair(name: str, x: Tensor, w: Tensor) -> None:

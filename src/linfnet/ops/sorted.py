@@ -19,12 +19,11 @@ from linfnet.ops.api import check_pair
 from linfnet.ops.cuda import sorted as cuda
 from linfnet.ops.cuda.nvrtc import Launcher
 from linfnet.ops.implementations import bounds_like, choose
+from linfnet.ops.operators import define, set_gradients
 from linfnet.ops.reference import blocks
 
 # Largest number of factors: the kernels find so many largest numbers.
 MOST_TERMS = 16
-
-_library = torch.library.Library("linfnet", "FRAGMENT")
 
 
 def _weighted(sizes: Tensor, factors: Sequence[float]) -> Tensor:
@@ -104,23 +103,15 @@ def _bounds_fake(lower: Tensor, upper: Tensor, w: Tensor, factors: Sequence[floa
     return bounds_like(lower, w)
 
 
-def _define(schema: str, call: Any, fake: Any) -> Any:
-    name = schema.split("(")[0]
-    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, call, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"linfnet::{name}", fake, lib=_library)
-    return getattr(torch.ops.linfnet, name).default
-
-
-sorted_inference = _define(
+sorted_inference = define(
     "sorted_linf_distance_inference(Tensor x, Tensor w, float[] factors, str impl) -> Tensor", _call, _fake
 )
-sorted_saving = _define(
+sorted_saving = define(
     "sorted_linf_distance(Tensor x, Tensor w, float[] factors, str impl) -> (Tensor, Tensor)",
     _call_saving,
     _saving_fake,
 )
-sorted_bounds = _define(
+sorted_bounds = define(
     "sorted_linf_bounds(Tensor lower, Tensor upper, Tensor w, float[] factors, str impl) -> (Tensor, Tensor)",
     _call_bounds,
     _bounds_fake,
@@ -159,7 +150,7 @@ def _added(index: Tensor, flow: Tensor, features: int, impl: str) -> Tensor:
     return flow.new_zeros(len(flow), features).scatter_add_(1, index.long(), flow)
 
 
-torch.library.register_autograd("linfnet::sorted_linf_distance", _gradients, setup_context=_save, lib=_library)
+set_gradients("sorted_linf_distance", _gradients, _save)
 
 
 def _check_factors(factors: Sequence[float], features: int) -> list[float]:

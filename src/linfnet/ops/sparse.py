@@ -6,85 +6,76 @@ shapes to matrices and call a `torch.library` operator, as in `linfnet.ops.api`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from linfnet.errors import ArgumentError
+from linfnet.ops.api import bound_flow
+from linfnet.ops.operators import calling, define, refuse_second_gradients, set_gradients
 from linfnet.ops.sparse_cpu import SparseCpu
 from linfnet.ops.sparse_reference import SPARSE_KERNELS as SPARSE_KERNELS
 from linfnet.ops.sparse_reference import Layer as Layer
 from linfnet.ops.sparse_reference import SparseImplementation as SparseImplementation
+from linfnet.ops.sparse_reference import bounds_like, choose_sparse, get_sparse, gradients_like, outputs_like
 from linfnet.ops.sparse_reference import check_connections as check_connections
-from linfnet.ops.sparse_reference import choose_sparse, get_sparse, gradients_like, outputs_like
 
-_library = torch.library.Library("linfnet", "FRAGMENT")
 _CSR = "Tensor weight, Tensor index, Tensor offsets"
 
 
-def define_sparse(schema: str, method: str, fake: Callable[..., Any]) -> Any:
-    """Define an operator that calls a method of the sparse implementation named by its last argument."""
-    name = schema.split("(")[0]
-
-    def call(*arguments: Any) -> Any:
-        return getattr(get_sparse(arguments[-1]), method)(*arguments[:-1])
-
-    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, call, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"linfnet::{name}", fake, lib=_library)
-    return getattr(torch.ops.linfnet, name).default
-
-
-def _inference_fake(x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor, impl: str) -> Tensor:
+def distance_fake(x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor, *others: Any) -> Tensor:
+    """Return distances without data, for the operators at infinity and at a finite p."""
     return outputs_like(x, offsets)
 
 
-def _forward_fake(x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor, impl: str) -> tuple[Tensor, Tensor]:
+def gradients_fake(grad: Tensor, x: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    """Return gradients without data, for backward operators: their last arguments are need_x, need_w and impl."""
+    return gradients_like(x, weight, *others[-3:-1])
+
+
+def _saving_fake(x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor, impl: str) -> tuple[Tensor, Tensor]:
     return outputs_like(x, offsets), outputs_like(x, offsets, torch.int32)
-
-
-def _backward_fake(
-    grad: Tensor, x: Tensor, weight: Tensor, index: Tensor, decisive: Tensor, need_x: bool, need_w: bool, impl: str
-) -> tuple[Tensor, Tensor]:
-    return gradients_like(x, weight, need_x, need_w)
-
-
-def _bounds_inference_fake(
-    lower: Tensor, upper: Tensor, weight: Tensor, index: Tensor, offsets: Tensor, impl: str
-) -> tuple[Tensor, Tensor]:
-    return outputs_like(lower, offsets), outputs_like(lower, offsets)
 
 
 def _bounds_fake(
     lower: Tensor, upper: Tensor, weight: Tensor, index: Tensor, offsets: Tensor, impl: str
+) -> tuple[Tensor, Tensor]:
+    return bounds_like(lower, offsets)
+
+
+def _bounds_saving_fake(
+    lower: Tensor, upper: Tensor, weight: Tensor, index: Tensor, offsets: Tensor, impl: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    near, far = outputs_like(lower, offsets, torch.int32), outputs_like(lower, offsets, torch.int32)
-    return outputs_like(lower, offsets), outputs_like(lower, offsets), near, far
+    return (*bounds_like(lower, offsets), *bounds_like(lower, offsets, torch.int32))
 
 
-distance_inference = define_sparse(
-    f"sparse_linf_distance_inference(Tensor x, {_CSR}, str impl) -> Tensor", "forward", _inference_fake
+distance_inference = define(
+    f"sparse_linf_distance_inference(Tensor x, {_CSR}, str impl) -> Tensor",
+    calling("forward", get_sparse),
+    distance_fake,
 )
-distance_saving = define_sparse(
-    f"sparse_linf_distance(Tensor x, {_CSR}, str impl) -> (Tensor, Tensor)", "forward_saving", _forward_fake
+distance_saving = define(
+    f"sparse_linf_distance(Tensor x, {_CSR}, str impl) -> (Tensor, Tensor)",
+    calling("forward_saving", get_sparse),
+    _saving_fake,
 )
-distance_backward = define_sparse(
+distance_backward = define(
     "sparse_linf_distance_backward(Tensor grad, Tensor x, Tensor weight, Tensor index, Tensor decisive, bool need_x, "
     "bool need_w, str impl) -> (Tensor, Tensor)",
-    "backward",
-    _backward_fake,
+    calling("backward", get_sparse),
+    gradients_fake,
 )
-bounds_inference = define_sparse(
+bounds_inference = define(
     f"sparse_linf_bounds_inference(Tensor lower, Tensor upper, {_CSR}, str impl) -> (Tensor, Tensor)",
-    "bounds",
-    _bounds_inference_fake,
-)
-bounds_saving = define_sparse(
-    f"sparse_linf_bounds(Tensor lower, Tensor upper, {_CSR}, str impl) -> (Tensor, Tensor, Tensor, Tensor)",
-    "bounds_saving",
+    calling("bounds", get_sparse),
     _bounds_fake,
+)
+bounds_saving = define(
+    f"sparse_linf_bounds(Tensor lower, Tensor upper, {_CSR}, str impl) -> (Tensor, Tensor, Tensor, Tensor)",
+    calling("bounds_saving", get_sparse),
+    _bounds_saving_fake,
 )
 
 
@@ -119,29 +110,16 @@ def _bounds_gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, .
             continue
         features, anchor = index[decisive].long(), weight[decisive]
         below, above = lower.gather(1, features) - anchor, upper.gather(1, features) - anchor
-        if farthest:
-            at_lower = below.abs() > above.abs()
-            flow = grad * torch.where(at_lower, below, above).sign()
-        else:
-            at_lower = below > 0
-            flow = grad * at_lower.to(grad.dtype) - grad * (above < 0).to(grad.dtype)
+        flow, at_lower = bound_flow(grad, below, above, farthest)
         grad_lower.scatter_add_(1, features, torch.where(at_lower, flow, 0))
         grad_upper.scatter_add_(1, features, torch.where(at_lower, 0, flow))
         grad_w.scatter_add_(0, decisive.flatten(), flow.neg().flatten())
     return grad_lower, grad_upper, grad_w, None, None, None
 
 
-def _no_second_gradients(ctx: Any, *grads: Tensor | None) -> None:
-    raise NotImplementedError("sparse_linf_distance has no second derivatives")
-
-
-torch.library.register_autograd("linfnet::sparse_linf_distance_backward", _no_second_gradients, lib=_library)
-torch.library.register_autograd(
-    "linfnet::sparse_linf_distance", _distance_gradients, setup_context=_save_distance, lib=_library
-)
-torch.library.register_autograd(
-    "linfnet::sparse_linf_bounds", _bounds_gradients, setup_context=_save_bounds, lib=_library
-)
+refuse_second_gradients("sparse_linf_distance")
+set_gradients("sparse_linf_distance", _distance_gradients, _save_distance)
+set_gradients("sparse_linf_bounds", _bounds_gradients, _save_bounds)
 
 
 def check_sparse(name: str, x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor) -> None:

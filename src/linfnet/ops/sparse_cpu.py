@@ -13,7 +13,14 @@ from torch import Tensor
 
 from linfnet.errors import ArgumentError
 from linfnet.ops.cpu import is_accurate
-from linfnet.ops.sparse_reference import SPARSE_KERNELS, Layer, SparseReference, gradients_like, outputs_like
+from linfnet.ops.sparse_reference import (
+    SPARSE_KERNELS,
+    Layer,
+    SparseReference,
+    bounds_like,
+    gradients_like,
+    outputs_like,
+)
 
 _kernels: Any
 try:
@@ -28,10 +35,14 @@ def threads_for(n: int, connections: int) -> int:
     return min(torch.get_num_threads(), max(1, blocks * connections // _kernels.CONNECTIONS_PER_THREAD))
 
 
-def _call(kernel: Any, arguments: Sequence[int | float], x: Tensor, weight: Tensor, outs: int) -> None:
+def _call(kernel: Any, tensors: Sequence[Tensor | None], x: Tensor, weight: Tensor, outs: int, *more: float) -> None:
+    """Call a kernel with the addresses of tensors (0 for None), more numbers, and the sizes of the layer."""
     (n, features), connections = x.shape, weight.shape[0]
+    # Assigned to a variable, so that copies of strided tensors live until the call returns.
+    held = [tensor if tensor is None else tensor.contiguous() for tensor in tensors]
+    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in held]
     try:
-        kernel(*arguments, n, outs, features, connections, threads_for(n, connections))
+        kernel(*addresses, *more, n, outs, features, connections, threads_for(n, connections))
     except ValueError as error:
         raise ArgumentError(str(error)) from None
 
@@ -48,22 +59,13 @@ class SparseCpu:
 
     def forward(self, x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor) -> Tensor:
         y = outputs_like(x, offsets)
-        self._forward(x, weight, index, offsets, y, None)
+        _call(_kernels.sparse_forward, (x, weight, index, offsets, y, None), x, weight, y.shape[1])
         return y
 
     def forward_saving(self, x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         y, decisive = outputs_like(x, offsets), outputs_like(x, offsets, torch.int32)
-        self._forward(x, weight, index, offsets, y, decisive)
+        _call(_kernels.sparse_forward, (x, weight, index, offsets, y, decisive), x, weight, y.shape[1])
         return y, decisive
-
-    def _forward(
-        self, x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor, y: Tensor, decisive: Tensor | None
-    ) -> None:
-        # Assigned to variables, so that copies of strided tensors live until the call returns.
-        inputs = [t.contiguous() for t in (x, weight, index, offsets)]
-        addresses = [t.data_ptr() for t in (*inputs, y)]
-        saved = 0 if decisive is None else decisive.data_ptr()
-        _call(_kernels.sparse_forward, [*addresses, saved], x, weight, y.shape[1])
 
     @property
     def measures(self) -> bool:
@@ -95,18 +97,16 @@ class SparseCpu:
         self, grad: Tensor, x: Tensor, weight: Tensor, index: Tensor, decisive: Tensor, need_x: bool, need_w: bool
     ) -> tuple[Tensor, Tensor]:
         grad_x, grad_w = gradients_like(x, weight, need_x, need_w)
-        inputs = [t.contiguous() for t in (grad, x, weight, index, decisive)]
         # `data_ptr()` of an empty tensor is 0, which tells the kernel to skip that gradient.
-        addresses = [t.data_ptr() for t in (*inputs, grad_x, grad_w)]
-        _call(_kernels.sparse_backward, [*addresses], x, weight, grad.shape[1])
+        tensors = (grad, x, weight, index, decisive, grad_x, grad_w)
+        _call(_kernels.sparse_backward, tensors, x, weight, grad.shape[1])
         return grad_x, grad_w
 
     def power(self, x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor, p: float) -> Tensor:
         if not is_accurate(p):
             return self._reference.power(x, weight, index, offsets, p)
         y = outputs_like(x, offsets)
-        inputs = [t.contiguous() for t in (x, weight, index, offsets)]
-        _call(_kernels.sparse_power, [*(t.data_ptr() for t in (*inputs, y)), p], x, weight, y.shape[1])
+        _call(_kernels.sparse_power, (x, weight, index, offsets, y), x, weight, y.shape[1], p)
         return y
 
     def power_backward(
@@ -124,35 +124,22 @@ class SparseCpu:
         if not is_accurate(p):
             return self._reference.power_backward(grad, x, weight, index, offsets, y, p, need_x, need_w)
         grad_x, grad_w = gradients_like(x, weight, need_x, need_w)
-        inputs = [t.contiguous() for t in (grad, x, weight, index, offsets, y)]
-        addresses = [t.data_ptr() for t in (*inputs, grad_x, grad_w)]
-        _call(_kernels.sparse_power_backward, [*addresses, p], x, weight, grad.shape[1])
+        tensors = (grad, x, weight, index, offsets, y, grad_x, grad_w)
+        _call(_kernels.sparse_power_backward, tensors, x, weight, grad.shape[1], p)
         return grad_x, grad_w
 
     def bounds(
         self, lower: Tensor, upper: Tensor, weight: Tensor, index: Tensor, offsets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        results = outputs_like(lower, offsets), outputs_like(lower, offsets)
-        self._bounds(lower, upper, weight, index, offsets, results)
+        results = bounds_like(lower, offsets)
+        tensors = (lower, upper, weight, index, offsets, *results, None, None)
+        _call(_kernels.sparse_bounds, tensors, lower, weight, offsets.shape[0] - 1)
         return results
 
     def bounds_saving(
         self, lower: Tensor, upper: Tensor, weight: Tensor, index: Tensor, offsets: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        near, far = outputs_like(lower, offsets, torch.int32), outputs_like(lower, offsets, torch.int32)
-        results = outputs_like(lower, offsets), outputs_like(lower, offsets), near, far
-        self._bounds(lower, upper, weight, index, offsets, results)
+        results = (*bounds_like(lower, offsets), *bounds_like(lower, offsets, torch.int32))
+        tensors = (lower, upper, weight, index, offsets, *results)
+        _call(_kernels.sparse_bounds, tensors, lower, weight, offsets.shape[0] - 1)
         return results
-
-    def _bounds(
-        self,
-        lower: Tensor,
-        upper: Tensor,
-        weight: Tensor,
-        index: Tensor,
-        offsets: Tensor,
-        results: tuple[Tensor, ...],
-    ) -> None:
-        inputs = [t.contiguous() for t in (lower, upper, weight, index, offsets)]
-        addresses = [t.data_ptr() for t in (*inputs, *results)]
-        _call(_kernels.sparse_bounds, [*addresses, *[0] * (4 - len(results))], lower, weight, results[0].shape[1])

@@ -6,45 +6,23 @@ Attacks follow the gradients at a finite p. The operator at p = infinity is in `
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from linfnet.ops.api import check_p
-from linfnet.ops.sparse import check_sparse, define_sparse, sparse_linf_distance
-from linfnet.ops.sparse_reference import choose_sparse, gradients_like, outputs_like
+from linfnet.ops.operators import calling, define, refuse_second_gradients, set_gradients
+from linfnet.ops.sparse import check_sparse, distance_fake, gradients_fake, sparse_linf_distance
+from linfnet.ops.sparse_reference import choose_sparse, get_sparse
 
-_library = torch.library.Library("linfnet", "FRAGMENT")
-
-
-def _forward_fake(x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor, p: float, impl: str) -> Tensor:
-    return outputs_like(x, offsets)
-
-
-def _backward_fake(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    index: Tensor,
-    offsets: Tensor,
-    y: Tensor,
-    p: float,
-    need_x: bool,
-    need_w: bool,
-    impl: str,
-) -> tuple[Tensor, Tensor]:
-    return gradients_like(x, weight, need_x, need_w)
-
-
-power = define_sparse(
+power = define(
     "sparse_lp_distance(Tensor x, Tensor weight, Tensor index, Tensor offsets, float p, str impl) -> Tensor",
-    "power",
-    _forward_fake,
+    calling("power", get_sparse),
+    distance_fake,
 )
-power_backward = define_sparse(
+power_backward = define(
     "sparse_lp_distance_backward(Tensor grad, Tensor x, Tensor weight, Tensor index, Tensor offsets, Tensor y, "
     "float p, bool need_x, bool need_w, str impl) -> (Tensor, Tensor)",
-    "power_backward",
-    _backward_fake,
+    calling("power_backward", get_sparse),
+    gradients_fake,
 )
 
 
@@ -59,12 +37,8 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return grad_x if need_x else None, grad_w if need_w else None, None, None, None, None
 
 
-def _no_second_gradients(ctx: Any, *grads: Tensor | None) -> None:
-    raise NotImplementedError("sparse_lp_distance has no second derivatives")
-
-
-torch.library.register_autograd("linfnet::sparse_lp_distance_backward", _no_second_gradients, lib=_library)
-torch.library.register_autograd("linfnet::sparse_lp_distance", _gradients, setup_context=_save, lib=_library)
+refuse_second_gradients("sparse_lp_distance")
+set_gradients("sparse_lp_distance", _gradients, _save)
 
 
 def sparse_lp_distance(
@@ -79,6 +53,7 @@ def sparse_lp_distance(
     Returns:
         [..., out]. Differentiable in x and weight with the exact gradients: zero where x equals the weight.
 
+    >>> import torch
     >>> x, weight = torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([3.0, -2.0, 4.0])
     >>> index, offsets = torch.tensor([0, 2, 1], dtype=torch.int32), torch.tensor([0, 2, 3], dtype=torch.int32)
     >>> sparse_lp_distance(x, weight, index, offsets, 2.0)

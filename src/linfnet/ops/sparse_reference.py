@@ -136,6 +136,11 @@ def outputs_like(x: Tensor, offsets: Tensor, dtype: torch.dtype | None = None) -
     return x.new_empty((x.shape[0], offsets.shape[0] - 1), dtype=dtype)
 
 
+def bounds_like(lower: Tensor, offsets: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """Return two tensors as `outputs_like` does."""
+    return outputs_like(lower, offsets, dtype), outputs_like(lower, offsets, dtype)
+
+
 def _blocks(n: int, index: Tensor, offsets: Tensor, features: int) -> Iterator[tuple[slice, slice, Tensor]]:
     """Divide [n, out] into blocks; return their rows, outputs and the connections [outs, longest row] of the outputs.
 
@@ -240,8 +245,8 @@ class SparseReference:
     def bounds_saving(
         self, lower: Tensor, upper: Tensor, weight: Tensor, index: Tensor, offsets: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        smallest, largest = outputs_like(lower, offsets), outputs_like(lower, offsets)
-        near, far = outputs_like(lower, offsets, torch.int32), outputs_like(lower, offsets, torch.int32)
+        smallest, largest = bounds_like(lower, offsets)
+        near, far = bounds_like(lower, offsets, torch.int32)
         for rows, outs, connections in _blocks(lower.shape[0], index, offsets, lower.shape[1]):
             features, anchor = index[connections].long(), weight[connections]
             below, above = lower[rows][:, features] - anchor, upper[rows][:, features] - anchor

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.nn.classifier import count_parameters
+from linfnet.nn import count_parameters
 from linfnet.serve import schemas
 from linfnet.serve.decode import CostlyPictureError
 from linfnet.serve.decoder import check_scans

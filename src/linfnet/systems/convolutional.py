@@ -1,9 +1,9 @@
 """The base of systems that train a conventional convolutional net and certify it by bounds on its layers."""
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from fractions import Fraction
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,18 +11,14 @@ from torch import Tensor, nn
 from linfnet.bounds import Box, Ramp, smallest_margin
 from linfnet.errors import ArgumentError
 from linfnet.nn.classifier import Classifier
-from linfnet.nn.proven import CheckedNet, check_precision, check_std, check_unchanged
-from linfnet.systems.layers import channels_last, conv_layers
+from linfnet.nn.proven import check_precision, check_std, check_unchanged
+from linfnet.systems.layers import StandardNet, channels_last
 
 
-class ConvNet(CheckedNet):
+class ConvNet(StandardNet):
     """A convolutional net with ReLU, certified by bounds on its margins in real arithmetic.
 
-    A subclass defines `margins`.
-
-    Args:
-        architecture: a key of `linfnet.systems.layers.ARCHITECTURES`.
-        batch_norm: whether there is batch norm before each ReLU. For the other arguments, see `Classifier`.
+    A subclass defines `margins`. For the arguments, see `StandardNet`.
     """
 
     arithmetic: ClassVar[Literal["float32", "real"]] = "real"
@@ -31,21 +27,6 @@ class ConvNet(CheckedNet):
     )
     part: ClassVar[int] = 100
     """Number of images that are certified at once: rows of linear functions take memory."""
-
-    def __init__(
-        self,
-        image_shape: Sequence[int],
-        classes: int,
-        architecture: str,
-        batch_norm: bool,
-        *,
-        mean: float | Sequence[float] = 0.0,
-        std: float = 1.0,
-    ) -> None:
-        super().__init__(image_shape, classes, mean=mean, std=std)
-        self.architecture, self.batch_norm = architecture, batch_norm
-        self.layers, features = conv_layers(architecture, image_shape, batch_norm)
-        self.last = nn.Linear(features, classes)
 
     @property
     def body(self) -> list[nn.Module]:
@@ -96,9 +77,6 @@ class ConvNet(CheckedNet):
         parts = zip(*(each.split(self.part) for each in (lower, upper, labels)), strict=True)
         with full_precision(lower):
             return torch.cat([smallest_margin(self.margins(self.normalized(a, b), y), y) for a, b, y in parts])
-
-    def settings(self) -> dict[str, Any]:
-        return {"architecture": self.architecture, "batch_norm": self.batch_norm}
 
     def describe(self) -> str:
         return (

@@ -25,7 +25,7 @@ class CrownLbpNet(ConvNet):
     """A convolutional net with ramps, certified by linear relaxation backwards.
 
     Args:
-        architecture, batch_norm: as in `ConvNet`; ramps replace ReLU.
+        architecture, batch_norm: as in `StandardNet`; ramps replace ReLU.
         certificate: how the inputs of the ramps are bounded: by linear relaxation forwards (`crown-lbp`), whose memory
             grows with the number of pixels times that of neurons, or by intervals (`crown-ibp`). For the other
             arguments, see `Classifier`.

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, cast
@@ -49,8 +49,9 @@ class MlpNet(ProductNet):
 
     Args:
         image_shape, classes, mean, std, learn_scale: as in `Classifier`.
-        layers: the distance layers; the first one has as many inputs as there are pixels.
+        hidden: the widths of the distance layers.
         mlp_hidden: the number of hidden neurons of the MLP.
+        make_layers: returns the distance layers for the number of pixels followed by the widths.
     """
 
     other_layers: ClassVar[frozenset[type[nn.Module]]] = frozenset({ScaledLinear})
@@ -59,16 +60,19 @@ class MlpNet(ProductNet):
         self,
         image_shape: Sequence[int],
         classes: int,
-        layers: Sequence[DistanceModule],
+        hidden: Sequence[int],
         mlp_hidden: int,
+        make_layers: Callable[[Sequence[int]], Sequence[DistanceModule]],
         *,
         mean: float | Sequence[float] = 0.0,
         std: float = 1.0,
         learn_scale: bool = False,
     ) -> None:
+        if not hidden or min(*hidden, mlp_hidden) < 1:
+            raise ArgumentError(f"hidden is {tuple(hidden)}, mlp_hidden {mlp_hidden}; expected widths above 0")
         super().__init__(image_shape, classes, mean=mean, std=std, learn_scale=learn_scale)
-        self.hidden, self.mlp_hidden = tuple(layer.features for layer in layers), mlp_hidden
-        self.layers = nn.Sequential(*layers)
+        self.hidden, self.mlp_hidden = tuple(hidden), mlp_hidden
+        self.layers = nn.Sequential(*make_layers((math.prod(self.image_shape), *hidden)))
         self.first = ScaledLinear(self.hidden[-1], mlp_hidden)
         self.last = ScaledLinear(mlp_hidden, classes)
 
@@ -123,12 +127,6 @@ class MlpNet(ProductNet):
         return {"hidden": list(self.hidden), "mlp_hidden": self.mlp_hidden}
 
 
-def check_widths(hidden: Sequence[int], mlp_hidden: int) -> None:
-    """Raise an error unless there are distance layers and all widths are above 0."""
-    if not hidden or min(*hidden, mlp_hidden) < 1:
-        raise ArgumentError(f"hidden is {tuple(hidden)}, mlp_hidden {mlp_hidden}; expected widths above 0")
-
-
 class HybridNet(MlpNet):
     """l_inf-distance layers of widths `hidden`, then Linear - Tanh - Linear of width `mlp_hidden`.
 
@@ -148,10 +146,10 @@ class HybridNet(MlpNet):
         std: float = 1.0,
         p: float = math.inf,
     ) -> None:
-        check_widths(hidden, mlp_hidden)
-        pairs = itertools.pairwise((math.prod(image_shape), *hidden))
-        layers = [LpDistance(a, b, p=p, mean_shift=True, identity_init=True) for a, b in pairs]
-        super().__init__(image_shape, classes, layers, mlp_hidden, mean=mean, std=std)
+        def make_layers(widths: Sequence[int]) -> list[LpDistance]:
+            return [LpDistance(*pair, p=p, mean_shift=True, identity_init=True) for pair in itertools.pairwise(widths)]
+
+        super().__init__(image_shape, classes, hidden, mlp_hidden, make_layers, mean=mean, std=std)
 
     def describe(self) -> str:
         return (

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +19,9 @@ from linfnet.recipes import Recipe
 from linfnet.schedules import StepState
 from linfnet.systems.layers import (
     Box,
+    StandardNet,
     channels_last,
     check_architecture,
-    conv_layers,
     default_weights,
     preserve_widths,
     through,
@@ -36,15 +36,11 @@ TOLERANCE = 0.5
 PART = 100
 
 
-class IbpNet(ProductNet):
+class IbpNet(StandardNet, ProductNet):
     """A convolutional net with ReLU, certified by interval bounds on the margin.
 
     In eval mode, convolutions are matrix products and batch norm is a product and a sum, whose rounding errors have
-    known bounds on all devices.
-
-    Args:
-        architecture: a key of `linfnet.systems.layers.ARCHITECTURES`.
-        batch_norm: whether there is batch norm before each ReLU. For the other arguments, see `Classifier`.
+    known bounds on all devices. For the arguments, see `StandardNet`.
     """
 
     system: ClassVar[str] = "ibp"
@@ -60,10 +56,7 @@ class IbpNet(ProductNet):
         mean: float | Sequence[float] = 0.0,
         std: float = 1.0,
     ) -> None:
-        super().__init__(image_shape, classes, mean=mean, std=std)
-        self.architecture, self.batch_norm = architecture, batch_norm
-        self.layers, features = conv_layers(architecture, image_shape, batch_norm)
-        self.last = nn.Linear(features, classes)
+        super().__init__(image_shape, classes, architecture, batch_norm, mean=mean, std=std)
         preserve_widths(self)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -94,9 +87,6 @@ class IbpNet(ProductNet):
         self.check_part("last", nn.Linear)
         if len(self.last.weight) != self.classes:
             raise ArgumentError(f"last of the net has {len(self.last.weight)} outputs; expected {self.classes}")
-
-    def settings(self) -> dict[str, Any]:
-        return {"architecture": self.architecture, "batch_norm": self.batch_norm}
 
     def describe(self) -> str:
         return (

@@ -6,7 +6,7 @@ that include rounding are in `linfnet.certificates.outward`.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from linfnet.bounds import smallest_margin as smallest_margin
 from linfnet.bounds import through as through
 from linfnet.bounds import worst_margins as worst_margins
 from linfnet.errors import ArgumentError
+from linfnet.nn import CheckedNet
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -67,6 +68,33 @@ def conv_layers(
         layers.append(activation((out,)))
         features = out
     return nn.Sequential(*layers), features
+
+
+class StandardNet(CheckedNet):
+    """Base class of convolutional nets with ReLU: `layers`, then a linear layer `last`.
+
+    Args:
+        architecture: a key of `ARCHITECTURES`.
+        batch_norm: whether there is batch norm before each ReLU. For the other arguments, see `Classifier`.
+    """
+
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        classes: int,
+        architecture: str,
+        batch_norm: bool,
+        *,
+        mean: float | Sequence[float] = 0.0,
+        std: float = 1.0,
+    ) -> None:
+        super().__init__(image_shape, classes, mean=mean, std=std)
+        self.architecture, self.batch_norm = architecture, batch_norm
+        self.layers, features = conv_layers(architecture, image_shape, batch_norm)
+        self.last = nn.Linear(features, classes)
+
+    def settings(self) -> dict[str, Any]:
+        return {"architecture": self.architecture, "batch_norm": self.batch_norm}
 
 
 def preserve_widths(net: nn.Module) -> None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +21,7 @@ from linfnet.nn.sorted import LEAST_KEEP, check_sums
 from linfnet.ops.sorted import MOST_TERMS
 from linfnet.recipes import Recipe
 from linfnet.schedules import StepState, mixing_coefficient
-from linfnet.systems.hybrid import MlpNet, check_widths
+from linfnet.systems.hybrid import MlpNet
 from linfnet.systems.ibp import smooth_ramp
 from linfnet.systems.layers import smallest_margin
 from linfnet.systems.system import SYSTEMS, System, step_seed
@@ -51,11 +52,9 @@ class SortMlpNet(MlpNet):
         identity_init: bool = False,
         p: float = math.inf,
     ) -> None:
-        check_widths(hidden, mlp_hidden)
         check_sums(keep, terms)
-        widths = (math.prod(image_shape), *hidden)
-        layers = sort_layers(widths, keep, terms, identity_init=identity_init, p=p, logits=False)
-        super().__init__(image_shape, classes, layers, mlp_hidden, mean=mean, std=std, learn_scale=True)
+        make_layers = partial(sort_layers, keep=keep, terms=terms, identity_init=identity_init, p=p, logits=False)
+        super().__init__(image_shape, classes, hidden, mlp_hidden, make_layers, mean=mean, std=std, learn_scale=True)
         self.keep, self.terms = keep, terms
 
     @staticmethod

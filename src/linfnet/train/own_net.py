@@ -1,12 +1,16 @@
-"""The user's own net in a run: its description in env.json, by which a resumed run recognises it."""
+"""The user's own net in a run: its description in env.json, by which a resumed run recognises it, and its weights."""
 
 import hashlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from linfnet.errors import ArgumentError
+from linfnet.files import write_tensors
 from linfnet.nn import Classifier
+from linfnet.results import Results, TrainingResult
+from linfnet.systems import SYSTEMS
 
 
 def describe_net(net: Classifier) -> dict[str, Any]:
@@ -42,3 +46,12 @@ def check_same_net(folder: Path, stored: dict[str, Any], net: Classifier | None)
                 f"net is not the net with which the run in {folder} was started: it has {values}; pass the same net, "
                 "or another folder"
             )
+
+
+def write_net(folder: Path, net: Classifier, class_names: Sequence[str], result: TrainingResult) -> None:
+    """Write a trained net as a model folder, or only its weights if it is of no system: its code cannot be saved."""
+    system = getattr(net, "system", "")
+    if system in SYSTEMS and isinstance(net, SYSTEMS[system].net_type):
+        net.save(folder, class_names=class_names, results=Results(result))
+    else:
+        write_tensors(folder / "model.safetensors", net.state_dict(), {"format": "pt"})

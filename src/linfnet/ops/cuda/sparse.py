@@ -18,7 +18,7 @@ from linfnet.ops import implementations
 from linfnet.ops.cuda.layout import line
 from linfnet.ops.cuda.nvrtc import Argument, Grid, Kernel, Launcher
 from linfnet.ops.powers import LARGEST_CHAINED
-from linfnet.ops.sparse_reference import SPARSE_KERNELS, check_connections, gradients_like, outputs_like
+from linfnet.ops.sparse_reference import SPARSE_KERNELS, bounds_like, check_connections, gradients_like, outputs_like
 
 # Threads per block of the forward kernels, and outputs that their warps process at a time.
 THREADS = 1024
@@ -162,7 +162,7 @@ class SparseCuda:
     def bounds(
         self, lower: Tensor, upper: Tensor, weight: Tensor, index: Tensor, offsets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        smallest, largest = outputs_like(lower, offsets), outputs_like(lower, offsets)
+        smallest, largest = bounds_like(lower, offsets)
         results = {"smallest": smallest, "largest": largest, "near": None, "far": None}
         self._launch("sparse_bounds", lower, weight, index, offsets, {"lower": lower, "upper": upper}, results)
         return smallest, largest
@@ -170,8 +170,8 @@ class SparseCuda:
     def bounds_saving(
         self, lower: Tensor, upper: Tensor, weight: Tensor, index: Tensor, offsets: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        smallest, largest = outputs_like(lower, offsets), outputs_like(lower, offsets)
-        near, far = outputs_like(lower, offsets, torch.int32), outputs_like(lower, offsets, torch.int32)
+        smallest, largest = bounds_like(lower, offsets)
+        near, far = bounds_like(lower, offsets, torch.int32)
         results = {"smallest": smallest, "largest": largest, "near": near, "far": far}
         self._launch("sparse_bounds", lower, weight, index, offsets, {"lower": lower, "upper": upper}, results)
         return smallest, largest, near, far
