@@ -44,7 +44,7 @@ class Measured:
     hidden: tuple[int, ...]
     """The number of neurons of each hidden layer."""
     size: int
-    """Bytes of the tensors in its file."""
+    """Bytes of its model.safetensors."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ def compare(net: LinfNet, small: SparseNet, images: ImageSet, eps: Fraction | No
             certified=None if eps is None else certified,
             connections=tuple(layer.weight.numel() for layer in layers),
             hidden=one.hidden,
-            size=sum(tensor.nbytes for tensor in one.saved_tensors().values()),
+            size=one.saved_size(),
         )
 
     before, after = measured(net, shares[0], shares[2]), measured(small, shares[1], shares[3])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from linfnet.boxes import check_images, outer_box
 from linfnet.errors import ArgumentError, LinfnetError, printable
-from linfnet.files import DIGEST, read_table, read_tensors, write_table, write_tensors, write_text
+from linfnet.files import DIGEST, read_table, read_tensors, tensors_size, write_table, write_tensors, write_text
 from linfnet.nn.distance import DistanceModule
 from linfnet.nn.frozen import frozen_copy
 from linfnet.nn.label_margin import label_on_top
@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # wrapped imports this module
     from linfnet.nn.wrapped import WrappedNet
 
 FORMAT = "linfnet-model-1"
+# The metadata of model.safetensors.
+_METADATA = {"format": "pt", "linfnet": FORMAT}
 # Keys of config.json that are not arguments of the constructor: the data of packaged and compressed models
 # (`KnownData`), and the figures of packaged models (`ModelInfo`).
 ABOUT = ("format", "system", "class_names", "data", "eps", "resize", "mode", "split_seed", "measured", WEIGHTS, DIGEST)
@@ -319,7 +321,7 @@ class Classifier(nn.Module):
                 raise ArgumentError(f"{name!r} of the net has dtype {dtype}; expected torch.float32: save net.float()")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        write_tensors(folder / "model.safetensors", self.saved_tensors(), {"format": "pt", "linfnet": FORMAT})
+        write_tensors(folder / "model.safetensors", self.saved_tensors(), _METADATA)
         names = list(map(printable, class_names))
         config = {**self.config(), "class_names": names, WEIGHTS: weights_digest(folder)}
         write_table(folder / "config.json", config)
@@ -331,6 +333,10 @@ class Classifier(nn.Module):
     def saved_tensors(self) -> dict[str, Tensor]:
         """Return the tensors that `save` writes to model.safetensors."""
         return self.state_dict()
+
+    def saved_size(self) -> int:
+        """Return the number of bytes of the model.safetensors that `save` writes."""
+        return tensors_size(self.saved_tensors(), _METADATA)
 
     @classmethod
     def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Self:
