@@ -73,6 +73,15 @@ class Compressed:
             "after": vars(self.after),
         }
 
+    def describe(self) -> str:
+        """Return the accuracies of both nets as a sentence for the model card."""
+        shares = [("clean", self.before.clean, self.after.clean)]
+        if self.eps is not None:
+            name = f"certified by margin at ε = {format_epsilon(self.eps)}"
+            shares.append((name, self.before.certified or 0.0, self.after.certified or 0.0))
+        text = ", ".join(f"{name} {100 * after:.2f} (before {100 * before:.2f})" for name, before, after in shares)
+        return f"Accuracy in % on {self.checked:,} images after the compression, {self.net.guarantee}: {text}."
+
     def __repr__(self) -> str:
         small, large = self.after, self.before
         certified = "" if small.certified is None else f", certified {large.certified:.4f} -> {small.certified:.4f}"
