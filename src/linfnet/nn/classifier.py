@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from linfnet.boxes import check_images, outer_box
+from linfnet.data.arrays import channels_hint
 from linfnet.errors import ArgumentError, LinfnetError, printable
 from linfnet.files import DIGEST, read_table, read_tensors, tensors_size, write_table, write_tensors, write_text
 from linfnet.nn.distance import DistanceModule
@@ -256,9 +257,10 @@ class Classifier(nn.Module):
         if not images.is_floating_point():
             raise ArgumentError(f"images have dtype {images.dtype}; expected numbers in [0, 1]: images.float() / 255")
         if tuple(images.shape[1:]) != self.image_shape:
-            shape = " x ".join(map(str, self.image_shape))
-            remedy = ": pass image.unsqueeze(0)" if tuple(images.shape) == self.image_shape else ""
-            raise ArgumentError(f"images have shape {tuple(images.shape)}; the net expects [B, {shape}]{remedy}")
+            shape, given = " x ".join(map(str, self.image_shape)), tuple(images.shape)
+            one_image = given == self.image_shape
+            remedy = ": pass image.unsqueeze(0)" if one_image else channels_hint(given, self.image_shape)
+            raise ArgumentError(f"images have shape {given}; the net expects [B, {shape}]{remedy}")
         # A lower precision is converted exactly; a higher one would be rounded.
         rounded = torch.promote_types(images.dtype, self.normalize.std.dtype) != self.normalize.std.dtype
         return self.check_dtype(images) if rounded else images
