@@ -26,8 +26,10 @@ CARD = """\
 
 ## Usage
 
+`linfnet` is not on PyPI yet. Install it in a clone of its repository: `pip install -c constraints.txt .`
+
 ```python
-import linfnet  # pip install linfnet
+import linfnet
 
 net = linfnet.load_model({source})
 certified = linfnet.certify(net, images)  # images: float32 [N, {shape}], values from 0 to 1
