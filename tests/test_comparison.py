@@ -100,3 +100,11 @@ def test_another_net_has_no_cost_of_the_trained_one(folders: list[Path]):
     assert other.images == "nearest-neighbour mnist-test"
     assert (other.system, other.train_seconds, other.parameters) == ("", None, None)
     assert other.certify_seconds_per_image == 2e-4
+
+
+def test_the_parameters_of_a_model_without_a_training_are_counted(tmp_path: Path):
+    net = LinfNet((1, 2, 2), 2, (3,))
+    net.save(tmp_path)
+    add_evaluations(tmp_path, (OURS,))
+    (row,) = compare_runs([tmp_path])
+    assert (row.train_seconds, row.parameters) == (None, sum(part.numel() for part in net.parameters()))

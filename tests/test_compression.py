@@ -1,6 +1,7 @@
 """Compression of trained nets: which connections remain, what stays equal, and all commands on the result."""
 
 import json
+import re
 import shutil
 from fractions import Fraction
 from pathlib import Path
@@ -19,6 +20,7 @@ from linfnet.compression import Compressed
 from linfnet.data import ImageSet, load
 from linfnet.errors import ArgumentError
 from linfnet.export import verify_onnx, write_onnx
+from linfnet.nn import count_parameters
 from linfnet.nn.label_margin import margin
 from linfnet.results import read_results
 
@@ -95,10 +97,10 @@ def test_the_report_is_what_both_nets_do(dense: LinfNet, digits: tuple[ImageSet,
 
 def test_the_size_is_that_of_the_file(result: Compressed, tmp_path: Path):
     result.net.save(tmp_path)
-    header = 4096
-    assert result.after.size < (tmp_path / "model.safetensors").stat().st_size < result.after.size + header
+    assert result.after.size == (tmp_path / "model.safetensors").stat().st_size
     # 4 bytes for a weight, little more than one for an index.
-    assert result.after.size < 5.2 * sum(result.after.connections) + 7 * sum((*result.after.hidden, 10)) + 100
+    tensors = sum(tensor.nbytes for tensor in result.net.saved_tensors().values())
+    assert tensors < 5.2 * sum(result.after.connections) + 7 * sum((*result.after.hidden, 10)) + 100
 
 
 def test_it_depends_only_on_the_seed(dense: LinfNet, digits: tuple[ImageSet, ImageSet]):
@@ -216,12 +218,21 @@ def folder(run: Path) -> Path:
 
 
 class TestCommands:
-    def test_the_folder(self, folder: Path):
+    def test_the_folder(self, folder: Path, run: Path):
         comparison = json.loads((folder / "compression.json").read_text())
         assert comparison["after"]["size"] < comparison["before"]["size"] / 3
         assert json.loads((folder / "config.json").read_text())["system"] == "sparse"
-        assert "A compressed" in (folder / "README.md").read_text()
-        assert isinstance(linfnet.load_model(folder), SparseNet)
+        card = (folder / "README.md").read_text()
+        assert "A compressed" in card
+        for name in ("clean", "certified"):
+            before, after = (f"{100 * comparison[net][name]:.2f}" for net in ("before", "after"))
+            assert re.search(rf"{name}.* {after} \(before {before}\)", card)
+        assert "22 epochs in" in card
+        net, trained, dense = linfnet.load_model(folder), read_results(folder).training, read_results(run).training
+        assert isinstance(net, SparseNet)
+        assert trained.test is trained.train is None  # the accuracies of the dense net
+        assert trained.seconds == dense.seconds
+        assert trained.parameters == count_parameters(net) < dense.parameters
 
     def test_a_killed_command_can_be_repeated(self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         out, rename = tmp_path / "small", Path.replace
@@ -245,7 +256,7 @@ class TestCommands:
         assert main(command) == 0
         expected = contents()
         assert main(command) == 2  # the folder is complete
-        for last in range(1, 6):  # config.json is written twice
+        for last in range(1, 8):  # config.json and README.md are written twice
             shutil.rmtree(out)
             killed_at(last)
             (out / ".model.safetensors.01234567.tmp").write_bytes(b"incomplete")

@@ -147,7 +147,7 @@ def measure(net: SparseNet, collection: Collection, data: str, limit: int | None
         "connections": [layer.connections for layer in layers],
         "total": sum(layer.connections for layer in layers),
         "hidden": list(net.hidden),
-        "bytes": sum(tensor.nbytes for tensor in net.saved_tensors().values()),
+        "bytes": net.saved_size(),
         "identical": (found == dense).all(1).double().mean().item(),
         "clean": clean,
         "certified": robust,

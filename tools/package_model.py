@@ -49,8 +49,8 @@ from tools.collected import KINDS, Collection, read_collection, read_member, spa
 from tools.records import RECORDS
 from tools.zoo import SMOOTHED, results_of
 
-# Largest size of model.safetensors in bytes, and a bound on the part of it that is not tensors.
-LARGEST, HEADER = 5_000_000, 5_000
+# Largest size of model.safetensors in bytes.
+LARGEST = 5_000_000
 # Number of test images on which the ordinary tests reproduce the record.
 FIRST = 500
 
@@ -59,7 +59,7 @@ def fitting_net(collection: Collection, which: str, at_least: int | None, dtype:
     """Return the compressed net and `at_least`: by default the smallest number for which the net is not too large."""
     for least in range(1, 33) if at_least is None else (at_least,):
         net = sparse_net(collection, which, least).round_weights_(dtype)
-        if sum(tensor.nbytes for tensor in net.saved_tensors().values()) + HEADER <= LARGEST:
+        if net.saved_size() <= LARGEST:
             return net, least
     raise LinfnetError(f"the net has more than {LARGEST:,} bytes; choose a larger --at-least or --float16")
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import LinfnetError
 from linfnet.files import read_table
+from linfnet.nn import count_parameters
 from linfnet.nn.model_path import system_name
 from linfnet.results import guarantee, read_results
+from linfnet.systems import load_model
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,10 @@ def compare_runs(folders: Iterable[Path], *, data: str | None = None) -> list[Co
 def _rows(folder: Path, run: str, data: str | None) -> Iterator[Compared]:
     results, system = read_results(folder), system_name(read_table(folder / "config.json"))
     training = results.training
-    seconds, parameters = (training.seconds, training.parameters) if training else (None, None)
+    if training:
+        seconds, parameters = training.seconds, training.parameters
+    else:
+        seconds, parameters = None, count_parameters(load_model(folder)) if results.evaluations else None
     for result in results.evaluations:
         if data not in (None, result.data):
             continue

@@ -44,7 +44,7 @@ class Measured:
     hidden: tuple[int, ...]
     """The number of neurons of each hidden layer."""
     size: int
-    """Bytes of the tensors in its file."""
+    """Bytes of its model.safetensors."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,15 @@ class Compressed:
             "before": vars(self.before),
             "after": vars(self.after),
         }
+
+    def describe(self) -> str:
+        """Return the accuracies of both nets as a sentence for the model card."""
+        shares = [("clean", self.before.clean, self.after.clean)]
+        if self.eps is not None:
+            name = f"certified by margin at ε = {format_epsilon(self.eps)}"
+            shares.append((name, self.before.certified or 0.0, self.after.certified or 0.0))
+        text = ", ".join(f"{name} {100 * after:.2f} (before {100 * before:.2f})" for name, before, after in shares)
+        return f"Accuracy in % on {self.checked:,} images after the compression, {self.net.guarantee}: {text}."
 
     def __repr__(self) -> str:
         small, large = self.after, self.before
@@ -251,7 +260,7 @@ def compare(net: LinfNet, small: SparseNet, images: ImageSet, eps: Fraction | No
             certified=None if eps is None else certified,
             connections=tuple(layer.weight.numel() for layer in layers),
             hidden=one.hidden,
-            size=sum(tensor.nbytes for tensor in one.saved_tensors().values()),
+            size=one.saved_size(),
         )
 
     before, after = measured(net, shares[0], shares[2]), measured(small, shares[1], shares[3])

@@ -181,6 +181,21 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
     The metadata begins with a digest of all bytes of the file, for which its own hexadecimal digits are zeros.
     """
+    header, content = _parts(tensors, metadata)
+    hashed = hashlib.sha256(header)
+    hashed.update(content)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(header.replace(_EMPTY.encode(), f"{_SHA256}{hashed.hexdigest()}".encode(), 1))
+        file.write(content)
+
+
+def tensors_size(tensors: dict[str, Tensor], metadata: dict[str, str]) -> int:
+    """Return the number of bytes of the file that `write_tensors` writes."""
+    return sum(map(len, _parts(tensors, metadata)))
+
+
+def _parts(tensors: dict[str, Tensor], metadata: dict[str, str]) -> tuple[bytes, memoryview]:
+    """Return the header of a safetensors file, with zeros in place of the digest, and the bytes of the tensors."""
     whole = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     # `safetensors.torch.save_file` is not used: for a full disk it raises an exception without errno. The metadata is
     # added here because safetensors writes it in a random order.
@@ -189,12 +204,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     about = {DIGEST: _EMPTY, **dict(sorted(metadata.items()))}
     header = json.dumps({"__metadata__": about, **json.loads(bytes(content[8:start]))}, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
-    header = len(header).to_bytes(8, "little") + header
-    hashed = hashlib.sha256(header)
-    hashed.update(content[start:])
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        file.write(header.replace(_EMPTY.encode(), f"{_SHA256}{hashed.hexdigest()}".encode(), 1))
-        file.write(content[start:])
+    return len(header).to_bytes(8, "little") + header, content[start:]
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

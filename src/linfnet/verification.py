@@ -29,6 +29,8 @@ class FileState:
     """Whether the file has a digest; damage to the content of other files is not noticed."""
     problem: str = ""
     """Why the file cannot be used; empty if it is readable and matches its digest."""
+    deleted: bool = False
+    """Whether a search deleted the file after the results had been written; this is not a problem."""
 
 
 def verify_folder(folder: Path) -> list[FileState]:
@@ -39,10 +41,20 @@ def verify_folder(folder: Path) -> list[FileState]:
     [('model.safetensors', True, ''), ('config.json', True, '')]
     """
     check_model(folder)
-    return [_state(file, check) for file, check in _files(folder)]
+    discarded = _discarded(folder)
+    return [_state(file, check, discarded) for file, check in _files(folder)]
 
 
-def _state(file: Path, check: Callable[[Path], bool]) -> FileState:
+def _discarded(folder: Path) -> bool:
+    try:
+        return RunFolder.open(folder).discarded
+    except LinfnetError:  # it is not a run, or its recipe is damaged
+        return False
+
+
+def _state(file: Path, check: Callable[[Path], bool], discarded: bool) -> FileState:
+    if discarded and not file.exists():
+        return FileState(file, has_digest=False, deleted=True)
     try:
         return FileState(file, check(file))
     except (LinfnetError, OSError) as error:

@@ -313,7 +313,8 @@ def test_training_with_held_out_images(tmp_path: Path, capsys: pytest.CaptureFix
     assert "The model was saved without results." in (tmp_path / "run" / "README.md").read_text()
     assert main([*shlex.split(printed.split("next: linfnet ")[1]), "--steps", "1"]) == 0
     results = read_results(tmp_path / "run")
-    assert results.training is not None and results.training.held_out is not None
+    assert results.training is not None
+    assert results.training.held_out is not None
     assert (found := results.evaluations[-1]).split == "held-out"
     assert (found.count, found.clean) == (100, results.training.held_out.clean)
 

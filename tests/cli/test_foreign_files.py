@@ -230,6 +230,9 @@ def test_a_picture_of_another_mode_or_size(place: Path, refused: Callable[..., s
     assert "has 9 x 8 pixels; expected 8 x 8: pass --resize 8x8" in refused("predict", "run", "wide.png")
     np.save(place / "stack.npy", np.zeros((3, 1, 9, 9), np.float32))
     assert "the net expects images of shape (1, 8, 8)" in refused("certify", "run", "--data", "stack.npy")
+    np.save(place / "last.npy", np.zeros((3, 8, 8, 1), np.float32))
+    for command in ("certify", "attack"):
+        assert "the channels are last, expected first: [N, C, H, W]" in refused(command, "run", "--data", "last.npy")
     np.save(place / "none.npy", np.zeros((0, 8, 8), np.float32))
     assert "the net expects images of shape (1, 8, 8)" in refused("certify", "run", "--data", "none.npy")
 

@@ -125,6 +125,9 @@ def test_training_compiles_once():
 def test_wrong_images_are_named():
     with pytest.raises(ArgumentError, match=r"images have shape \(5, 1, 8, 8\); the net expects \[B, 2 x 3 x 3\]"):
         small_net()(torch.rand(5, 1, 8, 8))
+    for shape in ((5, 3, 3, 2), (3, 3, 2)):
+        with pytest.raises(ArgumentError, match=r"expects \[B, 2 x 3 x 3\]; the channels are last, expected first"):
+            small_net()(torch.rand(shape))
 
 
 @pytest.mark.parametrize(

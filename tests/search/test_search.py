@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from linfnet.cli.main import main
 from linfnet.data import source
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.recipes import load_recipe
@@ -23,6 +24,7 @@ from linfnet.search.outcome import TrialOutcome
 from linfnet.search.plan import Plan
 from linfnet.search.plot import draw_search
 from linfnet.train import RunFolder, fit
+from linfnet.verification import verify_folder
 
 SMALL = ("width=12", "depth=2", "epochs=[1, 2, 1]", "limit=200")
 VARIANTS = (Variant("published"), Variant("leaky", ("clip_leak=0.2",)))
@@ -239,3 +241,35 @@ def test_other_settings_are_refused(tmp_path: Path):
     (tmp_path / "search.json").unlink()
     with pytest.raises(LinfnetError, match=r"contains a run with other settings in \[model\]"):
         run(tmp_path, settings=(*SMALL, "width=13"))
+
+
+def test_verify_knows_that_a_search_deletes_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run(tmp_path, VARIANTS[:1], seeds=[0])
+    trial = tmp_path / "published" / "seed-0"
+    assert {state.file.name for state in verify_folder(trial) if state.deleted} == {"model.safetensors", "config.json"}
+    assert main(["verify", str(trial)]) == 0
+    printed = capsys.readouterr()
+    assert "deleted by linfnet search after training: model.safetensors" in printed.out
+    assert printed.err == ""
+
+    results = trial / "results.json"
+    results.write_text(results.read_text().replace('"epochs": 4', '"epochs": 5'))
+    assert main(["verify", str(trial)]) == 2
+    assert "results.json does not match its digest" in capsys.readouterr().err
+
+
+def test_verify_misses_the_model_of_a_trial_that_keeps_it(tmp_path: Path):
+    run(tmp_path, VARIANTS[:1], seeds=[0], keep_models=True)
+    trial = tmp_path / "published" / "seed-0"
+    (trial / "model.safetensors").unlink()
+    assert main(["verify", str(trial)]) == 2
+
+
+def test_a_discarded_trial_that_is_trained_again_is_not_discarded(tmp_path: Path):
+    run(tmp_path, VARIANTS[:1], seeds=[0])
+    folder = RunFolder.open(tmp_path / "published" / "seed-0")
+    assert folder.discarded
+    fit(folder.recipe, out=folder.path, resume=True, device="cpu")
+    assert not folder.discarded
+    (folder.path / "model.safetensors").unlink()
+    assert main(["verify", str(folder.path)]) == 2

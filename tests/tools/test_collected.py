@@ -61,11 +61,10 @@ def test_a_net_of_collected_connections(collected: tuple[Path, SparseNet]):
 def test_a_net_that_fits(collected: tuple[Path, SparseNet], monkeypatch: pytest.MonkeyPatch):
     collection = read_collection(collected[0])
     net, least = package_model.fitting_net(collection, "second", None, torch.float32)
-    size = sum(tensor.nbytes for tensor in net.saved_tensors().values())
     assert least == 1
-    monkeypatch.setattr(package_model, "LARGEST", size + package_model.HEADER - 1)
+    monkeypatch.setattr(package_model, "LARGEST", net.saved_size() - 1)
     smaller, least = package_model.fitting_net(collection, "second", None, torch.float32)
     assert least == 2  # every second largest connection was counted once
-    assert sum(tensor.nbytes for tensor in smaller.saved_tensors().values()) < size
+    assert smaller.saved_size() < net.saved_size()
     with pytest.raises(LinfnetError, match="choose a larger --at-least"):
         package_model.fitting_net(collection, "second", 1, torch.float32)

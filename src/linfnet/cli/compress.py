@@ -1,6 +1,6 @@
 """`linfnet compress`: a net with only the connections that decide an output."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,15 +12,18 @@ from linfnet.compression import Compressed, compress
 from linfnet.data import ImageSet, known_sets
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.export import write_card
 from linfnet.files import make_folder, read_table, write_json, write_table
-from linfnet.nn import Classifier, LinfNet, SparseNet
+from linfnet.nn import Classifier, LinfNet, SparseNet, count_parameters
 from linfnet.nn.model_path import KnownData, class_names, known_data
+from linfnet.results import Results, TrainingResult, read_results
+from linfnet.results.storage import RESULTS_FILE, results_to_json
 from linfnet.systems import load_model
 
 # The file in the folder of a compressed net with the comparison to the dense net.
 COMPRESSION_FILE = "compression.json"
 # All files in that folder, of which `COMPRESSION_FILE` is written first.
-_FILES = (COMPRESSION_FILE, "model.safetensors", "config.json", "README.md")
+_FILES = (COMPRESSION_FILE, RESULTS_FILE, "model.safetensors", "config.json", "README.md")
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,10 @@ class Compress:
         for temporary in _leftovers(make_folder(out)):
             temporary.unlink()
         write_json(out / COMPRESSION_FILE, result.to_json())
+        if (training := read_results(found.folder).training) is not None:
+            write_table(out / RESULTS_FILE, results_to_json(Results(_cost(training, result.net))))
         result.net.save(out, class_names=class_names(found.folder, net.classes))
+        write_card(out, result.net, measured=result.describe())
         data = found.data if found.data in known_sets() else str(Path(found.data).resolve())
         epsilons = tuple(eps for eps in found.epsilons if eps)
         about = KnownData(data, epsilons, self._on("train").conversion(found), found.seed)
@@ -107,6 +113,11 @@ class Compress:
         if out.exists() and not (out.is_dir() and _is_incomplete(out)):
             raise ArgumentError(f"--out is {out}, which exists; choose a new or empty folder")
         return out
+
+
+def _cost(training: TrainingResult, net: SparseNet) -> TrainingResult:
+    """Return the cost of the training of the dense net, without its accuracies, and the size of the compressed net."""
+    return replace(training, test=None, train=None, held_out=None, parameters=count_parameters(net))
 
 
 def _is_incomplete(folder: Path) -> bool:

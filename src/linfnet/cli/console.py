@@ -17,6 +17,9 @@ from linfnet.epsilon import format_epsilon
 from linfnet.errors import LinfnetError, printable
 from linfnet.results import Result
 
+# Seconds between two lines about the progress of a command whose output is not a terminal.
+EVERY = 10.0
+
 
 class SafeConsole(Console):
     """A console that escapes control characters in texts, which may be from foreign files.
@@ -47,44 +50,81 @@ def only_first_prints(group: Group) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def progress_bar(name: str, total: int) -> Generator[Callable[[int], None]]:
-    """Show a progress bar on a terminal, and yield a function that advances it by a number of items."""
-    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda count: progress.advance(task, count)
+def progress_lines() -> Generator[Callable[[str], None]]:
+    """Show the progress of a long command whose output is not a terminal, and yield a function that sets the text.
+
+    The text is a line on standard error every `EVERY` seconds, with the time since the start.
+    """
+    shown, start, ended = "", time.monotonic(), threading.Event()
+
+    def change(text: str) -> None:
+        nonlocal shown
+        shown = text
+
+    def repeat() -> None:
+        with contextlib.suppress(OSError, SystemExit):  # the pipe may be closed; the command continues
+            while not ended.wait(EVERY):
+                if shown and not console.quiet:
+                    errors.print(f"{shown} ({time.monotonic() - start:.0f} s)")
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield change
+    finally:
+        ended.set()
+        thread.join()
 
 
 @contextlib.contextmanager
-def status_line(every: float = 30.0) -> Generator[Callable[[str], None]]:
+def progress_of(name: str) -> Generator[Callable[[int, int], None]]:
+    """Show the progress of a command, and yield a function that sets the numbers of finished items and of all items.
+
+    On a terminal it is a progress bar, otherwise `progress_lines`.
+    """
+    if not console.is_terminal:
+        with progress_lines() as change:
+            yield lambda done, total: change(f"{name}: {done:,} of {total:,}")
+        return
+    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def progress_bar(name: str, total: int) -> Generator[Callable[[int], None]]:
+    """Show the progress of a command as `progress_of`, and yield a function that adds a number of finished items."""
+    done = 0
+    with progress_of(name) as update:
+        update(done, total)
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            update(done, total)
+
+        yield advance
+
+
+@contextlib.contextmanager
+def status_line() -> Generator[Callable[[str], None]]:
     """Show what a long command is doing, and yield a function that changes this text.
 
     On a terminal, the text stands beside a spinner. Otherwise each text is a line on standard error, which is repeated
-    with the time that has passed, every so many seconds.
+    by `progress_lines`.
     """
     if console.is_terminal:
         with console.status("") as status:
             yield status.update
         return
-    shown, done = ("", 0.0), threading.Event()
+    with progress_lines() as change:
 
-    def show(text: str) -> None:
-        nonlocal shown
-        shown = (text, time.monotonic())
-        errors.print(text)
+        def show(text: str) -> None:
+            errors.print(text)
+            change(text)
 
-    def repeat() -> None:
-        while not done.wait(every):
-            if shown[0]:
-                errors.print(f"{shown[0]} ({time.monotonic() - shown[1]:.0f} s)")
-
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
-    try:
         yield show
-    finally:
-        done.set()
-        thread.join()
 
 
 def draw_figure(path: Path, draw: Callable[[Path], None]) -> None:

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tyro.conf import arg
 
-from linfnet.cli.console import console, draw_figure, print_table, titled_table
+from linfnet.cli.console import console, draw_figure, print_table, progress_of, titled_table
 from linfnet.cli.inputs import Changes, Count, Device, File, Folder, Number
 from linfnet.distributed.group import launched
 from linfnet.errors import ArgumentError
@@ -62,9 +61,7 @@ class Search:
         variants += read_variants(self.variants) if self.variants is not None else []
         variants += grid(varied)
         out = self.out or Path("runs/search") / Path(self.recipe).stem
-        columns = (TextColumn("epochs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-            task = bar.add_task("")
+        with progress_of("epochs") as update:
             outcome = search(
                 self.recipe,
                 variants,
@@ -76,7 +73,7 @@ class Search:
                 device=self.device,
                 keep_models=self.keep_models,
                 note=console.print,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
+                progress=update,
             )
         _print(outcome)
         files = ", ".join(str(out / f"outcome.{suffix}") for suffix in ("json", "csv", "md"))

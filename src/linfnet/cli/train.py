@@ -13,7 +13,7 @@ import torch
 import tyro
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from linfnet.cli.console import console, only_first_prints, percent
+from linfnet.cli.console import console, only_first_prints, percent, progress_lines
 from linfnet.cli.inputs import (
     Changes,
     Device,
@@ -173,7 +173,7 @@ def stop_if_terminal_closed() -> Generator[None]:
 
 
 class TrainDisplay(Callback):
-    """Shows a run on the terminal."""
+    """Shows a run: by a progress bar on a terminal, otherwise by `progress_lines`; each test is a line."""
 
     progress: Progress | None = None
 
@@ -191,6 +191,9 @@ class TrainDisplay(Callback):
             "", total=run.total_steps, completed=run.step, epoch=1, epochs=run.epochs, numbers=""
         )
         self.progress.start()
+        self.stack = contextlib.ExitStack()
+        self.stack.callback(self.progress.stop)
+        self.change = None if console.is_terminal else self.stack.enter_context(progress_lines())
         if run.resumed:
             with stop_if_terminal_closed():
                 for error in run.skipped:
@@ -198,7 +201,7 @@ class TrainDisplay(Callback):
                 console.print(f"resuming at step {run.step} of {run.total_steps}")
 
     def on_step(self, run: TrainingRun) -> None:
-        """Redraw the progress bar at most ten times per second."""
+        """Show the epoch and the metrics so far, at most ten times per second."""
         if time.monotonic() - self.shown < 0.1:
             return
         self.shown = time.monotonic()
@@ -206,7 +209,10 @@ class TrainDisplay(Callback):
         if run.metrics:
             accuracy, above = 100 * run.metrics["accuracy"], 100 * run.metrics["above"]
             numbers += f" loss {run.metrics['loss']:.3f} acc {accuracy:.1f} >θ {above:.1f}"
-        self._update(completed=run.step, epoch=min(run.epoch + 1, run.epochs), numbers=numbers)
+        epoch = min(run.epoch + 1, run.epochs)
+        self._update(completed=run.step, epoch=epoch, numbers=numbers)
+        if self.change is not None:
+            self.change(f"epoch {epoch:>4}/{run.epochs}  {numbers}")
 
     def on_epoch(self, run: TrainingRun) -> None:
         """Redraw the progress bar."""
@@ -226,9 +232,8 @@ class TrainDisplay(Callback):
 
     def on_finish(self, run: TrainingRun) -> None:
         """Remove the progress bar."""
-        if self.progress is not None:
-            with contextlib.suppress(OSError):  # the terminal may be closed
-                self.progress.stop()
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            self.stack.close()
 
     def _update(self, **values: Any) -> None:
         if self.progress is not None:

@@ -15,7 +15,8 @@ from linfnet.verification import verify_folder
 class Verify:
     """Check that the files of a run or model are whole: that they match the digests that were written with them.
 
-    The exit status is 2 if a file is damaged or missing. Model cards and CSV files have no digest.
+    The exit status is 2 if a file is damaged or missing. Model cards and CSV files have no digest. `linfnet search`
+    deletes the weights of its trials, which are not missing then.
 
     Examples:
         linfnet verify runs/first
@@ -34,10 +35,12 @@ class Verify:
         folder = find_model(self.model)
         states = verify_folder(folder)
         for state in states:
+            name = state.file.relative_to(folder)
             if state.problem:
                 errors.print(state.problem)
+            elif state.deleted:
+                console.print(f"deleted by linfnet search after training: {name}")
             else:
-                name = state.file.relative_to(folder)
                 console.print(f"whole: {name}" if state.has_digest else f"readable, but without a digest: {name}")
         for file in find_leftovers(folder):
             console.print(f"temporary, of a process that writes now or was killed: {file.relative_to(folder)}")

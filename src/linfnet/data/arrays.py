@@ -20,6 +20,17 @@ Layout = Literal["NCHW", "NHWC"] | None
 _CHUNK = 1 << 24  # pixels that are counted or converted to float64 at once
 
 
+def channels_hint(given: Sequence[int], shape: Sequence[int]) -> str:
+    """Return a hint for an error message if images have the channels last, otherwise an empty text.
+
+    >>> channels_hint((10, 32, 32, 3), (3, 32, 32)), channels_hint((10, 3, 32, 31), (3, 32, 32))
+    ('; the channels are last, expected first: [N, C, H, W]', '')
+    """
+    last = (*shape[1:], shape[0])
+    matches = len(shape) == 3 and last != tuple(shape) and tuple(given[-3:]) == last
+    return "; the channels are last, expected first: [N, C, H, W]" if matches else ""
+
+
 def from_arrays(
     images: Array,
     labels: Labels,

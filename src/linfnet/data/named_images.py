@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from linfnet.data.arrays import from_arrays
+from linfnet.data.arrays import channels_hint, from_arrays
 from linfnet.data.cache import load
 from linfnet.data.catalog import known_sets, own_name
 from linfnet.data.image_files import IMAGE_SUFFIXES, BadFile, BadFilesError, Mode, Size, read_image_files, readable
@@ -283,7 +283,7 @@ def _array_pixels(array: npt.NDArray[Any], shape: Shape) -> Tensor:
         extent = f"{array.min():.17g} to {array.max():.17g}"
         raise LinfnetError(f"contains pixels from {extent}; expected [0, 1] and no NaN")
     if not array.size or array.shape[1:] not in ((shape, shape[1:]) if shape[0] == 1 else (shape,)):
-        raise LinfnetError(f"has shape {given}; the net expects images of shape {shape}")
+        raise LinfnetError(f"has shape {given}; the net expects images of shape {shape}{channels_hint(given, shape)}")
     return torch.from_numpy(array.astype(np.float32).reshape(-1, *shape))
 
 

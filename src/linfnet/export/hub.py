@@ -10,24 +10,29 @@ from linfnet.nn import Classifier, count_parameters
 from linfnet.nn.model_card import model_card
 from linfnet.recipes import Recipe
 from linfnet.results import read_results
-from linfnet.results.storage import RESULTS_FILE
 from linfnet.systems import has_effect, load_model
 from linfnet.train import RunFolder
 
 
-def write_card(folder: Path, net: Classifier, *, source: str | None = None) -> Path:
+def write_card(folder: Path, net: Classifier, *, source: str | None = None, measured: str = "") -> Path:
     """Write the model card of a folder with its results and recipe.
 
     Args:
         folder: the model folder.
         net: the net of the folder.
         source: the argument of `load_model` in the example. Default: the name of the folder.
+        measured: a sentence with accuracies that is shown if the folder has no results.
     """
     # The net's own values replace those of the file, which may have another form.
     config, results = {**read_table(folder / "config.json"), **net.config()}, read_results(folder)
     recipe = describe_recipe(RunFolder.open(folder).recipe) if (folder / "recipe.toml").is_file() else ""
     source = source or folder.resolve().name
-    options: dict[str, Any] = {"name": source.rpartition("/")[2], "source": source, "recipe": recipe}
+    options: dict[str, Any] = {
+        "name": source.rpartition("/")[2],
+        "source": source,
+        "recipe": recipe,
+        "measured": measured,
+    }
     card = model_card(config, net.describe(), net.guarantee, count_parameters(net), results, **options)
     write_text(folder / "README.md", card)
     return folder / "README.md"
@@ -51,8 +56,10 @@ def describe_recipe(recipe: Recipe) -> str:
 def push_to_hub(folder: Path, name: str, *, private: bool = True) -> str:
     """Upload the weights, config and model card in a folder as `user/name`, and return the address of the model."""
     huggingface_hub: Any = require("huggingface_hub", "hub")
-    # Without results.json, keep the existing card: it may contain the results with which the net was saved.
-    if (folder / RESULTS_FILE).is_file() or not (folder / "README.md").is_file():
+    # Without accuracies in results.json, keep the existing card: it may contain those with which the net was saved.
+    results = read_results(folder)
+    known = results.evaluations or (results.training and results.training.test)
+    if known or not (folder / "README.md").is_file():
         write_card(folder, load_model(folder), source=f"hf://{name}")
     api: Any = huggingface_hub.HfApi()
     files = ["model.safetensors", "config.json", "README.md"]

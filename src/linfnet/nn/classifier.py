@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from linfnet.boxes import check_images, outer_box
+from linfnet.data.arrays import channels_hint
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.files import read_table
+from linfnet.files import read_table, tensors_size
 from linfnet.nn.distance import DistanceModule
 from linfnet.nn.frozen import frozen_copy
 from linfnet.nn.label_margin import label_on_top
-from linfnet.nn.model_folder import FORMAT, build_net, read_model, write_model
+from linfnet.nn.model_folder import FORMAT, METADATA, build_net, read_model, write_model
 from linfnet.nn.model_path import find_model
 from linfnet.nn.nonexpansive import modules_of
 from linfnet.nn.normalization import Normalize
@@ -248,9 +249,10 @@ class Classifier(nn.Module):
         if not images.is_floating_point():
             raise ArgumentError(f"images have dtype {images.dtype}; expected numbers in [0, 1]: images.float() / 255")
         if tuple(images.shape[1:]) != self.image_shape:
-            shape = " x ".join(map(str, self.image_shape))
-            remedy = ": pass image.unsqueeze(0)" if tuple(images.shape) == self.image_shape else ""
-            raise ArgumentError(f"images have shape {tuple(images.shape)}; the net expects [B, {shape}]{remedy}")
+            shape, given = " x ".join(map(str, self.image_shape)), tuple(images.shape)
+            one_image = given == self.image_shape
+            remedy = ": pass image.unsqueeze(0)" if one_image else channels_hint(given, self.image_shape)
+            raise ArgumentError(f"images have shape {given}; the net expects [B, {shape}]{remedy}")
         # A lower precision is converted exactly; a higher one would be rounded.
         rounded = torch.promote_types(images.dtype, self.normalize.std.dtype) != self.normalize.std.dtype
         return self.check_dtype(images) if rounded else images
@@ -297,6 +299,10 @@ class Classifier(nn.Module):
     def saved_tensors(self) -> dict[str, Tensor]:
         """Return the tensors that `save` writes to model.safetensors."""
         return self.state_dict()
+
+    def saved_size(self) -> int:
+        """Return the number of bytes of the model.safetensors that `save` writes."""
+        return tensors_size(self.saved_tensors(), METADATA)
 
     @classmethod
     def load(cls, folder: Path | str, *, device: torch.device | str = "cpu") -> Self:

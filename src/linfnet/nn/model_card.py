@@ -26,8 +26,10 @@ CARD = """\
 
 ## Usage
 
+`linfnet` is not on PyPI yet. Install it in a clone of its repository: `pip install -c constraints.txt .`
+
 ```python
-import linfnet  # pip install linfnet
+import linfnet
 
 net = linfnet.load_model({source})
 certified = linfnet.certify(net, images)  # images: float32 [N, {shape}], values from 0 to 1
@@ -89,6 +91,7 @@ def model_card(
     recipe: str = "",
     licence: str = "unknown",
     more: Mapping[str, str] | None = None,
+    measured: str = "",
 ) -> str:
     """Return the text of README.md for a net.
 
@@ -103,6 +106,7 @@ def model_card(
         recipe: a sentence about the settings of the training.
         licence: an identifier of the hub, such as mit; the card of a new net says unknown.
         more: further rows of the table about the model.
+        measured: a sentence with accuracies that is shown if `results` has none.
     """
     results = results or Results()
     shown = shown_results(results.evaluations)
@@ -113,7 +117,7 @@ def model_card(
         lead=_lead(results, shown),
         description=description,
         guarantee=guarantee,
-        results=_results(results, shown),
+        results=_results(results, shown, measured),
         source=json.dumps(source, ensure_ascii=False),
         shape=", ".join(map(str, shape)),
         inputs=f"{'×'.join(map(str, shape))} images" if len(shape) == 3 else f"arrays of shape {list(shape)}",
@@ -213,7 +217,7 @@ def _training(results: Results, recipe: str) -> str:
     return f"{cost}; {_cell(recipe)}" if recipe else cost
 
 
-def _results(results: Results, shown: Sequence[Result]) -> str:
+def _results(results: Results, shown: Sequence[Result], otherwise: str) -> str:
     """Return a table with a row for each data set and ε, or else the accuracies at the end of the training, in percent.
 
     Each attack and each certificate has a column.
@@ -246,7 +250,7 @@ def _results(results: Results, shown: Sequence[Result]) -> str:
         certified = (f"certified {_percent(s)} at ε = {format_epsilon(e)}" for e, s in measured.certified.items())
         accuracies = ", ".join((f"clean {_percent(measured.clean)}", *certified))
         return f"Accuracy in % on the test images at the end of the training, rounding ignored: {accuracies}."
-    return "The model was saved without results."
+    return otherwise or "The model was saved without results."
 
 
 def _exact(result: Result) -> str:

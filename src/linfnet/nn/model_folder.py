@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # classifier imports this module
 Net = TypeVar("Net", bound="Classifier")
 
 FORMAT = "linfnet-model-1"
+# The metadata of model.safetensors.
+METADATA = {"format": "pt", "linfnet": FORMAT}
 # Keys of config.json that are not arguments of the constructor: the data of packaged and compressed models
 # (`KnownData`), and the figures of packaged models (`ModelInfo`).
 ABOUT = ("format", "system", "class_names", "data", "eps", "resize", "mode", "split_seed", "measured", WEIGHTS, DIGEST)
@@ -31,7 +33,7 @@ def write_model(net: "Classifier", folder: Path, class_names: Sequence[str], res
             dtype = tensor.dtype
             raise ArgumentError(f"{name!r} of the net has dtype {dtype}; expected torch.float32: save net.float()")
     folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / "model.safetensors", net.saved_tensors(), {"format": "pt", "linfnet": FORMAT})
+    write_tensors(folder / "model.safetensors", net.saved_tensors(), METADATA)
     names = list(map(printable, class_names))
     config = {**net.config(), "class_names": names, WEIGHTS: weights_digest(folder)}
     write_table(folder / "config.json", config)

@@ -19,9 +19,9 @@ from linfnet.recipes import Recipe, recipe_to_toml
 from linfnet.search.outcome import SearchOutcome, count_epochs, gather, is_finished, read_trial
 from linfnet.search.plan import Trial, base_recipe, make_plan
 from linfnet.search.variants import Variant
-from linfnet.search.worker import discard_weights, train_trial
+from linfnet.search.worker import train_trial
 from linfnet.systems import SYSTEMS
-from linfnet.train import StoppedError, UnwritableError
+from linfnet.train import RunFolder, StoppedError, UnwritableError
 from linfnet.train.checkpoint import stop_on_signals
 
 _POLL_SECONDS = 0.5
@@ -69,7 +69,7 @@ def search(
     waiting = [trial for trial in trials if not is_finished(trial)]
     for trial in trials:
         if trial not in waiting:  # the search may have been killed before it deleted the weights
-            discard_weights(trial.path, keep_models)
+            RunFolder(trial.path, trial.recipe).discard_weights(keep_models)
     failed: dict[str, str] = {}
     total = sum(trial.recipe.schedule.phases().total for trial in trials)
 

@@ -1,7 +1,6 @@
 """Train one trial, in this process or, by `main`, in a separate one."""
 
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -14,11 +13,7 @@ from linfnet.errors import LinfnetError
 from linfnet.plugins import import_modules
 from linfnet.recipes import Recipe
 from linfnet.recipes.io import recipe_from_toml
-from linfnet.train import StoppedError, TrainingRun, fit
-
-# What a search deletes in the folder of a finished trial: the results stay. The checkpoints are the last: if their
-# folder exists, the search was killed before all was deleted.
-_MODEL, _CHECKPOINTS = ("model.safetensors", "config.json", "README.md"), "checkpoints"
+from linfnet.train import RunFolder, StoppedError, TrainingRun, fit
 
 
 def train_trial(
@@ -30,15 +25,7 @@ def train_trial(
 ) -> None:
     """Train or resume a trial in its run folder."""
     fit(recipe, out=path, resume=True, device=device, callbacks=[on_epoch])
-    discard_weights(path, keep_model)
-
-
-def discard_weights(path: Path, keep_model: bool) -> None:
-    """Delete the checkpoints of a finished trial and, unless it is kept, its model; if this was done, do nothing."""
-    if (path / _CHECKPOINTS).exists():
-        for name in () if keep_model else _MODEL:
-            (path / name).unlink(missing_ok=True)
-        shutil.rmtree(path / _CHECKPOINTS)
+    RunFolder(path, recipe).discard_weights(keep_model)
 
 
 def _end_with_parent(parent: int) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -179,6 +180,26 @@ class RunFolder:
             return False
         return True
 
+    def discard_weights(self, keep_model: bool) -> None:
+        """Delete the checkpoints of a finished run and, unless it is kept, its model; if this was done, do nothing.
+
+        The deletion of the model is logged first. The checkpoints are deleted last: if their folder exists, the process
+        was killed before all was deleted.
+        """
+        if not self.checkpoints.exists():
+            return
+        if not keep_model:
+            if not self.discarded:
+                self.log("discard")
+            for name in ("model.safetensors", "config.json", "README.md"):
+                (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(self.checkpoints)
+
+    @property
+    def discarded(self) -> bool:
+        """Whether the model was deleted after the run had finished (`discard_weights`)."""
+        return any(event["event"] == "discard" for event in self.events())
+
     @contextlib.contextmanager
     def guarded(self) -> Generator[None]:
         """Convert write failures (a full disk, a removed folder) to an error that names the last checkpoint."""
@@ -219,7 +240,7 @@ class RunFolder:
         self.checkpoints.mkdir(exist_ok=True)  # the folder may be missing in a copy of the run
         self._sweep()
         # Also remove an earlier `resume` event of this step, after which no step was completed.
-        last = {"resume": step - 1, "finish": -1}
+        last = {"resume": step - 1, "finish": -1, "discard": -1}
         kept = (line for line, event in self._lines() if event.get("step", 0) <= last.get(event["event"], step))
         write_text(self.path / "events.jsonl", "".join(f"{line}\n" for line in kept))
         before: dict[str, Any] = {}
