@@ -14,9 +14,11 @@ import torch
 from PIL import Image
 
 from linfnet.certificates import Certification, certify_images
+from linfnet.cli.console import console
 from linfnet.cli.main import main
 from linfnet.data import load
 from linfnet.epsilon import parse_epsilon
+from linfnet.recipes import recipe_names
 from linfnet.results import AttackSettings, read_results
 from linfnet.systems import load_model
 
@@ -311,3 +313,20 @@ def test_training_with_held_out_images(tmp_path: Path, capsys: pytest.CaptureFix
     assert "on held-out training images" in printed
     assert "held-out images at p" in printed
     assert "The model was saved without results." in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_nothing_is_cut_off_in_a_narrow_terminal(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    folder = Path(shutil.copytree(run, tmp_path / "compared-with-another"))
+    assert main(["evaluate", str(folder), "--eps", "8/255", "--limit", "20", "--steps", "1"]) == 0
+    monkeypatch.setattr(console, "_width", 60)
+    capsys.readouterr()
+    assert main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} >= set(recipe_names())
+    assert lines[1].split() == ["name", "eps", "clean", "certified", "whose"]
+    assert main(["compare", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "run eps clean attacked certified" in " ".join(printed.split())
+    assert "…" not in "".join(lines) + printed
