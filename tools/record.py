@@ -94,6 +94,7 @@ def make_record(path: Path, what: str, events_file: str, commit: str | None = No
         "epochs": list(recipe.schedule.epochs),
         "hardware": hardware_of(environment, training.device, events),
         "seconds": training.seconds,
+        **({} if training.cpu_seconds is None else {"cpu_seconds": training.cpu_seconds}),
         "seconds_per_epoch": seconds_per_epoch(recipe, events),
         "environment": environment,
         **({"resumed": resumed} if resumed else {}),

@@ -24,7 +24,7 @@ Images = Tensor | npt.NDArray[Any]
 
 
 def check_net(net: object) -> Classifier:
-    """Return the net, or raise an error if it is not a `Classifier`, or if all or part of it is compiled.
+    """Return the net, or raise an error if it is not a `Classifier`, has no std, or is compiled as a whole or in part.
 
     A compiled net is a different program: the compiler may replace a division by a product with the reciprocal.
     """
@@ -32,6 +32,7 @@ def check_net(net: object) -> Classifier:
     if isinstance(net, nn.Module) and any(map(_is_compiled, modules_of(net))):
         raise ArgumentError("the net is compiled; certificates hold for the plain program: pass the original net")
     if isinstance(net, Classifier):
+        net.check_std()
         return net
     if isinstance(net, nn.Module) and isinstance(getattr(net, "module", None), Classifier):
         remedy = "pass net.module"

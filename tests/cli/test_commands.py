@@ -14,9 +14,11 @@ import torch
 from PIL import Image
 
 from linfnet.certificates import Certification, certify_images
+from linfnet.cli.console import console
 from linfnet.cli.main import main
 from linfnet.data import load
 from linfnet.epsilon import parse_epsilon
+from linfnet.recipes import recipe_names
 from linfnet.results import AttackSettings, read_results
 from linfnet.systems import load_model
 
@@ -331,3 +333,20 @@ def test_held_out_images_keep_their_names(tmp_path: Path):
 def test_a_run_that_held_out_nothing(run: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["evaluate", str(run), "--split", "held-out"]) == 2
     assert "held out no images" in capsys.readouterr().err
+
+
+def test_nothing_is_cut_off_in_a_narrow_terminal(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    folder = Path(shutil.copytree(run, tmp_path / "compared-with-another"))
+    assert main(["evaluate", str(folder), "--eps", "8/255", "--limit", "20", "--steps", "1"]) == 0
+    monkeypatch.setattr(console, "_width", 60)
+    capsys.readouterr()
+    assert main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} >= set(recipe_names())
+    assert lines[1].split() == ["name", "eps", "clean", "certified", "whose"]
+    assert main(["compare", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "run eps clean attacked certified" in " ".join(printed.split())
+    assert "…" not in "".join(lines) + printed

@@ -9,9 +9,12 @@ import tyro
 from linfnet import data as sets
 from linfnet.cli import data as cli
 from linfnet.cli.data import Fetch, List, Verify
+from linfnet.cli.main import main
 from linfnet.data import Fetched, Source
 from linfnet.data.sources import ProgressCallback
 from linfnet.errors import LinfnetError
+from linfnet.train import run_folder
+from linfnet.version import __version__
 
 
 @pytest.fixture(autouse=True)
@@ -124,3 +127,15 @@ def test_every_option_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_the_names_are_those_of_the_package() -> None:
     assert set(Fetch().names) == set(sets.known_sets()) - {"digits"}
+
+
+def test_doctor_shows_the_commit_of_an_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(run_folder, "__file__", str(tmp_path / "linfnet" / "train" / "run_folder.py"))
+    (tmp_path / "linfnet" / "train").mkdir(parents=True)
+    assert main(["doctor"]) == 0
+    assert f" {__version__} " in capsys.readouterr().out
+    (tmp_path / "linfnet" / "commit.txt").write_text("0123456789ab\n")
+    assert main(["doctor"]) == 0
+    assert f"{__version__} (0123456789ab)" in capsys.readouterr().out

@@ -9,14 +9,17 @@ import types
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from linfnet.attacks import attack
+from linfnet.certificates import certify
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_table, read_tensors, write_tensors
-from linfnet.nn import LinfNet, means_at_infinity, reestimate_means
+from linfnet.nn import Classifier, LinfNet, LpDistance, Normalize, means_at_infinity, reestimate_means
 from linfnet.nn.model_path import PRETRAINED, class_names
 from linfnet.results import Accuracies, Result, Results, TrainingResult
 
@@ -338,3 +341,28 @@ def test_long_class_names_are_refused(tmp_path: Path):
     LinfNet((1, 2, 2), 2, (4,)).save(tmp_path, class_names=("cat" * 1000, "dog"))
     with pytest.raises(LinfnetError, match=r"a class name has 3,000 characters; expected at most 300$"):
         class_names(tmp_path, 2)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_replaced_normalisation_is_named(wrapped: bool):
+    images, labels = torch.rand(2, 2, 3, 3), torch.tensor([0, 1])
+    body = torch.nn.Sequential(torch.nn.Flatten(), LpDistance(18, 4))
+    net = Classifier.wrap(body, (2, 3, 3), 4) if wrapped else small_net()
+    uses = (net, lambda x: certify(net, x), lambda x: attack(net, x, labels, eps="0.1"))
+    net.normalize.std = torch.tensor([0.1, 0.2])
+    for use in uses:
+        with pytest.raises(ArgumentError, match=r"^normalize\.std of the net has 2 numbers; expected one$"):
+            use(images)
+    net.normalize = torch.nn.Identity()
+    for use in uses:
+        with pytest.raises(
+            ArgumentError, match=r"^normalize of the net is a Identity; expected linfnet\.nn\.Normalize$"
+        ):
+            use(images)
+
+
+@pytest.mark.parametrize("std", [(0.1, 0.2), torch.tensor([0.1, 0.2]), np.array([0.1, 0.2]), True])
+def test_a_std_that_is_not_one_number(std: object):
+    for build in (lambda: Normalize((0.5, 0.5), std), lambda: LinfNet((2, 3, 3), 4, std=std)):
+        with pytest.raises(ArgumentError, match=r"^std is .*; expected one number"):
+            build()

@@ -43,6 +43,7 @@ def test_a_record_holds_the_run_and_its_circumstances(run: Path, tmp_path: Path)
     training = read_results(run).training
     assert training is not None
     assert record["seconds"] == training.seconds
+    assert record["cpu_seconds"] == training.cpu_seconds >= 0
     assert record["hardware"] == record["environment"]["cpu"]
     assert set(record["seconds_per_epoch"]) == {"p_start", "rise", "infinite"}
     log = gzip.decompress((out.parent / record["events"]).read_bytes())

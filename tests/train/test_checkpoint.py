@@ -1,3 +1,4 @@
+import json
 import os
 import random
 import shutil
@@ -12,6 +13,7 @@ from steps import OnStep
 
 from linfnet.errors import LinfnetError
 from linfnet.files import read_tensors, write_tensors
+from linfnet.results import read_results
 from linfnet.train import Callbacks, RunFolder, StoppedError, Trainer
 from linfnet.train.checkpoint import find_checkpoints, load_checkpoint
 from linfnet.train.run_folder import find_leftovers
@@ -194,3 +196,28 @@ def test_the_lock_can_be_written_only_by_its_owner(trained: Trainer):
     assert other.locked
     trained.folder.release()
     assert not other.locked
+
+
+def test_processor_time_is_summed_over_the_parts_of_a_run(trained: Trainer):
+    newest, before = find_checkpoints(trained.folder.checkpoints)
+    whole, part = (json.loads(read_tensors(file)[1]["progress"])["cpu_seconds"] for file in (newest, before))
+    assert 0 < part < whole
+    newest.unlink()
+    again = fresh(trained)
+    again.resume()
+    assert again.progress.cpu_seconds == part
+    result = again.run()
+    assert again.progress.cpu_seconds > part
+    assert result.cpu_seconds == read_results(again.folder.path).training.cpu_seconds
+    assert result.cpu_seconds == round(again.progress.cpu_seconds, 1)
+
+
+def test_a_run_that_an_older_version_started_has_no_processor_time(trained: Trainer):
+    newest, before = find_checkpoints(trained.folder.checkpoints)
+    newest.unlink()
+    tensors, metadata = read_tensors(before)
+    write_tensors(before, tensors, {**metadata, "progress": '{"step": 12, "seconds": 1.5}'})
+    again = fresh(trained)
+    again.resume()
+    assert again.run().cpu_seconds is None
+    assert read_results(again.folder.path).training.cpu_seconds is None

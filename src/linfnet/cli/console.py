@@ -146,6 +146,11 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.2f}"
 
 
+def is_narrow() -> bool:
+    """Return whether the terminal is narrower than 80 columns; long tables then leave out columns."""
+    return console.width < 80
+
+
 def print_table(table: Table) -> None:
     """Print a table that fits the width of the terminal: cells are broken into lines, nothing is cut off."""
     console.print(table, soft_wrap=False)

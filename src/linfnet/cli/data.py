@@ -163,7 +163,8 @@ class Doctor:
 
     def run(self) -> None:
         versions = titled_table("versions", ("package", "version"), show_header=False)
-        versions.add_row("linfnet", f"{__version__} ({environment()['commit'] or 'unknown commit'})")
+        commit = environment()["commit"]
+        versions.add_row("linfnet", f"{__version__} ({commit})" if commit else __version__)
         versions.add_row("python", platform.python_version())
         for package in ("torch", "numpy", "safetensors", "tyro", "rich", "Pillow", "matplotlib"):
             versions.add_row(package, _version(package))

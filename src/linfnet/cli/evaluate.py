@@ -19,6 +19,7 @@ from linfnet.certificates.exact.decide import BRANCHES
 from linfnet.cli import inputs
 from linfnet.cli.console import (
     console,
+    is_narrow,
     only_first_prints,
     percent,
     print_table,
@@ -163,15 +164,20 @@ class Compare:
 
 
 def accuracy_table(rows: list[Compared]) -> Table:
-    """Return a table of the accuracies on the same images; it fits into 80 columns."""
-    words = ("run", "system", "eps")
+    """Return a table of the accuracies on the same images; it fits into 80 columns, without two columns into 60."""
+    narrow = is_narrow()
+    words = ("run", "eps") if narrow else ("run", "system", "eps")
     exact = ("exact",) if any(row.exact is not None for row in rows) else ()
     numbers = ("clean", "attacked", *exact, "certified")
     table = titled_table(f"accuracy in % on {rows[0].images}", words, numbers, box=SIMPLE)
-    table.add_column("certificate", overflow="fold")
+    if narrow:
+        table.caption = "system and certificate are shown in 80 columns"
+    else:
+        table.add_column("certificate", overflow="fold")
     for row in rows:
         shares = map(percent, (row.clean, row.attacked, *([row.exact] if exact else []), row.certified))
-        table.add_row(row.run, row.system, row.eps, *shares, f"{row.certificate} {_kind(row)}".strip())
+        kind = f"{row.certificate} {_kind(row)}".strip()
+        table.add_row(*((row.run, row.eps, *shares) if narrow else (row.run, row.system, row.eps, *shares, kind)))
     return table
 
 

@@ -67,10 +67,7 @@ class Classifier(nn.Module):
         self.image_shape = _checked_shape(image_shape)
         if classes < 2:
             raise ArgumentError(f"classes is {classes}; expected 2 classes or more")
-        # Numbers of NumPy are allowed; True is not.
-        if not isinstance(std, Real) or isinstance(std, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArgumentError(f"std is {std}; expected one number: l_inf balls must stay l_inf balls")
-        self.classes, self.std = classes, float(std)
+        self.classes = classes
         channels = self.image_shape[0]
         if isinstance(mean, int | float | Real):
             mean = [float(mean)] * (channels if len(self.image_shape) > 1 else 1)
@@ -78,6 +75,7 @@ class Classifier(nn.Module):
         if len(self.mean) not in (1, channels):
             raise ArgumentError(f"mean has {len(self.mean)} numbers; expected one or {channels}")
         self.normalize = Normalize(self.mean, std, dims=len(self.image_shape))
+        self.std = float(std)
         # The temperature s of the cross-entropy; it does not change predictions.
         if learn_scale:
             self.scale = nn.Parameter(torch.ones(()))
@@ -254,18 +252,29 @@ class Classifier(nn.Module):
             remedy = ": pass image.unsqueeze(0)" if one_image else channels_hint(given, self.image_shape)
             raise ArgumentError(f"images have shape {given}; the net expects [B, {shape}]{remedy}")
         # A lower precision is converted exactly; a higher one would be rounded.
-        rounded = torch.promote_types(images.dtype, self.normalize.std.dtype) != self.normalize.std.dtype
+        dtype = self.check_std().dtype
+        rounded = torch.promote_types(images.dtype, dtype) != dtype
         return self.check_dtype(images) if rounded else images
 
     def check_dtype(self, images: Tensor) -> Tensor:
         """Return the images, or raise an error if they do not have the dtype in which the net computes."""
-        dtype = self.normalize.std.dtype
+        dtype = self.check_std().dtype
         if images.dtype != dtype:
             remedy = "images.float()" if dtype == torch.float32 else f"images.to({dtype})"
             raise ArgumentError(
                 f"images have dtype {images.dtype}, the net computes in {dtype}; expected the same: pass {remedy}"
             )
         return images
+
+    def check_std(self) -> Tensor:
+        """Return the number by which `normalize` divides, or raise an error if the user has replaced it by others."""
+        std: Any = getattr(self.normalize, "std", None)
+        if not isinstance(std, Tensor):
+            kind = type(self.normalize).__name__
+            raise ArgumentError(f"normalize of the net is a {kind}; expected linfnet.nn.Normalize")
+        if std.numel() != 1:
+            raise ArgumentError(f"normalize.std of the net has {std.numel()} numbers; expected one")
+        return std
 
     def config(self) -> dict[str, Any]:
         """Return the settings from which `from_config` builds the same net without its weights."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 
 import numpy as np
 import torch
@@ -31,6 +32,9 @@ class Normalize(nn.Module):
 
     def __init__(self, mean: Sequence[float], std: float, dims: int = 3) -> None:
         super().__init__()
+        # Numbers of NumPy are allowed; True is not.
+        if not isinstance(std, Real) or isinstance(std, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(f"std is {std}; expected one number: l_inf balls must stay l_inf balls")
         values = torch.tensor([float(std), *mean], dtype=torch.float32, device="cpu")
         if not (bool(values.isfinite().all()) and values[0].item() > 0):
             raise ArgumentError(f"std is {std}, mean {tuple(mean)}; expected finite numbers, std above 0 in float32")

@@ -154,6 +154,8 @@ class TrainingResult:
     processes: int = 1
     held_out: Accuracies | None = None
     """Accuracies on the held-out training images, if the recipe has `data.hold_out`; `test` is None then."""
+    cpu_seconds: float | None = None
+    """Processor time of the training, of all threads of the first process; None in old files."""
 
 
 @dataclass(frozen=True)

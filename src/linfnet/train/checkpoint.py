@@ -7,6 +7,7 @@ import contextlib
 import json
 import signal
 import threading
+import time
 from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +34,22 @@ class Progress:
 
     step: int = 0
     seconds: float = 0.0
+    cpu_seconds: float | None = 0.0
+    """The processor time of the first process; None if the run was started by a version that did not measure it."""
+
+
+class Stopwatch:
+    """Adds the time since it was created to the progress of a run."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self.start = progress, time.perf_counter() - progress.seconds
+        self.cpu_start = time.process_time() - (progress.cpu_seconds or 0.0)
+
+    def update(self) -> None:
+        """Add the time up to now."""
+        self.progress.seconds = time.perf_counter() - self.start
+        if self.progress.cpu_seconds is not None:
+            self.progress.cpu_seconds = time.process_time() - self.cpu_start
 
 
 def save_checkpoint(
@@ -91,7 +108,7 @@ def load_checkpoint(
     if metadata.get("linfnet") != FORMAT:
         raise LinfnetError(f"{path} is not a checkpoint of this library")
     try:
-        progress = Progress(**json.loads(metadata["progress"]))
+        progress = Progress(**{"cpu_seconds": None, **json.loads(metadata["progress"])})
         saved_record, random = tensors.pop("record"), tensors.pop("random")
     except (KeyError, TypeError, ValueError):
         raise LinfnetError(f"{path} is incomplete") from None

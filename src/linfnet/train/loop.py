@@ -24,6 +24,7 @@ from linfnet.train.callbacks import Callbacks, TrainingRun, as_callbacks
 from linfnet.train.checkpoint import (
     Progress,
     StoppedError,
+    Stopwatch,
     load_newest,
     prune_checkpoints,
     save_checkpoint,
@@ -138,11 +139,11 @@ class Trainer:
         """Train from the current step to the end of its epoch; return False if a callback has stopped the run."""
         epoch, done = divmod(self.progress.step, self.steps_per_epoch)
         first_step = self.progress.step - done
-        start = time.perf_counter() - self.progress.seconds
+        watch = Stopwatch(self.progress)
         for row, (pixels, labels) in enumerate(self.batches.epoch(epoch, done), done):
             self.view.state = self._step(row, pixels, labels)
             self.progress.step += 1
-            self.progress.seconds = time.perf_counter() - start
+            watch.update()
             self.view.step = self.progress.step
             if self.device.type == "cpu":
                 self._summarise(row, first_step)
@@ -153,13 +154,13 @@ class Trainer:
             stopping = self.group.any(stop.is_set() or self.view.stopping)
             if stopping or (self.recipe.run.checkpoint_minutes and self._is_overdue()):
                 self._summarise(row, first_step)
-                begin = time.perf_counter()
                 if stopping and self._stops(stop):
                     return False
+                watch.update()
                 self._save()
-                start += time.perf_counter() - begin  # do not count the time for writing as training time
+                watch = Stopwatch(self.progress)  # do not count the time for writing as training time
         self._summarise(self.steps_per_epoch - 1, first_step)
-        self.progress.seconds = time.perf_counter() - start
+        watch.update()
         state, scale = self.view.state, self.net.scale.item()
         self._log(EpochEvent(*self._time(), state.p, state.mixing, state.lr, scale, **self.view.metrics))
         return True
@@ -216,6 +217,7 @@ class Trainer:
             device=self.device.type,
             processes=self.group.size,
             held_out=tested if held_out else None,
+            cpu_seconds=None if self.progress.cpu_seconds is None else round(self.progress.cpu_seconds, 1),
         )
 
     def _finish(self) -> TrainingResult:

@@ -303,7 +303,10 @@ def cpu_name() -> str:
 
 
 def _commit() -> str | None:
-    """Return the commit of this package's source tree, with `-dirty` if it has changes; None outside a repository."""
+    """Return the commit of this package's source tree, with `-dirty` if it has changes; None if it is not known.
+
+    In an installed package it is the commit from which the package was built, which CMakeLists.txt writes to a file.
+    """
     here = Path(__file__)
 
     def git(*arguments: str) -> str:
@@ -316,4 +319,5 @@ def _commit() -> str | None:
         )  # this fails if the package is installed inside another repository
         return git("describe", "--always", "--dirty", "--abbrev=12")
     except (OSError, subprocess.SubprocessError):
-        return None
+        built = here.parents[1] / "commit.txt"
+        return built.read_text(encoding="utf-8").strip() if built.is_file() else None
