@@ -11,8 +11,8 @@ import time
 from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
