@@ -1,15 +1,50 @@
 """l-infinity distance nets: classifiers that are 1-Lipschitz by construction and are certified by one forward pass.
 
-The names below are imported from their modules on first use, so that `import linfnet` does not import torch: the
-command line sets the wait policy of the threads before torch starts them.
+The names and modules below are imported on first use, so that `import linfnet` does not import torch: the command line
+sets the wait policy of the threads before torch starts them.
 """
 
 import importlib
+import pkgutil
 from typing import TYPE_CHECKING
 
 from linfnet.version import __version__
 
 if TYPE_CHECKING:
+    from linfnet import (
+        attacks as attacks,
+        bounds as bounds,
+        boxes as boxes,
+        certificates as certificates,
+        comparison as comparison,
+        compression as compression,
+        data as data,
+        distributed as distributed,
+        epsilon as epsilon,
+        errors as errors,
+        evaluation as evaluation,
+        export as export,
+        figures as figures,
+        files as files,
+        inputs as inputs,
+        losses as losses,
+        nn as nn,
+        ops as ops,
+        plugins as plugins,
+        recipes as recipes,
+        registry as registry,
+        report as report,
+        reproduce as reproduce,
+        results as results,
+        schedules as schedules,
+        search as search,
+        serve as serve,
+        systems as systems,
+        theory as theory,
+        train as train,
+        verification as verification,
+        version as version,
+    )
     from linfnet.attacks import ATTACKS, Attacked, attack
     from linfnet.certificates import Certified, Decided, ExactRadii, certify, exact_radius
     from linfnet.compression import Compressed, compress
@@ -107,13 +142,18 @@ __all__ = [
 ]
 
 
+def _submodules() -> set[str]:
+    return {module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")}
+
+
 def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'linfnet' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"linfnet.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+    if name in _MODULES:
+        globals()[name] = getattr(importlib.import_module(f"linfnet.{_MODULES[name]}"), name)
+        return globals()[name]
+    if name in _submodules():
+        return importlib.import_module(f"linfnet.{name}")
+    raise AttributeError(f"module 'linfnet' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_submodules()})
