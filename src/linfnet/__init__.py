@@ -13,36 +13,98 @@ from linfnet.version import __version__
 if TYPE_CHECKING:
     from linfnet import (
         attacks as attacks,
+    )
+    from linfnet import (
         bounds as bounds,
+    )
+    from linfnet import (
         boxes as boxes,
+    )
+    from linfnet import (
         certificates as certificates,
+    )
+    from linfnet import (
         comparison as comparison,
+    )
+    from linfnet import (
         compression as compression,
+    )
+    from linfnet import (
         data as data,
+    )
+    from linfnet import (
         distributed as distributed,
+    )
+    from linfnet import (
         epsilon as epsilon,
+    )
+    from linfnet import (
         errors as errors,
+    )
+    from linfnet import (
         evaluation as evaluation,
+    )
+    from linfnet import (
         export as export,
+    )
+    from linfnet import (
         figures as figures,
+    )
+    from linfnet import (
         files as files,
+    )
+    from linfnet import (
         inputs as inputs,
+    )
+    from linfnet import (
         losses as losses,
+    )
+    from linfnet import (
         nn as nn,
+    )
+    from linfnet import (
         ops as ops,
+    )
+    from linfnet import (
         plugins as plugins,
+    )
+    from linfnet import (
         recipes as recipes,
+    )
+    from linfnet import (
         registry as registry,
+    )
+    from linfnet import (
         report as report,
+    )
+    from linfnet import (
         reproduce as reproduce,
+    )
+    from linfnet import (
         results as results,
+    )
+    from linfnet import (
         schedules as schedules,
+    )
+    from linfnet import (
         search as search,
+    )
+    from linfnet import (
         serve as serve,
+    )
+    from linfnet import (
         systems as systems,
+    )
+    from linfnet import (
         theory as theory,
+    )
+    from linfnet import (
         train as train,
+    )
+    from linfnet import (
         verification as verification,
+    )
+    from linfnet import (
         version as version,
     )
     from linfnet.attacks import ATTACKS, Attacked, attack
