@@ -3,6 +3,8 @@
 import ast
 import importlib
 import importlib.resources
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,22 @@ def test_the_table_the_list_and_the_imports_agree():
     assert set(linfnet.__all__) <= set(dir(linfnet))
     with pytest.raises(AttributeError, match="module 'linfnet' has no attribute 'certifi'"):
         linfnet.certifi  # noqa: B018
+
+
+def test_type_checkers_know_every_module_but_the_command_line():
+    tree = ast.parse(Path(str(linfnet.__file__)).read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "linfnet"]
+    folder = Path(str(linfnet.__file__)).parent
+    found = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    assert {alias.name for node in imports for alias in node.names} == found - {"__init__", "__main__", "cli"}
+    assert found - {"__init__", "__main__"} <= set(dir(linfnet))
+
+
+@pytest.mark.process
+def test_modules_are_attributes_without_an_import():
+    program = "import sys, linfnet; assert 'torch' not in sys.modules; print(linfnet.nn.reestimate_means.__name__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "reestimate_means\n"
 
 
 def test_the_package_exports_the_sound_certificates_only():

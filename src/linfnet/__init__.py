@@ -1,15 +1,112 @@
 """l-infinity distance nets: classifiers that are 1-Lipschitz by construction and are certified by one forward pass.
 
-The names below are imported from their modules on first use, so that `import linfnet` does not import torch: the
-command line sets the wait policy of the threads before torch starts them.
+The names and modules below are imported on first use, so that `import linfnet` does not import torch: the command line
+sets the wait policy of the threads before torch starts them.
 """
 
 import importlib
+import pkgutil
 from typing import TYPE_CHECKING
 
 from linfnet.version import __version__
 
 if TYPE_CHECKING:
+    from linfnet import (
+        attacks as attacks,
+    )
+    from linfnet import (
+        bounds as bounds,
+    )
+    from linfnet import (
+        boxes as boxes,
+    )
+    from linfnet import (
+        certificates as certificates,
+    )
+    from linfnet import (
+        comparison as comparison,
+    )
+    from linfnet import (
+        compression as compression,
+    )
+    from linfnet import (
+        data as data,
+    )
+    from linfnet import (
+        distributed as distributed,
+    )
+    from linfnet import (
+        epsilon as epsilon,
+    )
+    from linfnet import (
+        errors as errors,
+    )
+    from linfnet import (
+        evaluation as evaluation,
+    )
+    from linfnet import (
+        export as export,
+    )
+    from linfnet import (
+        figures as figures,
+    )
+    from linfnet import (
+        files as files,
+    )
+    from linfnet import (
+        inputs as inputs,
+    )
+    from linfnet import (
+        losses as losses,
+    )
+    from linfnet import (
+        nn as nn,
+    )
+    from linfnet import (
+        ops as ops,
+    )
+    from linfnet import (
+        plugins as plugins,
+    )
+    from linfnet import (
+        recipes as recipes,
+    )
+    from linfnet import (
+        registry as registry,
+    )
+    from linfnet import (
+        report as report,
+    )
+    from linfnet import (
+        reproduce as reproduce,
+    )
+    from linfnet import (
+        results as results,
+    )
+    from linfnet import (
+        schedules as schedules,
+    )
+    from linfnet import (
+        search as search,
+    )
+    from linfnet import (
+        serve as serve,
+    )
+    from linfnet import (
+        systems as systems,
+    )
+    from linfnet import (
+        theory as theory,
+    )
+    from linfnet import (
+        train as train,
+    )
+    from linfnet import (
+        verification as verification,
+    )
+    from linfnet import (
+        version as version,
+    )
     from linfnet.attacks import ATTACKS, Attacked, attack
     from linfnet.certificates import Certified, Decided, ExactRadii, certify, exact_radius
     from linfnet.compression import Compressed, compress
@@ -107,13 +204,18 @@ __all__ = [
 ]
 
 
+def _submodules() -> set[str]:
+    return {module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")}
+
+
 def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'linfnet' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"linfnet.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+    if name in _MODULES:
+        globals()[name] = getattr(importlib.import_module(f"linfnet.{_MODULES[name]}"), name)
+        return globals()[name]
+    if name in _submodules():
+        return importlib.import_module(f"linfnet.{name}")
+    raise AttributeError(f"module 'linfnet' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_submodules()})

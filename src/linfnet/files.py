@@ -92,6 +92,8 @@ def make_folder(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LinfnetError(f"output folder {folder} cannot be written: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise LinfnetError(f"output folder {folder} is not writable")
     return folder
 
 

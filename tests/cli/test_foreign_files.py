@@ -227,7 +227,9 @@ def test_a_picture_of_another_mode_or_size(place: Path, refused: Callable[..., s
     Image.new("RGB", (8, 8)).save(place / "colour.png")
     assert "colour.png: is RGB; the net expects grey images: pass --grey" in refused("predict", "run", "colour.png")
     Image.new("L", (9, 8)).save(place / "wide.png")
-    assert "has 9 x 8 pixels; expected 8 x 8: pass --resize 8x8" in refused("predict", "run", "wide.png")
+    assert "has 8 x 9 pixels (height x width); expected 8 x 8: pass --resize 8x8" in refused(
+        "predict", "run", "wide.png"
+    )
     np.save(place / "stack.npy", np.zeros((3, 1, 9, 9), np.float32))
     assert "the net expects images of shape (1, 8, 8)" in refused("certify", "run", "--data", "stack.npy")
     np.save(place / "last.npy", np.zeros((3, 8, 8, 1), np.float32))

@@ -18,6 +18,7 @@ from linfnet.train import RunFolder
         (["train", "digits", "--out", "run"], "output folder run already contains a run"),
         (["train", "digits", "--out", "run/config.json/x"], "output folder run/config.json/x cannot be"),
         (["train", "digits", "--out", "run/config.json"], "output folder run/config.json cannot be used"),
+        (["certify", "run", "--width", "0"], "--width is 0; expected a number from 2^-20 to 1"),
         (["train", "digits", "--set", "width=100000000000"], "model.width is too large"),
         (["train", "digits", "--set", "width=" + "9" * 5000], "model.width is"),
         (["train", "digits", "--set", "width=900000", "depth=900"], "the net cannot be built"),

@@ -38,9 +38,19 @@ def test_the_option_is_named(tmp_path: Path) -> None:
     images, indices = read([first, large, colour, first], on_bad=bad.append)
     assert (images.shape, indices) == ((2, 1, 4, 6), [0, 3])
     assert [file.path for file in bad] == [large, colour]
-    assert bad[0].reason == f"has 9 x 8 pixels; expected 6 x 4 like {first}: convert all with resize=(4, 6)"
+    assert (
+        bad[0].reason
+        == f"has 8 x 9 pixels (height x width); expected 4 x 6 like {first}: convert all with resize=(4, 6)"
+    )
     assert bad[1].reason == f'is RGB; expected grey like {first}: convert all with mode="grey" or mode="rgb"'
-    with pytest.raises(BadFilesError, match=r"first.png: has 6 x 4 pixels; expected 28 x 28: convert all with resize"):
+    (torn := tmp_path / "torn.png").write_text("not an image")
+    with pytest.raises(BadFilesError) as caught:
+        read([first, large, torn])
+    assert [file.path for file in caught.value.bad] == [torn, large]  # files that cannot be read are listed first
+    with pytest.raises(
+        BadFilesError,
+        match=r"first.png: has 4 x 6 pixels \(height x width\); expected 28 x 28: convert all with resize",
+    ):
         read([first], shape=(1, 28, 28))
 
 

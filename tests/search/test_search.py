@@ -102,6 +102,13 @@ def test_finished_trials_are_not_repeated_and_others_are_added(tmp_path: Path):
     assert len(list(tmp_path.rglob("model.safetensors"))) == 2
 
 
+def test_a_folder_of_something_else_is_refused(tmp_path: Path):
+    (tmp_path / "recipe.toml").touch()
+    with pytest.raises(LinfnetError, match="contains files, but no search; choose another --out"):
+        run(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]
+
+
 @pytest.mark.parametrize("killed_at", ["config.json", "checkpoints"])
 @pytest.mark.parametrize("keep_models", [False, True])
 def test_a_search_that_was_killed_while_it_deleted_weights_deletes_the_others_later(
@@ -233,14 +240,16 @@ def test_wrong_arguments(tmp_path: Path, options: dict[str, Any], message: str):
 
 
 def test_other_settings_are_refused(tmp_path: Path):
-    run(tmp_path, seeds=[0])
+    out, other, wider = tmp_path / "out", tmp_path / "other", (*SMALL, "width=13")
+    run(out, seeds=[0])
     with pytest.raises(LinfnetError, match=r"contains a search with other settings in \[model\]; choose another --out"):
-        run(tmp_path, settings=(*SMALL, "width=13"))
+        run(out, settings=wider)
     with pytest.raises(LinfnetError, match=r"other settings in \[data\]"):
-        run(tmp_path, hold_out=100)
-    (tmp_path / "search.json").unlink()
+        run(out, hold_out=100)
+    run(other, VARIANTS[:1], seeds=[0], settings=wider)
+    shutil.copytree(out / "leaky", other / "leaky")
     with pytest.raises(LinfnetError, match=r"contains a run with other settings in \[model\]"):
-        run(tmp_path, settings=(*SMALL, "width=13"))
+        run(other, seeds=[0], settings=wider)
 
 
 def test_verify_knows_that_a_search_deletes_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

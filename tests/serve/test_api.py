@@ -304,7 +304,7 @@ MISTAKES: dict[str, tuple[bytes, dict[str, str], int, str]] = {
     "no type": (b"{}", {}, 415, "expected application/json"),
     "no picture": (b"hello", {"content-type": "image/png"}, 400, "cannot be read"),
     "a cut picture": (png(drawn_one())[:60], {"content-type": "image/png"}, 400, "cannot be read"),
-    "wrong size": (png(drawn_one()[1:]), {"content-type": "image/png"}, 400, "28 x 27, mode L"),
+    "wrong size": (png(drawn_one()[1:]), {"content-type": "image/png"}, 400, "27 x 28 (height x width), mode L"),
     "colour": (png(np.zeros((28, 28, 3), np.uint8)), {"content-type": "image/png"}, 400, "mode RGB"),
     "large picture": (b" " * 4_000_001, {"content-type": "image/png"}, 413, "expected at most 4,000,000"),
     "foreign host": (b"{}", {**JSON, "host": "evil.example:8000"}, 403, "is not this server"),

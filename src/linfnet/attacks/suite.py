@@ -176,6 +176,8 @@ def known_attacks(
     settings: dict[str, Any] = {"steps": steps, "restarts": restarts, "exponents": exponents, "queries": queries}
     for name in ("steps", "restarts", "queries"):
         check_count(name, settings[name])
+    if "autoattack" in names:
+        require("art.attacks.evasion", "autoattack")  # report a missing extra before the other attacks
     attacks: dict[str, Attack] = {}
     for name in names:
         accepted = accepted_settings(name) & settings.keys()

@@ -14,7 +14,7 @@ from tyro.conf import arg
 
 from linfnet.attacks import DEFAULT_ATTACKS, Attacked, attack_all, check_sandwich, known_attacks, parse_exponents
 from linfnet.certificates import Certification, certify_images, plot_curve, write_curve, write_radii
-from linfnet.certificates.exact.radii import WIDTH
+from linfnet.certificates.exact.radii import WIDTH, parse_width
 from linfnet.cli.console import console, draw_figure, percent, print_table, progress_bar, status_line, titled_table
 from linfnet.cli.inputs import BATCH, Epsilons, Folder, Number, OnImages
 from linfnet.data import NamedImages
@@ -64,7 +64,10 @@ class Certify(OnImages):
 
     def run(self) -> int:
         """Print the tables; return 2 if image files were skipped."""
+        parse_width(self.width, "--width")
         net, images, inputs, status = self.load(self.eps, needs_eps=False, skip=True)
+        if self.out is not None:
+            make_folder(self.out)  # report an error before the work, not after it
         with progress_bar("certifying", len(images.pixels)) as advance:
             batches, exact = images.batches(BATCH), self.exact
             found = certify_images(net, batches, inputs.epsilons, exact=exact, width=self.width, advance=advance)
@@ -73,7 +76,6 @@ class Certify(OnImages):
             print_table(images_table(found, images.names, class_names(inputs.folder, net.classes), radii))
         print_table(_shares_table(found, images))
         if self.out is not None:
-            make_folder(self.out)
             write_radii(found, self.out / RADII_FILE, images.names, labelled=images.labels is not None)
             curve = found.curve()
             write_curve(curve, self.out / "curve.csv", found.guarantee)
@@ -160,6 +162,8 @@ class Attack(OnImages):
         settings = {"steps": self.steps, "restarts": self.restarts, "queries": self.queries}
         attacks = known_attacks(self.attacks, exponents=parse_exponents(self.p), **settings)
         net, images, inputs, _ = self.load(self.eps)
+        if self.out is not None:
+            make_folder(self.out)  # report an error before the work, not after it
         found = certify_images(net, images.batches(BATCH), tuple(sorted(inputs.epsilons)))
         labels, epsilons, skipped = found.labels, found.epsilons, None
         if not self.all and found.proven:
@@ -193,7 +197,6 @@ def _attacks_table(images: NamedImages, found: Certification, results: list[Atta
 
 
 def _write_attacked(out: Path, images: NamedImages, labels: Tensor, results: list[Attacked]) -> None:
-    make_folder(out)
     survived = {f"survived@{format_epsilon(at.epsilon)}": at.survived.int().tolist() for at in results}
     kind = PREDICTION if images.labels is None else LABEL
     write_columns(out / "attacked.csv", {"image": images.names, kind: labels.tolist(), **survived})

@@ -32,7 +32,7 @@ GROUPS: dict[str, dict[str, CommandInfo]] = {
         "recipes": CommandInfo("recipes", "Recipes", "list the recipes, or show all keys of one"),
         "train": CommandInfo("train", "Train", "train a net by a recipe, or resume a run"),
         "search": CommandInfo("search", "Search", "compare variants of a recipe by short runs, with several seeds"),
-        "compress": CommandInfo("compress", "Compress", "make a net 100 times smaller, with the same certificates"),
+        "compress": CommandInfo("compress", "Compress", "remove the connections that never decide an output"),
         "watch": CommandInfo("report", "Watch", "show the curves of a run live in the terminal"),
     },
     "Measure": {

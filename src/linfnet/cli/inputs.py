@@ -213,8 +213,8 @@ class SkippedFiles:
 
 def bad_files_error(error: BadFilesError, shape: tuple[int, ...] = (0,)) -> LinfnetError:
     """Return the error in the words of the command line, as one line; `shape` is what the net expects."""
-    first, others = bad_file_text(error.bad[0], shape), len(error.bad) - 1
-    return LinfnetError(f"{first}; and {others} more of the image files cannot be used" if others else first)
+    listed = "; ".join(error.listed(lambda file: bad_file_text(file, shape)))
+    return LinfnetError(listed if len(error.bad) == 1 else f"{error.summary}: {listed}")
 
 
 @dataclass(frozen=True)

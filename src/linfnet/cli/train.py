@@ -1,6 +1,7 @@
 """`linfnet train`, and the display of a run on the terminal and in TensorBoard."""
 
 import contextlib
+import math
 import shlex
 import signal
 import time
@@ -33,7 +34,7 @@ from linfnet.errors import ArgumentError, LinfnetError, require
 from linfnet.recipes import Recipe, change_recipe, load_recipe
 from linfnet.recipes.io import split_change
 from linfnet.results import read_results
-from linfnet.systems import check_changes
+from linfnet.systems import SYSTEMS, check_changes
 from linfnet.train import Callback, RunFolder, StoppedError, TrainingRun, fit, new_run_path
 
 
@@ -178,7 +179,10 @@ class TrainDisplay(Callback):
     progress: Progress | None = None
 
     def on_start(self, run: TrainingRun) -> None:
-        """Start the progress bar; if the run resumes, print the step and the checkpoints that were skipped."""
+        """Start the progress bar, and print the data and the net.
+
+        If the run resumes, also print the step and the checkpoints that were skipped.
+        """
         columns = (
             TextColumn("{task.fields[epoch]}/{task.fields[epochs]}"),
             BarColumn(bar_width=10),
@@ -194,8 +198,9 @@ class TrainDisplay(Callback):
         self.stack = contextlib.ExitStack()
         self.stack.callback(self.progress.stop)
         self.change = None if console.is_terminal else self.stack.enter_context(progress_lines())
-        if run.resumed:
-            with stop_if_terminal_closed():
+        with stop_if_terminal_closed():
+            console.print(_summary(run))
+            if run.resumed:
                 for error in run.skipped:
                     console.print(f"skipped: {error}")
                 console.print(f"resuming at step {run.step} of {run.total_steps}")
@@ -224,10 +229,12 @@ class TrainDisplay(Callback):
         test = run.history.tests[-1]
         certified = {format_epsilon(eps): share for eps, share in test.certified.items()}
         tested = "test" if run.recipe.data.hold_out is None else "held-out images"
+        has_p = "schedule.p_start" not in SYSTEMS[run.recipe.system_name].unused and math.isfinite(run.p)
+        at_p = f"{percent(test.accuracy_at_p)} at p = {run.p:.3g}; at p = ∞ " if has_p else ""
         with stop_if_terminal_closed():
             console.print(
-                f"epoch {test.epoch:>4}/{run.epochs}  {tested} at p {percent(test.accuracy_at_p)}  "
-                f"at ∞: {figures(test.clean, certified)}  ({test.seconds:.0f} s)"
+                f"epoch {test.epoch:>4}/{run.epochs}  {tested}: {at_p}{figures(test.clean, certified)}  "
+                f"({test.seconds:.0f} s)"
             )
 
     def on_finish(self, run: TrainingRun) -> None:
@@ -243,7 +250,22 @@ class TrainDisplay(Callback):
 def figures(clean: float, certified: dict[str, float]) -> str:
     """Format clean and certified accuracy in percent, in one line."""
     shares = {"clean": clean, **{f"certified@{eps}": share for eps, share in certified.items()}}
-    return "  ".join(f"{name} {percent(share)}" for name, share in shares.items())
+    return ", ".join(f"{name} {percent(share)}" for name, share in shares.items())
+
+
+def _summary(run: TrainingRun) -> str:
+    """Describe the data, the net and the device in one line."""
+    parts: list[str] = []
+    if run.train is not None:
+        tested = "test" if run.recipe.data.hold_out is None else "held-out"
+        count = f" and {len(run.test):,} {tested}" if run.test is not None else ""
+        shape, classes = "x".join(map(str, run.train.info.image_shape)), run.train.class_names
+        names = ", ".join(classes[:10]) + (", …" if len(classes) > 10 else "")
+        images = f"{len(run.train):,} training{count} images of {shape}"
+        parts.append(f"{run.recipe.data.name}: {images}, {len(classes)} classes ({names})")
+    weights = list(run.net.parameters())
+    parts.append(f"{run.recipe.system_name}, {sum(weight.numel() for weight in weights):,} parameters")
+    return "; ".join([*parts, str(weights[0].device)])
 
 
 class TensorBoard(Callback):

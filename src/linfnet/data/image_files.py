@@ -33,18 +33,26 @@ class BadFile:
 
     path: Path
     reason: str
+    convertible: bool = False
+    """Whether only the size or the mode is not the expected one."""
 
     def __str__(self) -> str:
         return f"{readable(self.path)}: {self.reason}"
 
 
 class BadFilesError(LinfnetError):
-    """Some image files cannot be used; the message names the first of them."""
+    """Some image files cannot be used; the message names the first of them, those that cannot be read before others."""
 
     def __init__(self, bad: Sequence[BadFile], count: int) -> None:
-        self.bad = tuple(bad)
-        lines = [f"{len(bad):,} of {count:,} image files cannot be used", *map(str, bad[:_LISTED])]
-        super().__init__("\n  ".join(lines) + (f"\n  and {len(bad) - _LISTED:,} more" if len(bad) > _LISTED else ""))
+        self.bad = tuple(sorted(bad, key=lambda file: file.convertible))
+        self.summary = f"{len(bad):,} of {count:,} image files cannot be used"
+        lines = [self.summary, *self.listed()]
+        super().__init__("\n  ".join(lines))
+
+    def listed(self, show: Callable[[BadFile], str] = str) -> list[str]:
+        """Return a line for each of the first files, and one that says how many others there are."""
+        more = [f"and {len(self.bad) - _LISTED:,} more"] if len(self.bad) > _LISTED else []
+        return [*map(show, self.bad[:_LISTED]), *more]
 
 
 def read_image_files(
@@ -84,9 +92,9 @@ def read_image_files(
             if shape is None:
                 shape, first = (image.shape[0], image.shape[1], image.shape[2]), f" like {readable(path)}"
             if tuple(image.shape) != shape:
-                raise _UnusableError(_difference(tuple(image.shape), shape, first))
+                raise _DifferentError(_difference(tuple(image.shape), shape, first))
         except _UnusableError as error:
-            bad.append(BadFile(path, str(error)))
+            bad.append(BadFile(path, str(error), isinstance(error, _DifferentError)))
         else:
             buffer.append(image[None])
             indices.append(index)
@@ -108,6 +116,10 @@ class _UnusableError(Exception):
     """The reason why a file cannot be used."""
 
 
+class _DifferentError(_UnusableError):
+    """The image has another size or mode than expected."""
+
+
 def _checked_size(resize: Size) -> tuple[int, int] | None:
     size = (resize, resize) if isinstance(resize, int) else resize
     if size is not None and (len(size) != 2 or not all(type(side) is int and 1 <= side <= 10_000 for side in size)):
@@ -118,7 +130,7 @@ def _checked_size(resize: Size) -> tuple[int, int] | None:
 def _difference(got: tuple[int, ...], expected: tuple[int, int, int], first: str) -> str:
     """How an image differs from the expected shape, and which option converts it."""
     if got[1:] != expected[1:]:
-        sizes = f"has {got[2]} x {got[1]} pixels; expected {expected[2]} x {expected[1]}{first}"
+        sizes = f"has {got[1]} x {got[2]} pixels (height x width); expected {expected[1]} x {expected[2]}{first}"
         return f"{sizes}: convert all with resize=({expected[1]}, {expected[2]})"
     kinds = {1: "grey", 3: "RGB"}
     kind = kinds.get(expected[0], f"{expected[0]} channels")
@@ -139,7 +151,7 @@ def _read(path: Path, size: tuple[int, int] | None, mode: Mode) -> Tensor:
             with Image.open(path, formats=_FORMATS) as picture:
                 if picture.width * picture.height > _MOST_PIXELS:
                     raise _UnusableError(
-                        f"has {picture.width} x {picture.height} pixels; the limit is {_MOST_PIXELS:,}"
+                        f"has {picture.height} x {picture.width} pixels; the limit is {_MOST_PIXELS:,}"
                     )
                 scans = count_scans(path.read_bytes()) if picture.format in ("JPEG", "MPO") else 1
                 if scans > MAX_SCANS:  # a small file may take minutes to decode

@@ -136,6 +136,9 @@ def _stored(recipe: Recipe, out: Path) -> list[Variant]:
     """Return the variants of the search in a folder; raise an error if it has another recipe."""
     file = out / PLAN_FILE
     if not file.exists():
+        # A search that was killed while it wrote its plan leaves a temporary file.
+        if out.is_dir() and not all(entry.match(".*.tmp") for entry in out.iterdir()):
+            raise LinfnetError(f"{out} contains files, but no search; choose another --out")
         return []
     table = read_table(file)
     found: Any = table.get("variants")

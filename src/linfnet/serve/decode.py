@@ -54,8 +54,8 @@ def read_picture(
     picture = _decode(body, rotate=fit != "none", max_work=max_work, scans=scans)
     if fit == "none":
         if picture.mode != mode or picture.size != (shape[2], shape[1]):
-            size = f"{picture.width} x {picture.height}, mode {picture.mode}"
-            expected = f"{shape[2]} x {shape[1]}, mode {mode}"
+            size = f"{picture.height} x {picture.width} (height x width), mode {picture.mode}"
+            expected = f"{shape[1]} x {shape[2]}, mode {mode}"
             raise PictureError(400, f"the picture is {size}; expected {expected}, or fit=crop, resize or digit")
         array = np.asarray(picture)
     else:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from linfnet.data import ImageSet
 from linfnet.errors import ArgumentError
 from linfnet.nn import Classifier
 from linfnet.recipes import Recipe
@@ -22,6 +23,10 @@ class TrainingRun:
     total_steps: int
     state: StepState
     """The values of the schedule at the last step."""
+    train: ImageSet | None = None
+    """The training images."""
+    test: ImageSet | None = None
+    """The images of the tests: test images or held-out training images; None without tests."""
     folder: Path | None = None
     """The run folder; None if nothing is written."""
     first: bool = True

@@ -65,9 +65,7 @@ def exact_radius(
     >>> 0.24 <= found.radius.item() <= 0.25 <= found.broken_at.item() <= 0.26
     True
     """
-    step = float(parse_rational(width, "width"))
-    if not 2**-20 <= step <= 1:
-        raise ArgumentError(f"width is {width}; expected a number from 2^-20 to 1")
+    step = parse_width(width)
     verifier = Verifier(net, branches=branches, seconds=seconds)
     pixels, device = prepare_images(net, images, move=False), net_device(net)
     known = None if labels is None else prepare_labels(labels, pixels, net.classes)
@@ -80,6 +78,14 @@ def exact_radius(
         advance(len(found[0]))
     radius, broken_at, witness, undecided = (torch.cat(columns) for columns in zip(*parts, strict=True))
     return ExactRadii(radius, broken_at, witness.view(tuple(images.shape)), undecided)
+
+
+def parse_width(width: Epsilon, name: str = "width") -> float:
+    """Return the width of exact radii as a number; raise an error that calls it `name` if it is out of range."""
+    step = float(parse_rational(width, name))
+    if not 2**-20 <= step <= 1:
+        raise ArgumentError(f"{name} is {width}; expected a number from 2^-20 to 1")
+    return step
 
 
 def _radii(verifier: Verifier, images: Tensor, labels: Tensor | None, width: float) -> tuple[Tensor, ...]:
