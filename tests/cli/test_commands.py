@@ -311,7 +311,7 @@ def test_training_with_held_out_images(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["train", "digits", *TINY, "--set", "hold_out=100", "--out", str(tmp_path / "run")]) == 0
     printed = capsys.readouterr().out
     assert "on held-out training images" in printed
-    assert "held-out images at p" in printed
+    assert "held-out images: " in printed
     assert "The model was saved without results." in (tmp_path / "run" / "README.md").read_text()
     assert main([*shlex.split(printed.split("next: linfnet ")[1]), "--steps", "1"]) == 0
     results = read_results(tmp_path / "run")

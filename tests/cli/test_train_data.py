@@ -41,11 +41,14 @@ def test_a_path_that_is_named_like_a_data_set(path: str, capsys: pytest.CaptureF
     assert (recipe.data.name, recipe.data.path) == ("own-mnist", str(Path(path).resolve()))
     assert recipe.title == "own-mnist at eps = 0.1, settings of digits"
     assert recipe.reported == Reported()
-    assert len(load_split(recipe.data, "test")) + len(load_split(recipe.data, "train")) == 60
+    trained, tested = (len(load_split(recipe.data, split)) for split in ("train", "test"))
+    assert trained + tested == 60
     net = LinfNet.load("run")
     assert net.mean == load_split(recipe.data, "train").info.mean
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("own-mnist: 48 training and 12 test images of 1x8x8, 10 classes (digit-0, digit-1, ")
+    assert lines[0].startswith(
+        f"own-mnist: {trained} training and {tested} test images of 1x8x8, 10 classes (digit-0, "
+    )
     assert lines[0].endswith("parameters; cpu")
     assert any(re.search(r"test: clean \d+\.\d\d, certified@0\.1 \d+\.\d\d ", line) for line in lines)  # p is infinite
     assert any(line.startswith("done in") for line in lines)

@@ -31,6 +31,7 @@ from linfnet.distributed.device import choose_device
 from linfnet.distributed.group import Group, joined, launched, restarted
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, require
+from linfnet.nn import count_parameters
 from linfnet.recipes import Recipe, change_recipe, load_recipe
 from linfnet.recipes.io import split_change
 from linfnet.results import read_results
@@ -255,17 +256,13 @@ def figures(clean: float, certified: dict[str, float]) -> str:
 
 def _summary(run: TrainingRun) -> str:
     """Describe the data, the net and the device in one line."""
-    parts: list[str] = []
-    if run.train is not None:
-        tested = "test" if run.recipe.data.hold_out is None else "held-out"
-        count = f" and {len(run.test):,} {tested}" if run.test is not None else ""
-        shape, classes = "x".join(map(str, run.train.info.image_shape)), run.train.class_names
-        names = ", ".join(classes[:10]) + (", …" if len(classes) > 10 else "")
-        images = f"{len(run.train):,} training{count} images of {shape}"
-        parts.append(f"{run.recipe.data.name}: {images}, {len(classes)} classes ({names})")
-    weights = list(run.net.parameters())
-    parts.append(f"{run.recipe.system_name}, {sum(weight.numel() for weight in weights):,} parameters")
-    return "; ".join([*parts, str(weights[0].device)])
+    tested = "test" if run.recipe.data.hold_out is None else "held-out"
+    count = f" and {len(run.test):,} {tested}" if run.test is not None else ""
+    shape, classes = "x".join(map(str, run.train.info.image_shape)), run.train.class_names
+    names = ", ".join(classes[:10]) + (", …" if len(classes) > 10 else "")
+    images = f"{run.recipe.data.name}: {len(run.train):,} training{count} images of {shape}"
+    net = f"{run.recipe.system_name}, {count_parameters(run.net):,} parameters"
+    return f"{images}, {len(classes)} classes ({names}); {net}; {run.train.images.device}"
 
 
 class TensorBoard(Callback):

@@ -23,7 +23,7 @@ class TrainingRun:
     total_steps: int
     state: StepState
     """The values of the schedule at the last step."""
-    train: ImageSet | None = None
+    train: ImageSet
     """The training images."""
     test: ImageSet | None = None
     """The images of the tests: test images or held-out training images; None without tests."""

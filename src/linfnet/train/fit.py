@@ -134,7 +134,6 @@ def fit(
         # The seed of the run must not change the random numbers of the user's program.
         with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
             trainer = Trainer(described, images, tested, place, net=net, folder=folder, group=group, callbacks=called)
-            trainer.view.train, trainer.view.test = trainer.images, trainer.test
             if resumed:
                 trainer.resume()
             elif folder is not None and group.first:

@@ -99,7 +99,8 @@ class Trainer:
         self.saved_at = time.monotonic()
         self.finished = False
         lengths, path = (self.steps_per_epoch, self.total_steps), folder.path if folder else None
-        self.view = TrainingRun(recipe, self.net, *lengths, self.state_at(0), path, group.first)
+        used = self.images, self.test
+        self.view = TrainingRun(recipe, self.net, *lengths, self.state_at(0), *used, path, group.first)
 
     def resume(self) -> list[str]:
         """Load the newest valid checkpoint of the folder; return an error message for each newer, invalid one."""
