@@ -23,10 +23,6 @@ class TrainingRun:
     total_steps: int
     state: StepState
     """The values of the schedule at the last step."""
-    train: ImageSet | None = None
-    """The training images."""
-    test: ImageSet | None = None
-    """The images of the tests: test images or held-out training images; None without tests."""
     folder: Path | None = None
     """The run folder; None if nothing is written."""
     first: bool = True
@@ -44,6 +40,10 @@ class TrainingRun:
     """All epochs and tests so far, also those before the run was resumed."""
     stopping: bool = False
     """Whether a callback has called `stop`."""
+    train: ImageSet | None = None
+    """The training images."""
+    test: ImageSet | None = None
+    """The images of the tests: test images or held-out training images; None without tests."""
 
     @property
     def epoch(self) -> int:
