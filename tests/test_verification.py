@@ -46,7 +46,7 @@ def test_a_finished_run_is_whole(run: Path, capsys: pytest.CaptureFixture[str]):
     assert all(state.has_digest and not state.problem for state in states)
     assert main(["verify", str(run)]) == 0
     printed = capsys.readouterr()
-    assert printed.out.count("whole: ") == len(states)
+    assert printed.out.count("intact: ") == len(states)
     assert printed.err == ""
 
 

@@ -40,11 +40,13 @@ class Compared:
 
 
 def compare_runs(folders: Iterable[Path], *, data: str | None = None) -> list[Compared]:
-    """Return the rows of all runs; a run without evaluations has the accuracies from the end of training.
+    """Return the rows of all runs, each run once, by rising epsilon.
+
+    A run without evaluations has the accuracies from the end of training.
 
     `data`: the name of a data set; only evaluations on it are returned.
     """
-    folders = list(folders)
+    folders = list({folder.resolve(): folder for folder in folders}.values())
     names = [folder.resolve().name for folder in folders]
     rows: list[Compared] = []
     for folder, name in zip(folders, names, strict=True):
@@ -65,7 +67,7 @@ def _rows(folder: Path, run: str, data: str | None) -> Iterator[Compared]:
         seconds, parameters = training.seconds, training.parameters
     else:
         seconds, parameters = None, count_parameters(load_model(folder)) if results.evaluations else None
-    for result in results.evaluations:
+    for result in sorted(results.evaluations, key=lambda result: (bool(result.net), result.eps)):
         if data not in (None, result.data):
             continue
         yield Compared(

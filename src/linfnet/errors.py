@@ -3,7 +3,7 @@
 import difflib
 import importlib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import field, fields
 from types import ModuleType
 from typing import Any
@@ -58,10 +58,10 @@ def printable(text: str) -> str:
     return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) in hidden else c for c in text)
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return a hint that suggests the most similar known word, or an empty text."""
-    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {match[0]!r}?" if match else ""
+def nearest(word: str, known: Iterable[str], full: Mapping[str, str] | None = None) -> str:
+    """Return a hint that suggests the most similar known word, or an empty text; `full` has longer forms of words."""
+    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {(full or {}).get(match[0], match[0])!r}?" if match else ""
 
 
 def require(module: str, extra: str) -> ModuleType:

@@ -147,7 +147,7 @@ def test_an_interrupted_run_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
     monkeypatch.setattr(Trainer, "_step", interrupted)
     assert reproduce("--row", "wide") == 130
-    assert "wide, seed 0: stopped at step 6; run the same command again to resume it" in capsys.readouterr().err
+    assert "wide, seed 0: stopped at step 6 of 16; run the same command again to resume it" in capsys.readouterr().err
     monkeypatch.setattr(Trainer, "_step", step)
     assert reproduce("--row", "wide") == 0
     printed = capsys.readouterr().out

@@ -267,7 +267,7 @@ def test_a_closed_terminal_stops_the_run_with_a_checkpoint_unless_hangups_are_ig
         signal.signal(signal.SIGHUP, before)
     steps = [path.stem for path in find_checkpoints(run / "checkpoints")]
     assert (code, steps) == ((0, ["step-000000126"]) if ignored else (130, ["step-000000021"]))
-    assert ("stopped at step 21; resume it with" in capsys.readouterr().err) == (not ignored)
+    assert ("stopped at step 21 of " in capsys.readouterr().err) == (not ignored)
 
 
 def test_a_second_process_is_kept_out_and_the_first_goes_on(processes: None, tmp_path: Path):

@@ -178,8 +178,11 @@ def test_a_run_that_has_not_finished_is_not_a_model(tmp_path: Path):
 
 def test_a_used_folder_is_reported_in_words_of_python_and_of_the_command(tmp_path: Path):
     settings = {"width": 8, "depth": 2}
-    run(None, settings=settings, out=tmp_path / "run")
-    with pytest.raises(LinfnetError, match="choose another folder, or resume the run by resume=True or --resume "):
+    run(None, settings=settings, out=tmp_path / "run", callbacks=[lambda run: run.stop()])
+    with pytest.raises(LinfnetError, match="or resume it by resume=True or: linfnet train --resume "):
+        run(None, settings=settings, out=tmp_path / "run")
+    run(None, settings=settings, out=tmp_path / "run", resume=True)
+    with pytest.raises(LinfnetError, match="contains a run that has finished; choose another folder, or evaluate it: "):
         run(None, settings=settings, out=tmp_path / "run")
 
 

@@ -171,7 +171,8 @@ class Attack(OnImages):
         with status_line() as update:
 
             def show(name: str, epsilon: Fraction, left: int) -> None:
-                update(f"{name} at eps = {format_epsilon(epsilon)}: {left} samples remaining")
+                noun = "image" if left == 1 else "images"
+                update(f"{name} at eps = {format_epsilon(epsilon)}: {left} {noun} left")
 
             options: dict[str, Any] = {"seed": self.seed, "certified": skipped, "report": show}
             results = attack_all(net, images.pixels, labels, epsilons, attacks, **options)
@@ -188,10 +189,10 @@ class Attack(OnImages):
 
 def _attacks_table(images: NamedImages, found: Certification, results: list[Attacked]) -> Table:
     title = f"{len(images.names)} images of {images.title}: accuracy after each attack in this order, in %"
-    table = titled_table(title, ("eps",), ("certified", "robust", *results[0].after, "clean"))
-    table.caption = f"certified: {found.guarantee}"
+    table = titled_table(title, ("eps",), ("clean", *results[0].after, "robust", "certified"))
+    table.caption = f"robust: correct after all attacks\ncertified: {found.guarantee}"
     for at, certified in zip(results, found.certified_by_any.double().mean(1).tolist(), strict=True):
-        shares = (certified, at.robust, *at.after.values(), found.clean)
+        shares = (found.clean, *at.after.values(), at.robust, certified)
         table.add_row(format_epsilon(at.epsilon), *map(percent, shares))
     return table
 

@@ -54,7 +54,7 @@ GROUPS: dict[str, dict[str, CommandInfo]] = {
     },
     "Data and system": {
         "data": CommandInfo("data", "Data", "fetch, list and verify data sets"),
-        "verify": CommandInfo("verify", "Verify", "which files of a run or model are whole"),
+        "verify": CommandInfo("verify", "Verify", "which files of a run or model are intact"),
         "doctor": CommandInfo("data", "Doctor", "show versions, devices, kernels and data sets"),
     },
 }

@@ -140,6 +140,7 @@ def _print(result: Compressed, test: ImageSet, out: Path) -> None:
         table.add_row(name, f"{sum(one.connections):,}", f"{one.size / 1e6:.3f}", *shares)
     print_table(table)
     console.print(
-        f"{percent(result.identical)} % of the images have identical logits; counted {result.counted:,} images"
+        f"{percent(result.identical)} % of the images have identical logits; connections were chosen on "
+        f"{result.counted:,} images"
     )
     console.print(f"compressed net: {out}")

@@ -106,8 +106,8 @@ Device = Annotated[str, arg(metavar="DEVICE", help="cpu, cuda or cuda:INDEX; aut
 
 
 def parse_epsilons(groups: EpsilonGroups) -> tuple[Fraction, ...]:
-    """Return the epsilons of all `--eps` options."""
-    return tuple(parse_epsilon(text, "--eps") for group in groups for text in group)
+    """Return the epsilons of all `--eps` options in rising order, each once."""
+    return tuple(sorted({parse_epsilon(text, "--eps") for group in groups for text in group}))
 
 
 def check_counts(**values: int | None) -> None:

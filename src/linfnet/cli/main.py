@@ -62,6 +62,18 @@ def _print_error(line: str) -> None:
         sys.stderr.write(f"{text}\n")
 
 
+def _with_option(message: str, arguments: Sequence[str]) -> str:
+    """Return a message about an argument of the library with the option of that name, if it was given.
+
+    >>> _with_option("hold_out is 0; expected a number from 1 to 99", ["search", "digits", "--hold-out", "0"])
+    '--hold-out is 0; expected a number from 1 to 99'
+    """
+    name, is_, rest = message.partition(" is ")
+    option = f"--{name.replace('_', '-')}"
+    given = any(word.partition("=")[0].replace("_", "-") == option for word in arguments)
+    return f"{option}{is_}{rest}" if given else message
+
+
 def _print_overview() -> None:
     from rich.console import Console
 
@@ -102,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush at exit
         return 0
     except LinfnetError as error:
-        _print_error(f"error: {error}")
+        _print_error(f"error: {_with_option(str(error), arguments)}")
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _print_error(f"error: {where}{error.strerror or error}")

@@ -37,18 +37,18 @@ def outcome_table(outcome: Outcome) -> Table:
         runs = outcome.of(cell)
         if runs:
             found = spreads(runs)
-            whose = f"ours, {len(runs)} seeds" if len(runs) > 1 else f"ours, seed {runs[0].seed}"
+            source = f"ours, {len(runs)} seeds" if len(runs) > 1 else f"ours, seed {runs[0].seed}"
             figures = [found[name] for name in TEST_FIGURES]
             shown = [percent(figure.median) for figure in figures]
             if len(runs) > 1:
                 ranges = (f" ({percent(figure.lowest)} – {percent(figure.highest)})" for figure in figures)
                 shown = [middle + ends for middle, ends in zip(shown, ranges, strict=True)]
             cost = f"{runs[0].epochs}, {found['seconds'].median:.0f}, {runs[0].hardware}"
-            table.add_row(cell.label, whose, *shown, cost)
-        for whose, figures in (("paper", cell.paper), ("authors' log", cell.log)):
+            table.add_row(cell.label, source, *shown, cost)
+        for source, figures in (("paper", cell.paper), ("authors' log", cell.log)):
             if figures != Figures():
                 shown = map(_published, (figures.clean, figures.pgd, None, figures.certified))
-                table.add_row("" if runs else cell.label, whose, *shown, "")
+                table.add_row("" if runs else cell.label, source, *shown, "")
     return table
 
 
@@ -60,14 +60,14 @@ def systems_table(outcome: Outcome) -> Table:
     for cell in outcome.cells:
         runs, found = outcome.of(cell), spreads(outcome.of(cell))
         if runs:
-            whose = f"ours, {len(runs)}" if len(runs) > 1 else f"seed {runs[0].seed}"
+            source = f"ours, {len(runs)}" if len(runs) > 1 else f"seed {runs[0].seed}"
             *shares, proof = (found.get(name) for name in SYSTEM_FIGURES)
             cost = f"{found['seconds'].median:.0f}", f"{proof.median:.1g}" if proof else ""
-            table.add_row(cell.label, whose, *(percent(share and share.median) for share in shares), *cost)
-        for whose, figures in (("paper", cell.paper), ("log", cell.log)):
+            table.add_row(cell.label, source, *(percent(share and share.median) for share in shares), *cost)
+        for source, figures in (("paper", cell.paper), ("log", cell.log)):
             if figures != Figures():
                 shown = map(_published, (figures.clean, figures.pgd, figures.certified))
-                table.add_row("" if runs else cell.label, whose, *shown, "", "")
+                table.add_row("" if runs else cell.label, source, *shown, "", "")
     return table
 
 
@@ -84,8 +84,8 @@ def training_table(outcome: Outcome) -> Table:
         runs, found = outcome.of(cell), spreads(outcome.of(cell))
         figures = [found.get(name) for name in TRAINING_FIGURES]
         if runs:
-            whose = f"ours, {len(runs)}" if len(runs) > 1 else f"seed {runs[0].seed}"
-            table.add_row(cell.label, whose, *(percent(f and f.median) for f in figures))
+            source = f"ours, {len(runs)}" if len(runs) > 1 else f"seed {runs[0].seed}"
+            table.add_row(cell.label, source, *(percent(f and f.median) for f in figures))
         if len(runs) > 1:
             ranges = ["" if f is None else f"{100 * f.lowest:.1f}–{100 * f.highest:.1f}" for f in figures]
             table.add_row("", "range", *ranges)
@@ -101,7 +101,7 @@ def training_table(outcome: Outcome) -> Table:
 def _titled(outcome: Outcome) -> Table:
     table = Table(title=outcome.title, title_justify="left")
     table.add_column("row", no_wrap=True)
-    table.add_column("whose")
+    table.add_column("source")
     return table
 
 

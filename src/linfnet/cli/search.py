@@ -54,6 +54,12 @@ class Search:
 
     def run(self) -> int:
         """Train what is missing, and print the table."""
+        try:
+            return self._search()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("interrupted; run the same command again to resume the search") from None
+
+    def _search(self) -> int:
         if launched():
             raise ArgumentError("a search starts its own processes: start it without torchrun, with --jobs")
         changes, varied = (list(itertools.chain(*groups)) for groups in (self.set, self.vary))

@@ -26,7 +26,7 @@ from linfnet.cli.inputs import (
     bad_files_error,
     parse_conversion,
 )
-from linfnet.data import BadFilesError, named_or_path
+from linfnet.data import BadFilesError, Conversion, named_or_path
 from linfnet.distributed.device import choose_device
 from linfnet.distributed.group import Group, joined, launched, restarted
 from linfnet.epsilon import format_epsilon
@@ -125,6 +125,8 @@ class Train:
             name, path = named_or_path(self.data)
             settings |= {"data.path": path} if name is None else {"data.name": name}
         conversion = parse_conversion(self.resize, self.grey, self.rgb)
+        if conversion != Conversion() and not (before.data.path or settings.keys() & {"path", "data.path"}):
+            raise ArgumentError("--resize, --grey and --rgb convert image files only; give their path by --data")
         if conversion.resize is not None:
             settings["data.resize"] = conversion.resize
         if conversion.mode is not None:

@@ -1,4 +1,4 @@
-"""`linfnet verify`: which files of a run or model are whole."""
+"""`linfnet verify`: which files of a run or model are intact."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -13,7 +13,7 @@ from linfnet.verification import verify_folder
 
 @dataclass(frozen=True)
 class Verify:
-    """Check that the files of a run or model are whole: that they match the digests that were written with them.
+    """Check that the files of a run or model are intact: that they match the digests that were written with them.
 
     The exit status is 2 if a file is damaged or missing. Model cards and CSV files have no digest. `linfnet search`
     deletes the weights of its trials, which are not missing then.
@@ -41,7 +41,7 @@ class Verify:
             elif state.deleted:
                 console.print(f"deleted by linfnet search after training: {name}")
             else:
-                console.print(f"whole: {name}" if state.has_digest else f"readable, but without a digest: {name}")
+                console.print(f"intact: {name}" if state.has_digest else f"readable, but without a digest: {name}")
         for file in find_leftovers(folder):
             console.print(f"temporary, of a process that writes now or was killed: {file.relative_to(folder)}")
         return 2 if any(state.problem for state in states) else 0

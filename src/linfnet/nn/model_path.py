@@ -10,7 +10,7 @@ from typing import Any, cast
 from linfnet.data import Conversion, parse_size
 from linfnet.data.catalog import check_names
 from linfnet.epsilon import format_epsilon, parse_epsilon
-from linfnet.errors import ArgumentError, LinfnetError, printable, require
+from linfnet.errors import ArgumentError, LinfnetError, nearest, printable, require
 from linfnet.files import make_folder, read_table, replacing
 
 # Contains one folder for each model of the package.
@@ -43,7 +43,8 @@ def packaged_hint(path: Path) -> str:
     if str(path) not in pretrained_names():
         return ""
     commands = "linfnet evaluate, certify, attack, predict, export and serve"
-    return f"; the model of this name in the package has no run folder: use it with {commands}"
+    results = f"linfnet evaluate {path} --out DIR writes a folder for linfnet report and compare"
+    return f"; the model of this name in the package has no run folder: use it with {commands}; {results}"
 
 
 def check_model(folder: Path) -> None:
@@ -52,7 +53,7 @@ def check_model(folder: Path) -> None:
         models = ", ".join(pretrained_names())
         raise LinfnetError(
             f"{folder} is not a folder; expected a run, a folder with config.json and model.safetensors, "
-            f"hf://user/name, or a model of the package: {models}"
+            f"hf://user/name, or a model of the package: {models}{nearest(str(folder), pretrained_names())}"
         )
     if any((folder / name).exists() for name in ("config.json", "recipe.toml")):
         return

@@ -140,7 +140,7 @@ def check_p(p: float, name: str = "p") -> float:
     if not isinstance(p, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArgumentError(f"{name} is {p!r}; expected a number")
     if not p >= 1:
-        raise ArgumentError(f"{name} is {p}; expected a number >= 1 or math.inf")
+        raise ArgumentError(f"{name} is {p}; expected a number >= 1, or infinity")
     return float(p)
 
 

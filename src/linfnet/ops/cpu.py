@@ -40,7 +40,8 @@ def status() -> str:
     """
     if _kernels is None:
         return f"CPU kernels missing, using the reference ({_import_error})"
-    return f"CPU kernels: {_kernels.level()} of {', '.join(_kernels.levels())}; threads: {_kernels.thread_runtime()}"
+    levels = ", ".join(_kernels.levels())
+    return f"CPU kernels: {_kernels.level()} (compiled: {levels}); threads: {_kernels.thread_runtime()}"
 
 
 def levels() -> tuple[str, ...]:

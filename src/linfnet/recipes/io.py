@@ -177,7 +177,8 @@ def _full_key(key: str, known: Mapping[str, Any]) -> str:
         return key
     full = [name for name in known if name.split(".")[-1] == key]
     if not full:
-        hint = nearest(key, known) or nearest(key, [name.split(".")[-1] for name in known])
+        full_names = {name.split(".")[-1]: name for name in known}
+        hint = nearest(key, known) or nearest(key, full_names, full_names)
         raise ArgumentError(f"unknown key {key!r}{hint}")
     if len(full) > 1:
         raise ArgumentError(f"key {key!r} is ambiguous; expected one of {', '.join(full)}")

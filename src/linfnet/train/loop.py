@@ -269,7 +269,7 @@ class Trainer:
         self._save()
         if self.group.any(stop.is_set()):
             hint = f"; {self.folder.resume_hint}" if self.folder else ""
-            raise StoppedError(f"stopped at step {self.progress.step}{hint}")
+            raise StoppedError(f"stopped at step {self.progress.step} of {self.total_steps}{hint}")
         return True
 
     def _is_due(self, every: int) -> bool:

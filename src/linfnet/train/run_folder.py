@@ -64,9 +64,12 @@ class RunFolder:
         """Return a new run in an empty or missing folder; nothing is written before `create`."""
         try:
             if path.exists() and not _is_unused(path):
-                has_run = (path / "recipe.toml").exists()
-                content = "a run" if has_run else "files"
-                advice = f", or resume the run by resume=True or --resume {shlex.quote(str(path))}" if has_run else ""
+                content, advice = "files", ""
+                if (path / "recipe.toml").exists():
+                    finished, place = cls(path, recipe).finished, shlex.quote(str(path))
+                    content = "a run that has finished" if finished else "a run"
+                    resume = f"resume it by resume=True or: linfnet train --resume {place}"
+                    advice = f", or {f'evaluate it: linfnet evaluate {place}' if finished else resume}"
                 raise LinfnetError(f"output folder {path} already contains {content}; choose another folder{advice}")
         except OSError as error:
             raise LinfnetError(f"output folder {path} cannot be used: {error.strerror}") from None
