@@ -11,102 +11,18 @@ from typing import TYPE_CHECKING
 from linfnet.version import __version__
 
 if TYPE_CHECKING:
-    from linfnet import (
-        attacks as attacks,
-    )
-    from linfnet import (
-        bounds as bounds,
-    )
-    from linfnet import (
-        boxes as boxes,
-    )
-    from linfnet import (
-        certificates as certificates,
-    )
-    from linfnet import (
-        comparison as comparison,
-    )
-    from linfnet import (
-        compression as compression,
-    )
-    from linfnet import (
-        data as data,
-    )
-    from linfnet import (
-        distributed as distributed,
-    )
-    from linfnet import (
-        epsilon as epsilon,
-    )
-    from linfnet import (
-        errors as errors,
-    )
-    from linfnet import (
-        evaluation as evaluation,
-    )
-    from linfnet import (
-        export as export,
-    )
-    from linfnet import (
-        figures as figures,
-    )
-    from linfnet import (
-        files as files,
-    )
-    from linfnet import (
-        inputs as inputs,
-    )
-    from linfnet import (
-        losses as losses,
-    )
-    from linfnet import (
-        nn as nn,
-    )
-    from linfnet import (
-        ops as ops,
-    )
-    from linfnet import (
-        plugins as plugins,
-    )
-    from linfnet import (
-        recipes as recipes,
-    )
-    from linfnet import (
-        registry as registry,
-    )
-    from linfnet import (
-        report as report,
-    )
-    from linfnet import (
-        reproduce as reproduce,
-    )
-    from linfnet import (
-        results as results,
-    )
-    from linfnet import (
-        schedules as schedules,
-    )
-    from linfnet import (
-        search as search,
-    )
-    from linfnet import (
-        serve as serve,
-    )
-    from linfnet import (
-        systems as systems,
-    )
-    from linfnet import (
-        theory as theory,
-    )
-    from linfnet import (
-        train as train,
-    )
-    from linfnet import (
-        verification as verification,
-    )
-    from linfnet import (
-        version as version,
-    )
+    # fmt: off
+    # isort: off
+    from linfnet import attacks as attacks, bounds as bounds, boxes as boxes, certificates as certificates
+    from linfnet import comparison as comparison, compression as compression, data as data, distributed as distributed
+    from linfnet import epsilon as epsilon, errors as errors, evaluation as evaluation, export as export
+    from linfnet import figures as figures, files as files, inputs as inputs, losses as losses, nn as nn, ops as ops
+    from linfnet import plugins as plugins, recipes as recipes, registry as registry, report as report
+    from linfnet import reproduce as reproduce, results as results, schedules as schedules, search as search
+    from linfnet import serve as serve, systems as systems, theory as theory, train as train
+    from linfnet import verification as verification, version as version
+    # fmt: on
+    # isort: on
     from linfnet.attacks import ATTACKS, Attacked, attack
     from linfnet.certificates import Certified, Decided, ExactRadii, certify, exact_radius
     from linfnet.compression import Compressed, compress
