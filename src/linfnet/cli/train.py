@@ -197,7 +197,8 @@ class TrainDisplay(Callback):
             "", total=run.total_steps, completed=run.step, epoch=1, epochs=run.epochs, numbers=""
         )
         self.progress.start()
-        with stop_if_terminal_closed():
+        # A closed terminal stops the run at the next test: signals are not handled before the first step.
+        with contextlib.suppress(OSError, SystemExit):
             console.print(_summary(run))
             if run.resumed:
                 for error in run.skipped:
