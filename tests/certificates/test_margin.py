@@ -6,13 +6,14 @@ from fractions import Fraction
 
 import pytest
 import torch
-from certificates.exact import ExactNet, all_images, awkward, awkward_net, rationals
+from certificates.checks import change_bound, check_coarse_step, check_errors, check_small_box
+from certificates.exact import ExactNet, awkward, awkward_net, rationals
 from hypothesis import given
 from hypothesis import strategies as st
 
 from linfnet.certificates import certified_by_interval, certified_shares, certify_by_margin
 from linfnet.certificates.real import real_certified
-from linfnet.certificates.rounding import Pass, float_above, forward_with_magnitudes, unit_and_tiny
+from linfnet.certificates.rounding import forward_with_magnitudes
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn import LinfNet
 from linfnet.nn.label_margin import margin
@@ -29,27 +30,6 @@ def rounding_net() -> tuple[LinfNet, torch.Tensor, torch.Tensor]:
     return net, torch.tensor([0.03124]).view(1, 1, 1, 1), torch.tensor([1])
 
 
-def up(value: float) -> float:
-    """A number strictly above the exact result of the single operation that computed `value`."""
-    return math.nextafter(value, math.inf)
-
-
-def error_bound(run: Pass) -> torch.Tensor:
-    """float64 [N]: a bound on the difference between the logits of the program and those of the exact net at x."""
-    unit, tiny = unit_and_tiny(run.logits.dtype)
-    slope, rest = float_above(unit * (1 + unit) ** 2), float_above(2 * tiny)
-    return torch.tensor([up(up(slope * magnitude) + rest) for magnitude in run.magnitudes], dtype=torch.float64)
-
-
-def change_bound(run: Pass, epsilon: Fraction) -> torch.Tensor:
-    """float64 [N]: a bound on the change of each logit between x and any floating-point x' within epsilon of x."""
-    unit, tiny = unit_and_tiny(run.logits.dtype)
-    growth, slope = (1 + unit) ** run.steps, float_above(unit * (2 + unit))
-    rest = float_above(Fraction(float_above(epsilon / Fraction(run.std))) + Fraction(float_above(3 * tiny)))
-    bounds = [up(float_above(growth) * up(up(slope * magnitude) + rest)) for magnitude in run.magnitudes]
-    return torch.tensor(bounds, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("widest", [1, 8, 40, 120])
 def test_the_error_bound_holds_in_rational_arithmetic(widest: int):
     """2,500 inputs for each spread of magnitudes: ordinary, cancelling, huge and tiny."""
@@ -61,12 +41,7 @@ def test_the_error_bound_holds_in_rational_arithmetic(widest: int):
         ordinary, large = torch.rand(50, 1, 1, 3, generator=generator), awkward((50, 1, 1, 3), generator, widest)
         large[30:, 0, 0, 0] = net.normalize.mean + net.normalize.std * net.layers[0].weight[0, 0]  # cancels
         for inputs, pixels in ((ordinary, (0.0, 1.0)), (large, (large.min().item(), large.max().item()))):
-            run = forward_with_magnitudes(net, inputs, pixels)
-            assert torch.equal(run.logits, net(inputs))
-            for image, logits, bound in zip(inputs, run.logits, error_bound(run).tolist(), strict=True):
-                error = max(abs(a - b) for a, b in zip(rationals(logits), exact(image), strict=True))
-                assert error <= Fraction(bound)
-                tightest = max(tightest, float(error) / bound)
+            tightest = max(tightest, check_errors(net, exact, inputs, pixels))
     assert tightest > 0.02  # a bound far above all errors would not test its proof
 
 
@@ -74,17 +49,7 @@ def test_the_error_bound_holds_in_rational_arithmetic(widest: int):
 def test_no_image_of_a_small_box_changes_a_logit_by_more(widest: int):
     reached = 0.0
     for seed in range(40):
-        net = awkward_net(seed, widest, (1, 1, 2))
-        generator = torch.Generator().manual_seed(seed)
-        image = torch.rand(1, 1, 1, 2, generator=generator)
-        epsilon = Fraction(2 + seed % 9, 2**25) + Fraction(1, 3 * 2**26)
-        images = all_images(image[0], epsilon)
-        assert len(images) > 3
-        run = forward_with_magnitudes(net, image)
-        change = (net(images).double() - run.logits.double()).abs().max().item()
-        bound = change_bound(run, epsilon).item()
-        assert change <= bound
-        reached = max(reached, change / bound)
+        reached = max(reached, check_small_box(awkward_net(seed, widest, (1, 1, 2)), seed)[0])
     assert reached > 0.05
 
 
@@ -148,14 +113,7 @@ STEPS = ["weight", "weight before shift", "shift", "bias", "bias after shift"]
 @pytest.mark.parametrize(("step", "width"), [("mean", 1), *itertools.product(STEPS, [1, 64])])
 def test_the_magnitude_of_every_step_counts(step: str, width: int):
     """With 64 neurons, the mean over the neurons is far below the largest number."""
-    net, image = one_coarse_step(step, width), torch.full((1, 1, 1, 1), 1 / 16)
-    beside = torch.nextafter(image, torch.tensor(1.0))
-    assert net(image).argmax().item() == 0
-    assert net(beside).argmax().item() == 1
-    certificate = certify_by_margin(net, image)
-    assert certificate.real_radii.item() == 1 / 16
-    assert certificate.radii.item() == 0
-    assert not certified_by_interval(net, image, torch.tensor([0]), Fraction(1, 2**20)).item()
+    check_coarse_step(one_coarse_step(step, width), torch.full((1, 1, 1, 1), 1 / 16))
 
 
 def test_both_logits_may_jump_by_a_whole_step():
@@ -202,9 +160,7 @@ def test_overflow_is_never_certified(value: float):
 def test_a_float64_net():
     net = awkward_net(1, 2).double()
     images = torch.rand(50, 1, 1, 3, dtype=torch.float64)
-    exact, run = ExactNet(net), forward_with_magnitudes(net, images)
-    for image, logits, bound in zip(images, run.logits, error_bound(run).tolist(), strict=True):
-        assert max(abs(a - b) for a, b in zip(rationals(logits), exact(image), strict=True)) <= Fraction(bound)
+    check_errors(net, ExactNet(net), images)
     certificate = certify_by_margin(net, images)
     assert (certificate.radii <= certificate.real_radii).all()
     assert (certificate.radii >= certificate.real_radii - 1e-12).all()

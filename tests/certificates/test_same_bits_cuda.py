@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 import torch
+from certificates.checks import error_bound
 from certificates.exact import awkward_net, wrapped_net
-from certificates.test_margin import error_bound
 from certificates.test_sort_net import awkward_net as awkward_sort_net
 
 from linfnet.attacks import best_pgd

@@ -2,22 +2,20 @@
 
 import importlib.util
 import math
-from collections.abc import Generator
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from certificates.exact import all_images, awkward, rationals
-from certificates.test_margin import change_bound, error_bound
+from certificates.checks import check_errors, check_program, check_small_box
+from certificates.exact import awkward, rationals
 from hypothesis import given
 from hypothesis import strategies as st
 
 from linfnet import ops
-from linfnet.boxes import inner_box, outer_box
-from linfnet.certificates import certified_by_interval, certify_by_margin, certify_images, exact_radius, interval_radius
-from linfnet.certificates.rounding import forward_with_magnitudes
+from linfnet.boxes import inner_box
+from linfnet.certificates import certify_by_margin, certify_images, exact_radius, interval_radius
 from linfnet.errors import ArgumentError
 from linfnet.nn import Classifier, LinfNet, LpDistance, SortDistance, SortNet, reestimate_means
 from linfnet.nn.label_margin import margin
@@ -85,21 +83,13 @@ class ExactNet:
         return [-value for value in values]
 
 
-@pytest.fixture(params=["default", "reference"])
-def implementation(request: pytest.FixtureRequest) -> Generator[None]:
-    with ops.default_implementation(None if request.param == "default" else request.param):
-        yield
-
-
 @given(SEEDS, st.sampled_from([1, 8, 40, 120]))
 def test_the_program_is_the_one_of_the_proof_to_the_bit(seed: int, widest: int):
     net = awkward_net(seed, widest, (1, 2, 3), hidden=(19, 35))
     images = torch.rand(7, 1, 2, 3, generator=torch.Generator().manual_seed(seed))
     images[0], images[1], images[2] = 0.0, -0.0, 2.0**-140
     expected = step_by_step(net, images)
-    assert expected.dtype == np.float32
-    assert np.array_equal(net(images).detach().numpy(), expected)
-    assert np.array_equal(np.concatenate([net(x[None]).detach().numpy() for x in images]), expected)
+    check_program(net, images, expected)
     assert np.array_equal(net.measure(images)[0].detach().numpy(), expected)
     with ops.default_implementation("reference"):
         assert np.array_equal(net(images).detach().numpy(), expected)
@@ -114,12 +104,7 @@ def test_the_error_bound_holds_in_rational_arithmetic(widest: int):
         ordinary, large = torch.rand(25, 1, 1, 3, generator=generator), awkward((25, 1, 1, 3), generator, widest)
         large[20:, 0, 0, 0] = net.normalize.mean + net.normalize.std * net.layers[0].weight[0, 0]  # cancels
         for inputs, pixels in ((ordinary, (0.0, 1.0)), (large, (large.min().item(), large.max().item()))):
-            run = forward_with_magnitudes(net, inputs, pixels)
-            assert torch.equal(run.logits, net(inputs))
-            for image, logits, bound in zip(inputs, run.logits, error_bound(run).tolist(), strict=True):
-                error = max(abs(a - b) for a, b in zip(rationals(logits), exact(image), strict=True))
-                assert error <= Fraction(bound)
-                tightest = max(tightest, float(error) / bound)
+            tightest = max(tightest, check_errors(net, exact, inputs, pixels))
     assert tightest > 0.02  # a bound far above all errors would not test its proof
 
 
@@ -159,22 +144,8 @@ def test_products_that_underflow(scale: float):
 def test_no_image_of_a_small_box_breaks_a_certificate(widest: int):
     reached, certified = 0.0, 0
     for seed in range(30):
-        net = awkward_net(seed, widest, (1, 1, 2))
-        image = torch.rand(1, 1, 1, 2, generator=torch.Generator().manual_seed(seed))
-        epsilon = Fraction(2 + seed % 9, 2**25) + Fraction(1, 3 * 2**26)
-        images = all_images(image[0], epsilon)
-        run, logits = forward_with_magnitudes(net, image), net(images)
-        change, bound = (logits.double() - run.logits.double()).abs().max().item(), change_bound(run, epsilon).item()
-        assert change <= bound
-        reached = max(reached, change / bound)
-        low, high = net.bounds(*outer_box(image, epsilon))
-        assert ((low <= logits) & (logits <= high)).all()
-        label = net(image).argmax(1)
-        by_margin = certify_by_margin(net, image).at(epsilon).item()
-        by_interval = certified_by_interval(net, image, label, epsilon).item()
-        if by_margin or by_interval:
-            certified += 1
-            assert (margin(logits, label.expand(len(images))) > 0).all()
+        share, kept = check_small_box(awkward_net(seed, widest, (1, 1, 2)), seed)
+        reached, certified = max(reached, share), certified + kept
     assert reached > 0.02
     assert certified > 10
 

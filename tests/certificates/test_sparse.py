@@ -2,25 +2,19 @@
 
 import importlib.util
 import itertools
-from collections.abc import Generator
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from certificates.exact import ExactNet, all_images, awkward, awkward_net, rationals, thinned
-from certificates.test_margin import change_bound, error_bound
+from certificates.checks import check_errors, check_program, check_small_box
+from certificates.exact import ExactNet, awkward, awkward_net, thinned
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linfnet import ops
-from linfnet.boxes import outer_box
-from linfnet.certificates import certified_by_interval, certify_by_margin
-from linfnet.certificates.rounding import forward_with_magnitudes
+from linfnet.certificates import certify_by_margin
 from linfnet.errors import ArgumentError
 from linfnet.nn import SparseNet
-from linfnet.nn.label_margin import margin
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -46,9 +40,7 @@ def test_the_program_is_the_one_of_the_proof_to_the_bit(seed: int, widest: int):
     images = torch.rand(7, 3, 1, 2, generator=torch.Generator().manual_seed(seed))
     images[0], images[1], images[2] = 0.0, -0.0, 2.0**-140
     expected = step_by_step(net, images)
-    assert expected.dtype == np.float32
-    assert np.array_equal(net(images).detach().numpy(), expected)
-    assert np.array_equal(np.concatenate([net(x[None]).detach().numpy() for x in images]), expected)
+    check_program(net, images, expected)
     in_steps, rounding = net.measure(images)
     assert np.array_equal(in_steps.detach().numpy(), expected)
     with torch.no_grad():  # by the kernel that measures layers, if there is one
@@ -61,13 +53,6 @@ def test_the_program_is_the_one_of_the_proof_to_the_bit(seed: int, widest: int):
     assert torch.equal(torch.cat(one), measured.total())
 
 
-@pytest.fixture(params=["default", "reference"])
-def implementation(request: pytest.FixtureRequest) -> Generator[None]:
-    """The kernel that measures layers, and the separate steps."""
-    with ops.default_implementation(None if request.param == "default" else request.param):
-        yield
-
-
 @pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("widest", [0, 3, 12])
 def test_rounding_errors_stay_below_their_bound(widest: int):
@@ -77,11 +62,7 @@ def test_rounding_errors_stay_below_their_bound(widest: int):
         exact, generator = ExactNet(net), torch.Generator().manual_seed(seed)
         ordinary, large = torch.rand(30, 1, 1, 3, generator=generator), awkward((30, 1, 1, 3), generator, widest)
         for inputs, pixels in ((ordinary, (0.0, 1.0)), (large, (large.min().item(), large.max().item()))):
-            run = forward_with_magnitudes(net, inputs, pixels)
-            for image, logits, bound in zip(inputs, run.logits, error_bound(run).tolist(), strict=True):
-                error = max(abs(a - b) for a, b in zip(rationals(logits), exact(image), strict=True))
-                assert error <= Fraction(bound)
-                tightest = max(tightest, float(error) / bound)
+            tightest = max(tightest, check_errors(net, exact, inputs, pixels))
     assert tightest > 0.02
 
 
@@ -90,22 +71,8 @@ def test_rounding_errors_stay_below_their_bound(widest: int):
 def test_no_image_of_a_small_box_breaks_a_certificate(widest: int):
     reached, certified = 0.0, 0
     for seed in range(30):
-        net = thinned(awkward_net(seed, widest, (1, 1, 2)), seed)
-        image = torch.rand(1, 1, 1, 2, generator=torch.Generator().manual_seed(seed))
-        epsilon = Fraction(2 + seed % 9, 2**25) + Fraction(1, 3 * 2**26)
-        images = all_images(image[0], epsilon)
-        run, logits = forward_with_magnitudes(net, image), net(images)
-        change, bound = (logits.double() - run.logits.double()).abs().max().item(), change_bound(run, epsilon).item()
-        assert change <= bound
-        reached = max(reached, change / bound)
-        low, high = net.bounds(*outer_box(image, epsilon))
-        assert ((low <= logits) & (logits <= high)).all()
-        label = net(image).argmax(1)
-        by_margin = certify_by_margin(net, image).at(epsilon).item()
-        by_interval = certified_by_interval(net, image, label, epsilon).item()
-        if by_margin or by_interval:
-            certified += 1
-            assert (margin(logits, label.expand(len(images))) > 0).all()
+        share, kept = check_small_box(thinned(awkward_net(seed, widest, (1, 1, 2)), seed), seed)
+        reached, certified = max(reached, share), certified + kept
     assert reached > 0.05
     assert certified > 10
 

@@ -8,8 +8,8 @@ from fractions import Fraction
 
 import pytest
 import torch
+from certificates.checks import error_bound
 from certificates.exact import awkward, awkward_net, rationals, thinned
-from certificates.test_margin import error_bound
 
 from linfnet.certificates import certified_by_interval, certify_by_margin
 from linfnet.certificates.rounding import forward_with_magnitudes, unit_and_tiny

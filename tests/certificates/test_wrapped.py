@@ -6,14 +6,13 @@ from fractions import Fraction
 
 import pytest
 import torch
-from certificates.exact import ExactBody, all_images, awkward_net, rationals, wrapped_net
-from certificates.test_margin import change_bound, error_bound
+from certificates.checks import check_coarse_step, check_errors, check_small_box
+from certificates.exact import ExactBody, awkward_net, wrapped_net
 from torch import Tensor, nn
 
 from linfnet.attacks import pgd
 from linfnet.boxes import inner_box, outer_box
 from linfnet.certificates import certified_by_interval, certify_by_margin, certify_images, interval_radius
-from linfnet.certificates.rounding import forward_with_magnitudes
 from linfnet.nn import Classifier, LpDistance, MeanShift
 from linfnet.nn.label_margin import label_on_top
 
@@ -23,13 +22,8 @@ def test_the_error_bound_holds_in_rational_arithmetic(widest: int):
     tightest = 0.0
     for seed in range(24):
         net = wrapped_net(seed, widest)
-        exact, images = ExactBody(net), torch.rand(6, *net.image_shape, generator=torch.Generator().manual_seed(seed))
-        run = forward_with_magnitudes(net, images)
-        assert torch.equal(run.logits, net(images))
-        for image, logits, bound in zip(images, run.logits, error_bound(run).tolist(), strict=True):
-            error = max(abs(a - b) for a, b in zip(rationals(logits), exact(image), strict=True))
-            assert error <= Fraction(bound)
-            tightest = max(tightest, float(error) / bound)
+        images = torch.rand(6, *net.image_shape, generator=torch.Generator().manual_seed(seed))
+        tightest = max(tightest, check_errors(net, ExactBody(net), images))
     assert tightest > 0.01
 
 
@@ -37,21 +31,8 @@ def test_the_error_bound_holds_in_rational_arithmetic(widest: int):
 def test_every_image_of_a_small_box_obeys_both_bounds(widest: int):
     reached = certified = 0.0
     for seed in range(0, 45, 3):  # vectors of two numbers
-        net = wrapped_net(seed, widest)
-        image = torch.rand(1, 2, generator=torch.Generator().manual_seed(seed))
-        epsilon = Fraction(2 + seed % 9, 2**25) + Fraction(1, 3 * 2**26)
-        images = all_images(image[0], epsilon)
-        assert len(images) > 3
-        logits, run = net(images), forward_with_magnitudes(net, image)
-        change, bound = (logits.double() - run.logits.double()).abs().max().item(), change_bound(run, epsilon).item()
-        assert change <= bound
-        reached = max(reached, change / bound)
-        low, high = net.bounds(*outer_box(image, epsilon))
-        assert ((low <= logits) & (logits <= high)).all()
-        label = run.logits.argmax(1)
-        if certify_by_margin(net, image).at(epsilon).item() or certified_by_interval(net, image, label, epsilon).item():
-            certified += 1
-            assert label_on_top(logits, label.expand(len(logits))).all()
+        share, kept = check_small_box(wrapped_net(seed, widest), seed)
+        reached, certified = max(reached, share), certified + kept
     assert reached > 0.02 or widest > 3
     assert certified > 5 or widest > 3
 
@@ -202,13 +183,7 @@ STEPS = {
 def test_the_magnitude_of_every_step_counts(step: str):
     net = Classifier.wrap(Coarse(STEPS[step], -1.0 if step == "subtracted" else 1.0).eval(), (1,), 2)
     image = torch.full((1, 1), 1 / 16)
-    beside = torch.nextafter(image, torch.tensor(1.0))
-    assert net(image).argmax().item() == 0
-    assert net(beside).argmax().item() == 1
-    certificate = certify_by_margin(net, image)
-    assert certificate.real_radii.item() == 1 / 16
-    assert certificate.radii.item() == 0
-    assert not certified_by_interval(net, image, torch.tensor([0]), Fraction(1, 2**20)).item()
+    check_coarse_step(net, image)
     assert certified_by_interval(net, image, torch.tensor([0]), Fraction(0)).item()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from simt import LITTLE, Emulator, needs_compiler
+from simt import LITTLE, Emulator
 from torch import Tensor
 
 from linfnet.nn.sorted import sorted_factors
@@ -17,18 +17,6 @@ from linfnet.ops.sorted import sorted_saving
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 TEN = list(sorted_factors(0.7, 10))
 SHAPES = [(1, 1, 10), (3, 40, 33), (33, 5, 64), (35, 34, 131)]
-
-
-@pytest.fixture(params=["emulated", pytest.param("gpu", marks=[pytest.mark.gpu, needs_gpu])])
-def device(request: pytest.FixtureRequest) -> str:
-    return "cpu" if request.param == "emulated" else "cuda"
-
-
-@pytest.fixture
-def launcher(device: str, libraries: Path) -> Launcher:
-    if device == "cpu" and needs_compiler.args[0]:
-        pytest.skip(needs_compiler.kwargs["reason"])
-    return Emulator(libraries) if device == "cpu" else Launcher()
 
 
 def draw(shape: tuple[int, int, int], device: str) -> tuple[Tensor, Tensor]:

@@ -19,18 +19,6 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA de
 SHAPES = [(1, 1, 1, 1), (1, 150, 40, 40), (2, 5, 7, 3), (3, 300, 33, 9), (5, 130, 64, 64), (21, 259, 100, 20)]
 
 
-@pytest.fixture(params=["emulated", pytest.param("gpu", marks=[pytest.mark.gpu, needs_gpu])])
-def device(request: pytest.FixtureRequest) -> str:
-    return "cpu" if request.param == "emulated" else "cuda"
-
-
-@pytest.fixture
-def launcher(device: str, libraries: Path) -> Launcher:
-    if device == "cpu" and needs_compiler.args[0]:
-        pytest.skip(needs_compiler.kwargs["reason"])
-    return Emulator(libraries) if device == "cpu" else Launcher()
-
-
 @pytest.fixture
 def kernels(launcher: Launcher) -> SparseCuda:
     return SparseCuda(launcher)

@@ -5,28 +5,18 @@ from fractions import Fraction
 import pytest
 import torch
 import torch.nn.functional as F
+from systems.small import check_least_margin, digits, state_at
 
 from linfnet.bounds import margin_bounds, smallest_margin
 from linfnet.boxes import inner_box
 from linfnet.data import load
 from linfnet.errors import ArgumentError
-from linfnet.nn.label_margin import margin
-from linfnet.recipes import Recipe, load_recipe
-from linfnet.schedules import StepState
+from linfnet.recipes import load_recipe
 from linfnet.systems import system_of
 from linfnet.systems.crown_lbp import CrownLbp, CrownLbpNet
 from linfnet.train import step_state
 
 RECIPE = load_recipe("mnist-0.1-crown-lbp", ["data.name=digits", "system.architecture=small"])
-
-
-def state_at(recipe: Recipe, epoch: float) -> StepState:
-    return step_state(recipe, round(4 * epoch), 4)
-
-
-def digits(count: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
-    images = load("digits", "test").first(count)
-    return images.pixels(), images.labels
 
 
 def bent_net(certificate: str = "crown-lbp") -> CrownLbpNet:
@@ -42,12 +32,7 @@ def bent_net(certificate: str = "crown-lbp") -> CrownLbpNet:
 @pytest.mark.parametrize("certificate", ["crown-lbp", "crown-ibp"])
 def test_no_image_in_the_ball_has_a_smaller_margin(certificate: str):
     net, (images, labels) = bent_net(certificate), digits()
-    lower, upper = inner_box(images, Fraction(1, 50))
-    with torch.no_grad():
-        found = net.least_margin(lower, upper, labels)
-        for _ in range(20):
-            inside = torch.lerp(lower, upper, torch.rand_like(lower).round())
-            assert bool((margin(net(inside), labels) >= found - 1e-5).all())
+    check_least_margin(net, *inner_box(images, Fraction(1, 50)), labels, slack=1e-5)
 
 
 def test_samples_that_intervals_certify_are_not_bounded_again():

@@ -7,21 +7,16 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from systems.small import check_least_margin, state_at
 
 from linfnet.boxes import inner_box
 from linfnet.data import load
 from linfnet.nn import LpDistance
 from linfnet.nn.label_margin import margin
-from linfnet.recipes import Recipe, load_recipe
-from linfnet.schedules import StepState
+from linfnet.recipes import load_recipe
 from linfnet.systems import system_of
 from linfnet.systems.hybrid import Hybrid, HybridNet, ScaledLinear
 from linfnet.systems.layers import linear_bounds, smallest_margin, worst_margins
-from linfnet.train import step_state
-
-
-def state_at(recipe: Recipe, epoch: float) -> StepState:
-    return step_state(recipe, round(4 * epoch), 4)
 
 
 def small_net(seed: int = 0) -> HybridNet:
@@ -37,12 +32,7 @@ def small_net(seed: int = 0) -> HybridNet:
 def test_no_image_in_the_ball_has_a_smaller_margin(seed: int):
     net = small_net(seed)
     images, labels, epsilon = torch.rand(6, 1, 3, 3), torch.randint(4, (6,)), Fraction(1, 10)
-    lower, upper = inner_box(images, epsilon)
-    with torch.no_grad():
-        bound = net.least_margin(lower, upper, labels)
-        for _ in range(20):
-            inside = lower + torch.rand_like(lower).round() * (upper - lower)
-            assert bool((margin(net(inside).double(), labels) >= bound).all())
+    check_least_margin(net, *inner_box(images, epsilon), labels)
 
 
 def test_the_training_box_holds_the_proof_s_box():

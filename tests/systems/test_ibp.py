@@ -8,21 +8,15 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from systems.small import check_least_margin, state_at
 from torch import nn
 
 from linfnet.boxes import inner_box
 from linfnet.errors import ArgumentError
-from linfnet.nn.label_margin import margin
-from linfnet.recipes import Recipe, load_recipe
-from linfnet.schedules import StepState
+from linfnet.recipes import load_recipe
 from linfnet.systems import system_of
 from linfnet.systems.ibp import Ibp, IbpNet, balance, smooth_ramp, tightness
 from linfnet.systems.layers import ARCHITECTURES, Box, conv_layers, through
-from linfnet.train import step_state
-
-
-def state_at(recipe: Recipe, epoch: float) -> StepState:
-    return step_state(recipe, round(4 * epoch), 4)
 
 
 def small_net(seed: int, batch_norm: bool) -> IbpNet:
@@ -41,11 +35,7 @@ def test_no_image_in_the_ball_has_a_smaller_margin(seed: int, batch_norm: bool):
     net = small_net(seed, batch_norm)
     images, labels = torch.rand(6, 1, 8, 8), torch.randint(4, (6,))
     lower, upper = inner_box(images, Fraction(1, 50))
-    with torch.no_grad():
-        bound = net.least_margin(lower, upper, labels)
-        for _ in range(10):
-            inside = lower + torch.rand_like(lower).round() * (upper - lower)
-            assert bool((margin(net(inside).double(), labels) >= bound).all())
+    check_least_margin(net, lower, upper, labels, corners=10)
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])

@@ -3,24 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from systems.small import digits, state_at
 from torch import Tensor
 
-from linfnet.data import load
-from linfnet.recipes import Recipe, load_recipe
-from linfnet.schedules import StepState
+from linfnet.recipes import load_recipe
 from linfnet.systems import system_of
 from linfnet.systems.consistency import Consistency
 from linfnet.systems.smoothadv import SmoothAdv, SmoothAdvNet, attacked
-from linfnet.train import step_state
-
-
-def state_at(recipe: Recipe, epoch: float) -> StepState:
-    return step_state(recipe, round(4 * epoch), 4)
-
-
-def digits(count: int = 12) -> tuple[Tensor, Tensor]:
-    images = load("digits", "test").first(count)
-    return images.pixels(), images.labels
 
 
 def smoothed_net() -> SmoothAdvNet:

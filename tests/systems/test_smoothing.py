@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from systems.small import state_at
 from torch import Tensor, nn
 
 from linfnet.attacks import attack_all, known_attacks
@@ -19,16 +20,10 @@ from linfnet.certificates.rounding import float_above
 from linfnet.data import load
 from linfnet.errors import ArgumentError
 from linfnet.evaluation import evaluate
-from linfnet.recipes import Recipe, load_recipe
-from linfnet.schedules import StepState
+from linfnet.recipes import load_recipe
 from linfnet.serve.service import Service
 from linfnet.systems import load_model, system_of
 from linfnet.systems.smoothing import SmoothedNet, clopper_pearson
-from linfnet.train import step_state
-
-
-def state_at(recipe: Recipe, epoch: float) -> StepState:
-    return step_state(recipe, round(4 * epoch), 4)
 
 
 def tail(successes: int, trials: int, p: float) -> float:

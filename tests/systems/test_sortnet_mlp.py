@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from systems.small import check_least_margin
 from torch import Tensor
 
 from benchmarks.outward import search
@@ -16,7 +17,6 @@ from linfnet import load, load_model
 from linfnet.boxes import inner_box
 from linfnet.errors import ArgumentError
 from linfnet.nn import LpDistance, SortDistance, SortNet, reestimate_means
-from linfnet.nn.label_margin import margin
 from linfnet.recipes import Recipe, load_recipe
 from linfnet.systems import system_of
 from linfnet.systems.hybrid import HybridNet
@@ -168,12 +168,7 @@ def test_misclassified_samples_have_no_gradient_of_the_hinge():
 def test_no_image_in_the_ball_has_a_smaller_margin(seed: int):
     net = small_net(seed)
     images, labels, epsilon = torch.rand(6, *SHAPE), torch.randint(4, (6,)), Fraction(1, 10)
-    lower, upper = inner_box(images, epsilon)
-    with torch.no_grad():
-        bound = net.least_margin(lower, upper, labels)
-        for _ in range(20):
-            inside = lower + torch.rand_like(lower).round() * (upper - lower)
-            assert bool((margin(net(inside).double(), labels) >= bound).all())
+    check_least_margin(net, *inner_box(images, epsilon), labels)
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.7])

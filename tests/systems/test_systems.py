@@ -22,158 +22,44 @@ from linfnet.results import AttackSettings, read_results
 from linfnet.systems import SYSTEMS, system, system_of
 from linfnet.train import Trainer
 
-# Settings that all recipes share.
-EVERY = """
+CONVOLUTIONAL = 'architecture = "small"\neps_train = 0.05\nkappa_end = 0.5'
+NOISY = 'architecture = "small"\nsigma = 0.4\nsamples = 100\nvotes = 4'
+DISTANCES = "[model]\ndepth = 2\nwidth = 32"
+
+
+def small(name: str, system: str, epochs: list[int], lr: float, batch: int, more: str = "") -> str:
+    """Return a recipe that trains within a few seconds; `system` and `more` are lines of [system] and sections."""
+    return f"""
+[system]
+name = "{name}"
+{system}
+[schedule]
+epochs = {epochs}
+[optimizer]
+lr = {lr}
+batch = {batch}
 [data]
 name = "digits"
 [run]
 checkpoint_every = 4
 [evaluation]
 eps = ["0.02"]
+{more}
 """
-# One recipe for each system, small enough to train within a few seconds.
-SMALL = {
-    "cap": """
-[system]
-name = "cap"
-eps_train = 0.04
-[schedule]
-epochs = [3, 1, 1]
-[optimizer]
-lr = 5e-3
-batch = 128
-"""
-    + EVERY,
-    "colt": """
-[system]
-name = "colt"
-eps_train = 0.04
-stages = 3
-steps = 2
-step_size = 0.5
-[schedule]
-epochs = [3, 2, 0]
-[optimizer]
-lr = 5e-3
-batch = 128
-"""
-    + EVERY,
-    "consistency": """
-[system]
-name = "consistency"
-architecture = "small"
-sigma = 0.4
-samples = 100
-votes = 4
-[schedule]
-epochs = [5, 0, 0]
-[optimizer]
-lr = 0.01
-batch = 64
-"""
-    + EVERY,
-    "crown-lbp": """
-[system]
-name = "crown-lbp"
-architecture = "small"
-eps_train = 0.05
-kappa_end = 0.5
-[schedule]
-epochs = [2, 5, 2]
-[optimizer]
-lr = 0.01
-batch = 64
-"""
-    + EVERY,
-    "smoothadv": """
-[system]
-name = "smoothadv"
-architecture = "small"
-sigma = 0.4
-samples = 100
-votes = 4
-attack_eps = 0.3
-attack_steps = 2
-[schedule]
-epochs = [5, 0, 0]
-[optimizer]
-lr = 0.01
-batch = 64
-"""
-    + EVERY,
-    "crown-ibp": """
-[system]
-name = "crown-ibp"
-architecture = "small"
-eps_train = 0.05
-kappa_end = 0.5
-[schedule]
-epochs = [1, 7, 1]
-[optimizer]
-lr = 0.01
-batch = 64
-"""
-    + EVERY,
-    "hybrid": """
-[system]
-name = "hybrid"
-hidden = 16
-eps_train = 0.05
-[model]
-depth = 2
-width = 32
-[schedule]
-epochs = [2, 6, 1]
-[optimizer]
-lr = 0.02
-batch = 128
-"""
-    + EVERY,
-    "ibp": """
-[system]
-name = "ibp"
-architecture = "small"
-eps_train = 0.05
-kappa_end = 0.5
-[schedule]
-epochs = [1, 7, 1]
-[optimizer]
-lr = 0.01
-batch = 64
-"""
-    + EVERY,
-    "sortnet-mlp": """
-[system]
-name = "sortnet-mlp"
-keep = 0.95
-hidden = 16
-eps_train = 0.05
-[model]
-depth = 2
-width = 32
-[schedule]
-epochs = [2, 6, 1]
-[optimizer]
-lr = 0.02
-batch = 64
-"""
-    + EVERY,
-    "smoothing": """
-[system]
-name = "smoothing"
-architecture = "small"
-sigma = 0.4
-samples = 100
-votes = 4
-[schedule]
-epochs = [9, 0, 0]
-[optimizer]
-lr = 0.01
-batch = 64
-"""
-    + EVERY,
-}
 
+
+SMALL = {
+    "cap": small("cap", "eps_train = 0.04", [3, 1, 1], 5e-3, 128),
+    "colt": small("colt", "eps_train = 0.04\nstages = 3\nsteps = 2\nstep_size = 0.5", [3, 2, 0], 5e-3, 128),
+    "consistency": small("consistency", NOISY, [5, 0, 0], 0.01, 64),
+    "crown-lbp": small("crown-lbp", CONVOLUTIONAL, [2, 5, 2], 0.01, 64),
+    "smoothadv": small("smoothadv", f"{NOISY}\nattack_eps = 0.3\nattack_steps = 2", [5, 0, 0], 0.01, 64),
+    "crown-ibp": small("crown-ibp", CONVOLUTIONAL, [1, 7, 1], 0.01, 64),
+    "hybrid": small("hybrid", "hidden = 16\neps_train = 0.05", [2, 6, 1], 0.02, 128, DISTANCES),
+    "ibp": small("ibp", CONVOLUTIONAL, [1, 7, 1], 0.01, 64),
+    "sortnet-mlp": small("sortnet-mlp", "keep = 0.95\nhidden = 16\neps_train = 0.05", [2, 6, 1], 0.02, 64, DISTANCES),
+    "smoothing": small("smoothing", NOISY, [9, 0, 0], 0.01, 64),
+}
 
 # The arithmetic for which the certificates of each system hold.
 ARITHMETIC = dict.fromkeys(SMALL, "real") | dict.fromkeys(("hybrid", "ibp", "sortnet-mlp"), "float32")
