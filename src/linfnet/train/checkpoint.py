@@ -12,6 +12,7 @@ from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -108,7 +109,8 @@ def load_checkpoint(
     if metadata.get("linfnet") != FORMAT:
         raise LinfnetError(f"{path} is not a checkpoint of this library")
     try:
-        progress = Progress(**{"cpu_seconds": None, **json.loads(metadata["progress"])})
+        stored: dict[str, Any] = {"cpu_seconds": None, **json.loads(metadata["progress"])}
+        progress = Progress(**stored)
         saved_record, random = tensors.pop("record"), tensors.pop("random")
     except (KeyError, TypeError, ValueError):
         raise LinfnetError(f"{path} is incomplete") from None
