@@ -1,4 +1,4 @@
-"""What MkDocs does while it builds the site: the page of the command line, the records, formulas."""
+"""What MkDocs does while it builds the site: the page of the command line, records, examples, formulas."""
 
 import contextlib
 import io
@@ -9,27 +9,28 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
-RECORDS = ROOT / "records"
+# Folders next to docs/ in the repository whose files pages link to.
+LINKED = ("records", "examples")
 WIDTH = 76  # characters that fit into the column of the page
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the generated pages and the records to the site. MkDocs calls this with the pages in docs/."""
+    """Add the generated pages, the records and the examples to the site. MkDocs calls this with the pages in docs/."""
     from mkdocs.structure.files import File
 
     files.append(File.generated(config, "reference/cli.md", content=command_line()))
-    for record in sorted(RECORDS.iterdir()):
-        files.append(File.generated(config, f"records/{record.name}", abs_src_path=str(record)))
+    for path in (path for folder in LINKED for path in sorted((ROOT / folder).iterdir()) if path.is_file()):
+        files.append(File.generated(config, f"{path.parent.name}/{path.name}", abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Adapt links to records, and convert formulas.
+    """Adapt links to records and examples, and convert formulas.
 
-    records/ is next to docs/ in the repository, but inside it on the site. Formulas between lines with `$$` become
-    MathML, which browsers draw without a script.
+    Their folders are next to docs/ in the repository, but inside it on the site. Formulas between lines with `$$`
+    become MathML, which browsers draw without a script.
     """
-    markdown = re.sub(r"\]\(\.\./((?:\.\./)*records/)", r"](\1", markdown)
+    markdown = re.sub(rf"\]\(\.\./((?:\.\./)*(?:{'|'.join(LINKED)})/)", r"](\1", markdown)
     return re.sub(r"^\$\$\n(.*?)\n\$\$$", lambda found: formula(found[1]), markdown, flags=re.DOTALL | re.MULTILINE)
 
 
