@@ -151,8 +151,10 @@ def test_the_records_of_runs_have_one_layout(path: Path):
     assert last["epoch"] == sum(record["epochs"])
     results = results_from_json(record["results"])
     assert results.training is not None
-    assert last["clean"] == results.training.test.clean
-    assert {parse_epsilon(eps): share for eps, share in last["certified"].items()} == results.training.test.certified
+    assert results.training.test is not None
+    if recipe.system_name != "sortnet":  # its means are estimated again after the last test
+        certified = {parse_epsilon(eps): share for eps, share in last["certified"].items()}
+        assert (last["clean"], certified) == (results.training.test.clean, results.training.test.certified)
     for result in results.evaluations:
         assert result.best_certified <= result.attacked <= result.clean
         # Interval bounds are never weaker than the margin.
