@@ -45,16 +45,12 @@ QUANTILES = (0.5, 0.9, 0.99, 0.999)
 VARIANTS: dict[str, tuple[float, float, dict[str, Any]]] = {
     "float32": (0, math.inf, {"half": False}),
     "half": (0, math.inf, {}),
-    # No terms are left out beyond those of float32, and no lists below p = 22.
-    "all terms": (16, 512, {"pruned.SHORTEN": False, "pruned.HALF_BITS": None, "pruned.SMALLEST_HALF_P": 22.0}),
-    "16 bits": (
-        12, 512, {"pruned.HALF_BITS": 16.0, "pruned.SMALLEST_HALF_P": 12.0, "pruned_half.SMALLEST_P": 12.0}
-    ),
-    "24 bits": (16, 64, {"pruned.HALF_BITS": 24.0}),
+    # No terms are left out beyond those of float32.
+    "all terms": (22, 512, {"pruned.SHORTEN": False, "pruned.HALF_BITS": None}),
+    "16 bits": (22, 512, {"pruned.HALF_BITS": 16.0}),
     "not shortened": (65, 512, {"pruned.SHORTEN": False}),
-    "cached": (65, 512, {"pruned.CACHED": 12, "pruned.TWO_PASS_VECTORS": 1}),
-    "no lists": (16, 32, {"pruned.MOST_SHARE_OF_HALF": 0.0}),
-    "products": (12, 14, {"tensor_core.SINGLE_POWERS": (8.0, 10.0, 12.0, 14.0)}),
+    "no lists": (22, 32, {"pruned.MOST_SHARE_OF_HALF": 0.0}),
+    "no products": (12, 12, {"tensor_core.SINGLE_POWERS": (8.0, 10.0)}),
 }  # fmt: skip
 MODULES: dict[str, Any] = {"pruned": pruned, "pruned_half": pruned_half, "tensor_core": tensor_core}
 

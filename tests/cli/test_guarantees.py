@@ -16,7 +16,6 @@ from linfnet.export import write_card
 from linfnet.nn import Classifier, LinfNet
 from linfnet.report.page import render
 from linfnet.report.run_summary import read_run
-from linfnet.serve.service import Service
 from linfnet.systems.crown_ibp import CrownIbpNet
 from linfnet.systems.smoothing import SmoothedNet
 
@@ -63,6 +62,8 @@ def test_what_it_promises(model: tuple[Path, Classifier], tmp_path: Path, capsys
     assert promise in printed("compare", str(folder))
     assert json.loads(printed("compare", str(folder), "--json"))[0]["guarantee"] == promise
     assert write_card(folder, net).read_text().count(promise) == 3
+    from linfnet.serve.service import Service  # needs the extra serve, unlike the other tests
+
     service = Service(folder)
     assert {service.describe().guarantee, service.predict(image).guarantee} == {promise}
     assert service.attack(image, 1, lambda: False, eps=0.01).guarantee == promise

@@ -18,9 +18,8 @@ SHAPE = (64, 96, 400)
 
 @pytest.fixture
 def _enabled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also expand small layers and p = 12."""
+    """Also expand small layers."""
     monkeypatch.setenv(half.SWITCH, "1")
-    monkeypatch.setattr(tensor_core, "SINGLE_POWERS", (8.0, 10.0, 12.0))
     monkeypatch.setattr(tensor_core, "SMALLEST", 0)
 
 

@@ -40,7 +40,6 @@ def test_distances_and_gradients(p: float, shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("p", [8.0, 10.0, 12.0])
 def test_training_in_float16(p: float, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(half.SWITCH, "1")
-    monkeypatch.setattr(tensor_core, "SINGLE_POWERS", (8.0, 10.0, 12.0))
     cases.check_single(KERNELS, *cases.trained(shape), p)
 
 

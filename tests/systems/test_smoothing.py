@@ -21,7 +21,6 @@ from linfnet.data import load
 from linfnet.errors import ArgumentError
 from linfnet.evaluation import evaluate
 from linfnet.recipes import load_recipe
-from linfnet.serve.service import Service
 from linfnet.systems import load_model, system_of
 from linfnet.systems.smoothing import SmoothedNet, clopper_pearson
 
@@ -219,6 +218,8 @@ def test_all_commands_find_the_same_radius(tmp_path: Path):
     for at, epsilon, row in zip(evaluated.at, epsilons + above, rows, strict=True):
         assert torch.equal(at.certified["smoothing"], radii >= row)
         assert torch.equal(net.certified(images, found.labels, epsilon), radii >= row)
+    from linfnet.serve.service import Service  # needs the extra serve, unlike the other tests
+
     service = Service(tmp_path)
     assert [service.predict(image).radius for image in images] == radii.tolist()
 

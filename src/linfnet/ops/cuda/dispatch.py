@@ -46,8 +46,8 @@ def kernels_ahead(p: float, n: int, shared: int) -> list[Kernel]:
             kernels += half.kernels(q)
         if pruned.applies(q):
             kernels += pruned.kernels(q, n)
-        if pruned_half.applies(q, n):
-            kernels += pruned_half.kernels(q, n)
+            if pruned_half.applies(q, n):
+                kernels += pruned_half.kernels(q, n)
     return kernels
 
 
@@ -113,7 +113,7 @@ class Cuda:
         single = training and half.enabled()
         if tensor_core.supports(x, w, p, single=single):
             return TensorCore(self._launcher, x, w, p, single=single)
-        if pruned.supports(x, w, p, training=training):
+        if pruned.supports(x, w, p):
             kind = Pruned
         elif training and half.supports(self._launcher, x, w, p):
             kind = Half

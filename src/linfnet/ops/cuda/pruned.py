@@ -38,19 +38,17 @@ from linfnet.ops.powers import PowerMode, power_mode, power_source, uses_ratio
 
 # Smallest p for which lists are used: for smaller p, too many features contribute in most layers.
 SMALLEST_P = 22.0
-# The same while training in float16; terms below 2^-HALF_BITS of the largest do not contribute then.
-SMALLEST_HALF_P, HALF_BITS = 16.0, 20.0
+# While training in float16, terms below 2^-HALF_BITS of the largest do not contribute. 16 bits make steps faster (16 ms
+# instead of 21 at p = 28), but too many small gradients of weights become 0 (test_cuda_half.py, p = 20).
+HALF_BITS = 20.0
 # Whether training in float16 shortens the lists for the backward pass.
 SHORTEN = True
 # Largest number of rows per call without a backward pass: the ranges of features are narrower over fewer rows.
 MOST_ROWS = 1024
 # Largest number of float4 (of rows) that a lane processes.
 DISTANCE_VECTORS, GRAD_W_VECTORS, GRAD_X_VECTORS = 2, 4, 2
-# The same for distances in two passes (above p = 64), and the entries of a warp that stay in registers between them.
-# With entries in registers (1, 12) fewer warps fit; benchmarks/step_candidates.py compares both.
-TWO_PASS_VECTORS, CACHED = 2, 0
 # Largest fraction of listed features if the alternative are the kernels in float16.
-MOST_SHARE_OF_HALF = 0.38
+MOST_SHARE_OF_HALF = 0.34
 # Whether both gradients are computed at the same time, on two streams.
 OVERLAP = True
 # Largest number of bytes of shared memory in which a block stores a number for each feature while it makes a list; four
@@ -73,9 +71,7 @@ def _definitions(p: float, vectors: int) -> tuple[tuple[str, int], ...]:
 def forward_kernel(p: float, vectors: int, *, mark: bool = False) -> Kernel:
     """Return the kernel that computes distances from the listed features; `mark`: and marks those that contribute."""
     source = power_source("power", None if uses_ratio(p) else p, signed=False)
-    cached = CACHED if two_passes(p) else 0
-    definitions = (*_definitions(p, vectors), ("MARK", int(mark)), ("CACHED", cached))
-    return Kernel("pruned_forward.cu", "listed_distance", definitions, source)
+    return Kernel("pruned_forward.cu", "listed_distance", (*_definitions(p, vectors), ("MARK", int(mark))), source)
 
 
 @lru_cache(64)
@@ -103,14 +99,14 @@ def warps(function: str, count: int) -> Grid:
     return line(count, list_kernel(function).threads // 32)
 
 
-def applies(p: float, *, training: bool = True) -> bool:
+def applies(p: float) -> bool:
     """Whether p is large enough for lists."""
-    return p >= (SMALLEST_HALF_P if training and half.applies(p) else SMALLEST_P)
+    return p >= SMALLEST_P
 
 
-def supports(x: Tensor, w: Tensor, p: float, *, training: bool = True) -> bool:
+def supports(x: Tensor, w: Tensor, p: float) -> bool:
     """Whether lists can save time: p and the layer must be large enough."""
-    if not applies(p, training=training):
+    if not applies(p):
         return False
     n, (out, features) = x.shape[0], w.shape
     return n >= 32 and out >= 32 and 256 <= features <= MOST_WEIGHTS // out
@@ -123,7 +119,7 @@ def kernels(p: float, n: int) -> tuple[Kernel, ...]:
         return (maximum_kernel(True, min(vectors, DISTANCE_VECTORS)),)
     grad_w = backward_kernel(p, min(vectors, GRAD_W_VECTORS), "listed_grad_w")
     grad_x = backward_kernel(p, min(vectors, GRAD_X_VECTORS), "listed_grad_x")
-    return (forward_kernel(p, distance_vectors(p, vectors), mark=shortens(p)), grad_w, grad_x)
+    return (forward_kernel(p, min(vectors, DISTANCE_VECTORS), mark=shortens(p)), grad_w, grad_x)
 
 
 def cut(p: float, *, training: bool = False) -> float:
@@ -140,11 +136,6 @@ def cut(p: float, *, training: bool = False) -> float:
 def two_passes(p: float) -> bool:
     """Whether distances are computed in two passes over the lists: the maximum of each pair, then its terms."""
     return not math.isinf(p) and power_mode(p) != PowerMode.SCALE_PER_OUTPUT
-
-
-def distance_vectors(p: float, vectors: int) -> int:
-    """Return the number of float4 of rows per lane for distances, if there are `vectors` in a group."""
-    return min(vectors, TWO_PASS_VECTORS if two_passes(p) else DISTANCE_VECTORS)
 
 
 def shortens(p: float) -> bool:
@@ -246,7 +237,7 @@ class Pruned(Layer):
         results = [y, saved.view(torch.float32)] if infinite and saved is not None else [y]
         transposed = [x.new_empty(self.out, self.padded) for _ in results]
         common = {**lists.listed, "y": transposed[0], "features": self.features, "padded": self.padded}
-        vectors = distance_vectors(p, self.vectors)
+        vectors = min(self.vectors, DISTANCE_VECTORS)
         grid = self._grid(self.out, vectors)
         if infinite:
             index = None if saved is None else transposed[1].view(torch.int32)

@@ -15,8 +15,8 @@ from linfnet.ops.cuda.layout import LANE_GROUP, SQUARE, Grid, Layer, line, row_g
 from linfnet.ops.cuda.nvrtc import Kernel
 from linfnet.ops.powers import half_source
 
-# The smallest and the largest p for which these kernels are used.
-SMALLEST_P, LARGEST_P = 16.0, 128.0
+# The largest p for which these kernels are used.
+LARGEST_P = 128.0
 # Rows that a warp of 32 lanes processes with one uint4 (8 float16) per lane.
 WORD_GROUP = 2 * LANE_GROUP
 # Largest number of uint4 (of rows) that a lane processes.
@@ -48,7 +48,7 @@ def _vectors(n: int, most: int) -> int:
 
 def applies(p: float, n: int) -> bool:
     """Whether the kernels are enabled and exist for n rows at p."""
-    return SMALLEST_P <= p <= LARGEST_P and p % 2 == 0 and n > LANE_GROUP and half.enabled()
+    return p <= LARGEST_P and p % 2 == 0 and n > LANE_GROUP and half.enabled()
 
 
 def supports(x: Tensor, w: Tensor, p: float) -> bool:

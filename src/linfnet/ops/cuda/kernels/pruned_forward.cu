@@ -7,7 +7,6 @@
 //                      inverse) and S^((1 - p) / p)
 // If MARK is 1, features with |x - w| >= cut * pair_max for any row are marked in `kept` [out, features / 32], whose bits
 // must be 0 before: lists use only the ranges of the features, and many features reach pair_max * cut in no row.
-// The x of the first CACHED entries of each warp stay in registers between the two passes.
 #include "pruned.cuh"
 #include "power"
 
@@ -25,22 +24,13 @@ extern "C" __global__ void __launch_bounds__(128)
   x_transposed += group;
   int start = part_start(count, warp), stop = part_start(count, warp + 1);
   float sum[LANE_ROWS] = {}, pair[LANE_ROWS] = {};  // pair: the maximum or the scale of each row
-  float scale = 0.0f, limit[LANE_ROWS], cache[CACHED + 1][LANE_ROWS];
+  float scale = 0.0f, limit[LANE_ROWS];
   if constexpr (MARK) kept += (i64)o * ((features + 31) / 32);
   if constexpr (POWER_MODE == SCALE_PER_OUTPUT) {
     scale = scales[o];
   } else {
-    if (start < stop) {
-#pragma unroll
-      for (int j = 0; j < CACHED; ++j) {
-        Entry e = entry_of(entries, min(start + j, stop - 1));  // repeated entries do not change the maximum
-        load_rows(cache[j], x_transposed + (i64)e.at * padded);
-#pragma unroll
-        for (int r = 0; r < LANE_ROWS; ++r) pair[r] = max_nan(pair[r], fabsf(cache[j][r] - e.w));
-      }
-    }
 #pragma unroll 4
-    for (int k = start + CACHED; k < stop; ++k) {
+    for (int k = start; k < stop; ++k) {
       Entry e = entry_of(entries, k);
       float x[LANE_ROWS];
       load_rows(x, x_transposed + (i64)e.at * padded);
@@ -71,8 +61,11 @@ extern "C" __global__ void __launch_bounds__(128)
     float part[LANE_ROWS] = {};
     int end = min(block + 64, stop);
     u32 marks = 0;  // bits 0 and 1: whether entries block + lane and block + lane + 32 are marked
-    auto add = [&](const Entry& e, const float (&x)[LANE_ROWS], int k) {
-      float centre = e.w * scale;
+#pragma unroll 4
+    for (int k = block; k < end; ++k) {
+      Entry e = entry_of(entries, k);
+      float x[LANE_ROWS], centre = e.w * scale;
+      load_rows(x, x_transposed + (i64)e.at * padded);
 #pragma unroll
       for (int r = 0; r < LANE_ROWS; ++r) {
         if constexpr (POWER_MODE == SCALE_PER_OUTPUT)
@@ -91,20 +84,6 @@ extern "C" __global__ void __launch_bounds__(128)
         bool mine = (k - block) % 32 == (threadIdx.x & 31);
         marks |= __any_sync(FULL_MASK, reached) && mine ? 1u << (k - block) / 32 : 0;
       }
-    };
-    int first = block;
-    if (CACHED > 0 && block == start) {
-#pragma unroll
-      for (int j = 0; j < CACHED; ++j)
-        if (start + j < stop) add(entry_of(entries, start + j), cache[j], start + j);
-      first = start + CACHED;
-    }
-#pragma unroll 4
-    for (int k = first; k < end; ++k) {
-      Entry e = entry_of(entries, k);
-      float x[LANE_ROWS];
-      load_rows(x, x_transposed + (i64)e.at * padded);
-      add(e, x, k);
     }
 #pragma unroll
     for (int r = 0; r < LANE_ROWS; ++r) sum[r] += part[r];
