@@ -50,6 +50,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "run-time": speed_tables.run_time,
     "first-call": speed_tables.first_call,
     "snapping": speed_tables.snapping,
+    "float16-steps": speed_tables.float16_steps,
     "snapping-by-seed": speed_tables.snapping_by_seed,
     "first-epochs": speed_tables.first_epochs,
 }

@@ -157,6 +157,23 @@ def snapping_by_seed() -> str:
     return table(head, rows)
 
 
+def float16_steps() -> str:
+    """Return the table of milliseconds per training step by p, with training in float16 and its variants."""
+    variants = {
+        "float32": "float32",
+        "half": "float16",
+        "products": "products",
+        "all terms": "all terms",
+        "16 bits": "16 bits",
+    }
+    steps = read_record("float16-steps")["steps"]
+    rows = [
+        [title, *(f"{step['ms'][variant]:.1f}" if variant in step["ms"] else "" for step in steps)]
+        for variant, title in variants.items()
+    ]
+    return table(["p", *(_power(float(step["p"])) for step in steps)], rows)
+
+
 def first_epochs() -> str:
     """Return the table of losses after the first phase of MNIST at 0.3, by seed and kernels."""
     seeds = read_record("mnist-0.3-first-epochs")["seeds"]

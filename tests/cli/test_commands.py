@@ -33,6 +33,23 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_classes_that_are_never_predicted_are_named(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    net = load_model(run)
+    for name, bias in (("plain", 0.0), ("biased", 1000.0)):
+        with torch.no_grad():
+            net.layers[-1].bias[[2, 7]] += bias  # logits are negated: classes 2 and 7 have the smallest
+        net.save(tmp_path / name)
+        where = ("--data", "digits", "--limit", "120", "--steps", "1", "--eps", "0.1")
+        assert main(["evaluate", str(tmp_path / name), *where]) == 0
+        printed = capsys.readouterr().out
+        with next((tmp_path / name).glob("samples-*.csv")).open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        missing = sorted({row["label"] for row in rows} - {row["prediction"] for row in rows})
+        assert {"2", "7"} <= set(missing) or not bias
+        line = f"never predicted: {', '.join(missing)} ({len(missing)} of 10 classes)"
+        assert line in printed if missing else "never predicted" not in printed
+
+
 def test_evaluate(run: Path, capsys: pytest.CaptureFixture[str]):
     assert (
         main(["evaluate", str(run), "--eps", "8/255", "--eps", "0.1", "0.02", "--limit", "120", "--steps", "15"]) == 0

@@ -74,11 +74,14 @@ def test_a_search_ranks_variants_by_held_out_images(tmp_path: Path, monkeypatch:
     assert "leaky" in (tmp_path / "plot.svg").read_text()
 
 
+NEVER = {"a": 1, "b": 3, "c": None}
+
+
 def test_variants_are_ranked_by_the_mean_on_held_out_images(tmp_path: Path):
     variants = tuple(Variant(name) for name in "abc")
     certified = {"a": (0.2, 0.4), "b": (0.45, 0.35), "c": (0.5,)}
     trials = [
-        TrialOutcome(name, seed, value, 1 - value, 1 - value, 1 - value, 1.0, 4, "", "")
+        TrialOutcome(name, seed, value, 1 - value, 1 - value, 1 - value, NEVER[name], 1.0, 4, "", "")
         for name, values in certified.items()
         for seed, value in enumerate(values)
     ]
@@ -86,6 +89,8 @@ def test_variants_are_ranked_by_the_mean_on_held_out_images(tmp_path: Path):
     assert [summary.variant.name for summary in outcome.ranked] == ["c", "b", "a"]
     spreads = [summary.spread("certified") for summary in outcome.ranked]
     assert [spread.mean for spread in spreads] == pytest.approx([0.5, 0.4, 0.3])
+    assert [summary.never_predicted for summary in outcome.ranked] == [None, 3, 1]
+    assert [row[5] for row in outcome.rows()] == ["–", "3.0", "1.0"]
     assert spreads[0].deviation is None
     assert [spread.deviation for spread in spreads[1:]] == pytest.approx([0.005**0.5, 0.02**0.5])
 

@@ -118,6 +118,9 @@ class Evaluate(inputs.OnImages):
             title = f"{len(images)} {images.split} images of {images.info.name}, accuracy in %"
             name = self.model.resolve().name
             print_table(results_table(title, [(name, result) for result in evaluated.results]))
+            if missing := evaluated.never_predicted:
+                names = ", ".join(images.class_names[k] for k in missing)
+                console.print(f"never predicted: {names} ({len(missing)} of {len(images.class_names)} classes)")
             console.print(f"results: {out / RESULTS_FILE}")
 
 

@@ -143,6 +143,9 @@ class Train:
             certified = {format_epsilon(eps): share for eps, share in tested.certified.items()}
             where = "" if result.test else ", on held-out training images"
             console.print(f"done in {result.seconds:.0f} s: {figures(tested.clean, certified)}{where}")
+            if count := tested.never_predicted:
+                # With the paper's loss, short runs do not learn all classes: docs/beyond.md.
+                console.print(f"{count} {'class is' if count == 1 else 'classes are'} never predicted")
         console.print(f"run folder: {path}")
         console.print(f"next: linfnet evaluate {shlex.quote(str(path))}{split}")
 

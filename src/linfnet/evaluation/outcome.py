@@ -9,7 +9,7 @@ from torch import Tensor
 from linfnet.distributed.sharding import LONGEST, SUMMED
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError
-from linfnet.nn.label_margin import label_on_top, margin
+from linfnet.nn.label_margin import label_on_top, margin, never_predicted
 from linfnet.results import AttackSettings, ExactAccuracy, Result
 
 # Largest number of broken samples that are saved for each epsilon.
@@ -79,6 +79,11 @@ class Evaluation:
     def clean(self) -> float:
         """The share of samples for which the logit of the true class is strictly the largest."""
         return share(label_on_top(self.logits, self.labels))
+
+    @property
+    def never_predicted(self) -> list[int]:
+        """The classes of these samples that the net predicts for none of them."""
+        return never_predicted(self.logits, self.labels)
 
     @property
     def attacked(self) -> float:

@@ -31,6 +31,16 @@ def label_on_top(logits: Tensor, labels: Tensor, upper: Tensor | None = None) ->
     return own > other
 
 
+def never_predicted(logits: Tensor, labels: Tensor) -> list[int]:
+    """Return the classes among the labels that have the largest logit for no sample.
+
+    >>> import torch
+    >>> never_predicted(torch.tensor([[3.0, 1.0, 0.0], [2.0, 0.0, 0.0]]), torch.tensor([0, 1]))
+    [1]
+    """
+    return sorted({*labels.tolist()} - {*logits.argmax(1).tolist()})
+
+
 def _own_and_other(logits: Tensor, upper: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     column = labels.unsqueeze(1)
     return logits.gather(1, column).squeeze(1), upper.scatter(1, column, float("-inf")).max(1).values

@@ -136,6 +136,8 @@ class Accuracies:
     """The share of samples with a margin above theta; `between`: with a margin in [0, theta]; `below`: below 0."""
     between: Share | None = None
     below: Share | None = None
+    never_predicted: int | None = None
+    """The number of classes of these samples that the net predicts for none of them; None in old files."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ class TrialOutcome:
     """Certified accuracy on the training images."""
     clean_train: float
     """Accuracy on the training images."""
+    never_predicted: int | None
+    """The number of classes that the net predicts for no held-out image; None for trials of older versions."""
     seconds: float
     """Seconds of training."""
     epochs: int
@@ -40,7 +42,7 @@ class TrialOutcome:
 
 
 # The columns of the table: certified and clean accuracy are those on held-out images.
-COLUMNS = ("variant", "seeds", "certified", "clean", "certified on train", "seconds")
+COLUMNS = ("variant", "seeds", "certified", "clean", "certified on train", "classes never predicted", "seconds")
 FIGURES = ("certified", "clean", "certified_train", "clean_train", "seconds")
 
 
@@ -72,6 +74,12 @@ class Summary:
         """Return the spread of a field of `TrialOutcome` over the seeds."""
         values = [float(getattr(trial, figure)) for trial in self.trials]
         return Spread(mean(values), stdev(values) if len(values) > 1 else None)
+
+    @property
+    def never_predicted(self) -> float | None:
+        """The mean number of classes that are never predicted, over the trials where it is known."""
+        counts = [trial.never_predicted for trial in self.trials if trial.never_predicted is not None]
+        return mean(counts) if counts else None
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,8 @@ class SearchOutcome:
         """Yield the cells of the table: name, number of seeds, the accuracies in percent, and seconds."""
         for summary in self.ranked:
             certified, clean, train, _, seconds = (summary.spread(figure) for figure in FIGURES)
-            others = (f"{100 * clean.mean:.2f}", f"{100 * train.mean:.2f}", f"{seconds.mean:.0f}")
+            never = "–" if summary.never_predicted is None else f"{summary.never_predicted:.1f}"
+            others = (f"{100 * clean.mean:.2f}", f"{100 * train.mean:.2f}", never, f"{seconds.mean:.0f}")
             yield summary.variant.name, str(len(summary.trials)), certified.percent(), *others
 
     def markdown(self) -> str:
@@ -174,6 +183,7 @@ def read_trial(trial: Trial) -> TrialOutcome:
         clean=training.held_out.clean,
         certified_train=training.train.certified[eps],
         clean_train=training.train.clean,
+        never_predicted=training.held_out.never_predicted,
         seconds=training.seconds,
         epochs=training.epochs,
         hardware=hardware_of(environment, training.device, RunFolder.open(trial.path).events()),

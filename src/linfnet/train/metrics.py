@@ -13,7 +13,7 @@ from linfnet.distributed.group import ALONE, Group
 from linfnet.errors import LinfnetError
 from linfnet.losses import margin_shares
 from linfnet.nn import Classifier
-from linfnet.nn.label_margin import label_on_top
+from linfnet.nn.label_margin import label_on_top, never_predicted
 from linfnet.results import Accuracies
 from linfnet.schedules import StepState
 
@@ -63,7 +63,7 @@ def accuracies(
 
     shares = {eps: certified(eps).double().mean().item() for eps in epsilons} if net.cheap else {}
     margins = [] if threshold is None else (margin_shares(logits, labels, threshold).double() / len(labels)).tolist()
-    return Accuracies(accuracy(logits, labels), shares, *margins)
+    return Accuracies(accuracy(logits, labels), shares, *margins, never_predicted=len(never_predicted(logits, labels)))
 
 
 # Columns of the record: the loss, and the numbers of samples that are classified correctly, or have a margin above
