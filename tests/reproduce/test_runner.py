@@ -334,5 +334,5 @@ def test_the_title_of_small_systems_has_only_changes_of_all_rows():
     study = table1_with(["all"])
     chosen = Reproduce("table1", small=True, systems=(("all",),), set=(("seed=3",),))
     differs = Outcome(study, chosen._options(study), ()).differs
-    small = "SMALL nets, not the paper's: compare the order, not the numbers"
+    small = "SMALL nets, not the paper's: accuracies and their order can differ from the paper's"
     assert differs == f"{small}; changed: seed=3; first 500 test images; PGD-10"

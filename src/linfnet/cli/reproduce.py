@@ -137,8 +137,8 @@ class Reproduce:
     row: Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], arg(metavar="ROW [ROW ...]")] = ()
     """Train only these rows; finished runs of other rows are also shown."""
     small: bool = False
-    """Show the trend on a CPU, in minutes for each row: narrow nets, few images and short schedules, not the paper's
-    nets."""
+    """Train small nets on a CPU, in minutes for each row: narrow nets, few images and short schedules. Accuracies and
+    their order can differ from the paper's."""
     scale: Annotated[float | None, arg(metavar="FACTOR")] = None
     """Multiply the length of every phase of the schedules by this factor, at most 1."""
     systems: Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], arg(metavar="NAME [NAME ...]")] = ()

@@ -44,7 +44,7 @@ class Options:
         return f"scale-{self.scale:g}-seed-" if self.scale < 1 else "seed-"
 
 
-# The options of `--small` show the trend on a CPU in minutes: narrow nets, few images, short schedules.
+# The options of `--small`, for minutes on a CPU: narrow nets, few images, short schedules.
 SMALL = Options(
     scale=0.03,
     changes=(
@@ -126,7 +126,7 @@ class Outcome:
     def differs(self) -> str:
         """A description of how these runs differ from the published ones; empty if they do not."""
         options = self.options
-        parts = ["SMALL nets, not the paper's: compare the order, not the numbers"] if options.small else []
+        parts = ["SMALL nets, not the paper's: accuracies and their order can differ from the paper's"] if options.small else []
         if options.small and options.systems:
             options = options.without_preset()  # each system has its own; the recipes in the run folders show them
         parts += [f"SHORTENED: every phase × {options.scale:g}"] if options.scale < 1 else []
