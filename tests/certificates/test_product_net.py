@@ -196,10 +196,14 @@ def test_changed_distance_layers_are_refused():
 
 
 @pytest.mark.parametrize("make", [hybrid, ibp])
-def test_reduced_precision_is_refused(make: Callable[[], ProductNet], monkeypatch: pytest.MonkeyPatch):
-    net, (images, labels) = make(), samples()
+def test_autocast_is_refused(make: Callable[[], ProductNet]):
     with torch.autocast("cpu", torch.bfloat16):
-        check_refused(net, "autocast is enabled, so products have a lower precision")
+        check_refused(make(), "autocast is enabled, so products have a lower precision")
+
+
+@every_net
+def test_reduced_precision_is_refused(make: Callable[[], CheckedNet], monkeypatch: pytest.MonkeyPatch):
+    net, (images, labels) = make(), samples()
     before = torch.get_float32_matmul_precision()
     try:
         for precision in ("medium", "high"):
@@ -235,7 +239,22 @@ def test_an_old_torch_has_one_setting(monkeypatch: pytest.MonkeyPatch):
 def test_other_dtypes_are_refused(make: Callable[[], ProductNet]):
     images = samples()[0]
     check_refused(make(), "images have dtype torch.float64, the net computes in torch.float32", images.double())
-    check_refused(make().half(), "expected float32 or float64", images.half())
+
+
+@every_net
+def test_half_precision_is_refused(make: Callable[[], CheckedNet]):
+    check_refused(make().half(), "expected float32 or float64", samples()[0].half())
+
+
+@pytest.mark.parametrize("name", ["ibp", "crown-ibp", "cap", "colt"])
+def test_relus_in_place_change_no_radius(name: str):
+    net, images = NETS[name](), samples()[0]
+    radii = certify(net, images).radius
+    relus = [layer for layer in net.modules() if isinstance(layer, nn.ReLU)]
+    for layer in relus:
+        layer.inplace = True
+    assert relus
+    assert torch.equal(certify(net, images).radius, radii)
 
 
 @every_net

@@ -57,14 +57,33 @@ def layers_of(net: Layers) -> list[nn.Module]:
     >>> [type(layer).__name__ for layer in layers_of(nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(4, 2))))]
     ['Flatten', 'Linear']
     """
+    if isinstance(net, nn.Sequential):
+        _check_unchanged(net, nn.Sequential)
+    elif isinstance(net, nn.Module):
+        raise ArgumentError(f"the net is a {type(net).__name__}; expected an nn.Sequential or a list of layers")
     found: list[nn.Module] = []
     for layer in net:
         if isinstance(layer, nn.Sequential):
             found += layers_of(layer)
-        elif not isinstance(layer, nn.Identity):
+        elif isinstance(layer, nn.Identity):
+            _check_unchanged(layer, nn.Identity)
+        else:
             _check(layer)
             found.append(layer)
     return found
+
+
+def _check_unchanged(layer: nn.Module, kind: type[nn.Module]) -> None:
+    """Raise an error if a layer may compute something else than its class in torch: bounds use only its tensors."""
+    name = type(layer).__name__
+    # A subclass such as that of a parametrization keeps `forward`.
+    if type(layer).forward is not kind.forward or "forward" in vars(layer):
+        raise ArgumentError(f"the net has a layer {name} that overrides forward of {kind.__name__}; expected it not to")
+    if layer._forward_hooks or layer._forward_pre_hooks:  # pyright: ignore[reportPrivateUsage]
+        raise ArgumentError(
+            f"the net has a layer {name} with a forward hook, which bounds cannot follow; remove it (the functions of "
+            "torch.nn.utils.parametrizations need none)"
+        )
 
 
 def _check(layer: nn.Module) -> None:
@@ -75,17 +94,18 @@ def _check(layer: nn.Module) -> None:
         raise ArgumentError(
             f"the net has a layer {name}; bounds are implemented for {', '.join(known[:-1])} and {known[-1]}"
         )
-    if type(layer).forward is not kind.forward:  # a subclass such as that of a parametrization keeps it
-        raise ArgumentError(f"the net has a layer {name} that overrides forward of {kind.__name__}; expected it not to")
-    unusual = False
+    _check_unchanged(layer, kind)
+    expected = ""
     if isinstance(layer, nn.Conv2d):
-        unusual = layer.padding_mode != "zeros" or isinstance(layer.padding, str)
+        if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+            expected = "zeros as padding, and its size as a number"
     elif isinstance(layer, nn.AvgPool2d):
-        unusual = layer.ceil_mode or layer.divisor_override is not None or bool(_max(layer.padding))
-    elif isinstance(layer, nn.Flatten):
-        unusual = (layer.start_dim, layer.end_dim) != (1, -1)
-    if unusual:
-        raise ArgumentError(f"the net has the layer {layer}; expected zero padding by numbers, and no other options")
+        if layer.ceil_mode or layer.divisor_override is not None or _max(layer.padding):
+            expected = "no padding, no ceil_mode and no divisor_override"
+    elif isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) != (1, -1):
+        expected = "start_dim=1 and end_dim=-1"
+    if expected:
+        raise ArgumentError(f"the net has the layer {layer}; expected {expected}")
 
 
 def _max(size: int | tuple[int, ...]) -> int:
@@ -117,8 +137,14 @@ def through(layer: nn.Module, box: Box) -> Box:
     if isinstance(layer, nn.Linear) and len(box.shape) != 1:
         # torch applies it to the last dimension; linear relaxation expects one number for each feature.
         raise ArgumentError(f"a Linear layer has inputs of shape {box.shape}; expected a Flatten layer before it")
+    if isinstance(layer, nn.Conv2d | nn.AvgPool2d) and len(box.shape) != 3:
+        raise ArgumentError(
+            f"a {type(layer).__name__} layer has inputs of shape {box.shape}; expected images (C, H, W)"
+        )
+    if isinstance(layer, nn.ReLU):  # its `inplace` must not change the box, which other bounds read
+        return Box(F.relu(box.lower), F.relu(box.upper), None if box.centre is None else F.relu(box.centre))
     plain = None if box.centre is None else layer(box.centre)
-    if isinstance(layer, Activation | nn.Flatten | nn.AvgPool2d):  # monotone
+    if isinstance(layer, Ramp | nn.Flatten | nn.AvgPool2d):  # monotone
         return Box(layer(box.lower), layer(box.upper), plain)
     middle, reach = box.middle_and_reach
     if isinstance(layer, nn.Conv2d):

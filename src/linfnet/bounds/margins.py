@@ -2,14 +2,15 @@
 
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from linfnet.bounds.backward import linear_margins
 from linfnet.bounds.boxes import Box
 from linfnet.bounds.forward import forward_boxes
 from linfnet.bounds.intervals import interval_boxes, interval_margins
-from linfnet.bounds.layers import Layers
-from linfnet.bounds.lines import Slope
+from linfnet.bounds.layers import Layers, layers_of
+from linfnet.bounds.lines import Slope, check_slope
 from linfnet.bounds.tight import backward_boxes
 from linfnet.errors import ArgumentError
 
@@ -37,8 +38,10 @@ def margin_bounds(
         method: `interval` bounds all layers by intervals. The others bound the margins by linear functions backwards;
             they bound the inputs of activations by intervals (`crown-ibp`), by linear functions forwards (`crown-lbp`)
             or backwards (`crown`, `fast-lin`).
-        slope: see `Slope`; by default `adaptive`, for `crown-lbp` `zero`. `fast-lin` is `crown` with `parallel`.
-        centre: [B, ...], the unperturbed inputs. Batch norm in training uses their statistics; otherwise not needed.
+        slope: see `Slope`; by default `adaptive`, for `crown-lbp` `zero`. `fast-lin` is `crown` with `parallel`, and
+            `interval` has no lines: they ignore it.
+        centre: [B, ...], the unperturbed inputs. Batch norm in training uses their statistics, and updates its running
+            statistics; otherwise not needed.
 
     >>> import torch
     >>> net = [torch.nn.Linear(1, 2, bias=False)]
@@ -48,9 +51,14 @@ def margin_bounds(
     """
     if method not in get_args(Method):
         raise ArgumentError(f"method is {method!r}; expected one of {', '.join(get_args(Method))}")
+    if slope is not None:
+        check_slope(slope)
+    _check_inputs(net, lower, upper, labels, centre)
     box = Box(lower, upper, centre)
     if method == "interval":
-        return interval_margins(net, interval_boxes(net, box), labels)
+        boxes = interval_boxes(net, box)
+        _check_classes(boxes[-1], labels)
+        return interval_margins(net, boxes, labels)
     chosen: Slope = "parallel" if method == "fast-lin" else slope or ("zero" if method == "crown-lbp" else "adaptive")
     if method == "crown-ibp":
         boxes = interval_boxes(net, box)
@@ -58,4 +66,33 @@ def margin_bounds(
         boxes = forward_boxes(net, box, chosen)
     else:
         boxes = backward_boxes(net, box, chosen)
+    _check_classes(boxes[-1], labels)
     return linear_margins(net, boxes, labels, chosen)
+
+
+def _check_inputs(net: Layers, lower: Tensor, upper: Tensor, labels: Tensor, centre: Tensor | None) -> None:
+    layers = layers_of(net)
+    if not layers:
+        raise ArgumentError("the net has no layers; expected at least one")
+    parameters = (parameter for layer in layers for parameter in layer.parameters())
+    dtype = next((each.dtype for each in parameters), lower.dtype)
+    for name, ends in (("lower", lower), ("upper", upper), ("centre", centre)):
+        if ends is not None and (ends.dtype != dtype or not dtype.is_floating_point):
+            raise ArgumentError(f"{name} has dtype {ends.dtype}; expected the dtype of the net, a floating-point one")
+        if ends is not None and ends.shape != lower.shape:
+            raise ArgumentError(f"{name} has shape {tuple(ends.shape)}; expected that of lower, {tuple(lower.shape)}")
+    if lower.dim() < 2:
+        raise ArgumentError(f"lower has shape {tuple(lower.shape)}; expected a batch [B, ...]")
+    if (lower > upper).any():
+        raise ArgumentError("lower is above upper for some inputs; expected lower <= upper")
+    if labels.dtype != torch.int64 or labels.shape != lower.shape[:1]:
+        found = f"shape {tuple(labels.shape)} and dtype {labels.dtype}"
+        raise ArgumentError(f"labels has {found}; expected ({len(lower)},) and torch.int64")
+
+
+def _check_classes(outputs: Box, labels: Tensor) -> None:
+    if len(outputs.shape) != 1:
+        raise ArgumentError(f"the net has outputs of shape {outputs.shape} for each input; expected logits (K,)")
+    classes = outputs.shape[0]
+    if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
+        raise ArgumentError(f"labels are not all from 0 to {classes - 1}")

@@ -57,10 +57,15 @@ def logits_of(net: Classifier, images: Tensor) -> Tensor:
 
 def check_products(images: Tensor) -> None:
     """Raise an error if products of float32 numbers may have a lower precision on the device of the images."""
-    if images.dtype not in (torch.float32, torch.float64):
-        raise ArgumentError(f"images have dtype {images.dtype}; expected float32 or float64")
+    check_settings(images)
     if torch.is_autocast_enabled(images.device.type):
         raise ArgumentError("autocast is enabled, so products have a lower precision; leave its context to certify")
+
+
+def check_settings(images: Tensor) -> None:
+    """Raise an error if the dtype of the images or a setting of torch reduces the precision of all products."""
+    if images.dtype not in (torch.float32, torch.float64):
+        raise ArgumentError(f"images have dtype {images.dtype}; expected float32 or float64")
     for name, value in _precisions().items():
         if value not in ("highest", "none", "ieee"):
             raise ArgumentError(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from linfnet.bounds import Box, Ramp, smallest_margin
+from linfnet.certificates.product_net import check_settings
 from linfnet.errors import ArgumentError
 from linfnet.nn.classifier import Classifier
 from linfnet.nn.proven import check_precision, check_std, check_unchanged
@@ -62,6 +63,7 @@ class ConvNet(StandardNet):
         net = self.frozen()
         check_unchanged(net)
         check_precision(net, images.dtype)
+        check_settings(images)
         check_std(net.normalize.std.item())
         for module in net.modules():
             if isinstance(module, Ramp) and not 0 <= module.slope.item() <= 1:
