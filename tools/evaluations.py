@@ -10,6 +10,7 @@ from linfnet.epsilon import format_epsilon, parse_epsilon
 from linfnet.recipes import Recipe, load_recipe, recipe_from_toml
 from linfnet.results import PGD_100, results_from_json
 from linfnet.systems import system_of
+from linfnet.systems.ibp import Ibp
 from linfnet.systems.smoothing import Smoothing
 from tools import records
 from tools.accuracy_tables import DATA
@@ -93,8 +94,9 @@ def describe(recipe: Recipe, record: dict[str, Any]) -> tuple[str, str]:
     elif isinstance(system, Smoothing):
         net += f", σ = {system.sigma:g}"
     elif "architecture" in vars(system):
+        net += f" ({2021 if system.ramp == 'smooth' else 2018})" if type(system) is Ibp else ""
         net += f", {vars(system)['architecture']}"
-    net += ", training of 2021" if recipe.name.endswith("-2021") else ""
+    net += ", training of 2021" if recipe.system_name == "linf" and recipe.name.endswith("-2021") else ""
     net += f", {recipe.data.limit:,} images" if recipe.data.limit else ""
     net += ", p snapped" if recipe.schedule.snap_p else ""
     net += f", seed {record['seed']}" if "seed" in record else ""

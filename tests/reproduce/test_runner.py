@@ -18,6 +18,7 @@ from linfnet.cli.main import main
 from linfnet.cli.reproduce import Reproduce, outcome_table
 from linfnet.errors import LinfnetError
 from linfnet.reproduce import STUDIES, Cell, Figures, Options, Outcome, RunOutcome, Study, runner, spreads, table1_with
+from linfnet.reproduce.outcome import SMALL_NETS
 from linfnet.reproduce.runner import plan
 from linfnet.results import read_results, results_to_json, write_training
 
@@ -334,5 +335,4 @@ def test_the_title_of_small_systems_has_only_changes_of_all_rows():
     study = table1_with(["all"])
     chosen = Reproduce("table1", small=True, systems=(("all",),), set=(("seed=3",),))
     differs = Outcome(study, chosen._options(study), ()).differs
-    small = "SMALL nets, not the paper's: accuracies and their order can differ from the paper's"
-    assert differs == f"{small}; changed: seed=3; first 500 test images; PGD-10"
+    assert differs == f"{SMALL_NETS}; changed: seed=3; first 500 test images; PGD-10"

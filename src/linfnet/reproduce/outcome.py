@@ -58,6 +58,7 @@ SMALL = Options(
     steps=10,
     small=True,
 )
+SMALL_NETS = "SMALL nets, not the paper's: accuracies and their order can differ from the paper's"
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class Outcome:
     def differs(self) -> str:
         """A description of how these runs differ from the published ones; empty if they do not."""
         options = self.options
-        parts = ["SMALL nets, not the paper's: accuracies and their order can differ from the paper's"] if options.small else []
+        parts = [SMALL_NETS] if options.small else []
         if options.small and options.systems:
             options = options.without_preset()  # each system has its own; the recipes in the run folders show them
         parts += [f"SHORTENED: every phase × {options.scale:g}"] if options.scale < 1 else []
