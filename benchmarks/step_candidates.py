@@ -5,7 +5,7 @@
 
 1. check: the kernels in float16 on initial weights; errors against the float32 kernels.
 2. states: a run of 49 epochs with LINFNET_HALF=1 (without, if the check failed) by train_states.py. Compare its
-   certified accuracy with records/cifar10-8-49-epochs-snapped-seed-1.json. With --half-bits, other terms are left out.
+   certified accuracy with records/cifar10-8-49-epochs-snapped-seed-1.json.
 3. steps: a table of training steps (ms) by p and variant (VARIANTS), and of the baseline.
 4. layers: errors and times of a hidden layer by p and variant.
 5. kernels: the kernels of a step by the profiler.
@@ -47,7 +47,7 @@ VARIANTS: dict[str, tuple[float, float, dict[str, Any]]] = {
     "half": (0, math.inf, {}),
     # No terms are left out beyond those of float32.
     "all terms": (22, 512, {"pruned.SHORTEN": False, "pruned.HALF_BITS": None}),
-    "16 bits": (22, 512, {"pruned.HALF_BITS": 16.0}),
+    "20 bits": (22, 64, {"pruned.HALF_BITS": (20.0, 20.0)}),
     "not shortened": (65, 512, {"pruned.SHORTEN": False}),
     "no lists": (22, 32, {"pruned.MOST_SHARE_OF_HALF": 0.0}),
     "no products": (12, 12, {"tensor_core.SINGLE_POWERS": (8.0, 10.0)}),
@@ -63,7 +63,7 @@ def settings(variant: str, p: float) -> Generator[None]:
     for key, value in changes.items():
         module, name = key.split(".")
         before[key] = getattr(MODULES[module], name)
-        setattr(MODULES[module], name, 30 - math.log2(p) if value is None else value)
+        setattr(MODULES[module], name, (30 - math.log2(p),) * 2 if value is None else value)
     try:
         yield
     finally:
@@ -289,7 +289,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=290)
     parser.add_argument("--epochs", type=int, nargs=3, default=[4, 42, 3])
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--half-bits", type=float, default=pruned.HALF_BITS, metavar="BITS")
     parser.add_argument("--states", type=Path, help="states of an earlier call; otherwise they are trained")
     parser.add_argument("--parts", nargs="+", default=["check", "states", "steps", "layers", "kernels"])
     options = parser.parse_args()
@@ -300,7 +299,7 @@ def main() -> None:
     good = "check" not in options.parts or check(out)
     if "states" in options.parts and not options.states:
         arguments = [str(states), "--epochs", *map(str, options.epochs), "--seed", str(options.seed)]
-        arguments += ["--half-bits", str(options.half_bits), "--p", *map(str, STATES)]
+        arguments += ["--p", *map(str, STATES)]
         switch = {half.SWITCH: str(int(good))}
         out.attempt("states", lambda: script(out, "train_states.py", arguments, switch, root, 120))
     table: dict[float, dict[str, float]] = {}

@@ -1,7 +1,7 @@
 """Weights of a real CIFAR-10 run (8/255 by default) as its p rises, for `train_step.py --states`.
 
     python benchmarks/train_states.py STATES [--p 28 64 112 224 512] [--epochs 4 42 3] [--recipe cifar10-16] [--seed 1]
-        [--set run.test_every=50 ...] [--half-bits 20]
+        [--set run.test_every=50 ...]
 
 STATES gets a run folder `run`, a net saved by `LinfNet.save` in `p64` and so on when p reaches each of the values, and
 `images.safetensors`, the batch of training images the steps are timed on. The p of the run are snapped.
@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import save_file
 
 from linfnet.data import load, to_pixels
-from linfnet.ops.cuda import pruned
 from linfnet.recipes import load_recipe
 from linfnet.train import Callback, RunFolder, Trainer, TrainingRun
 
@@ -52,11 +51,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="cifar10-8")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", nargs="+", default=[], help="further changes of the recipe, as in linfnet train")
-    parser.add_argument(
-        "--half-bits", type=float, default=pruned.HALF_BITS, help="terms below 2^-BITS do not contribute in float16"
-    )
     options = parser.parse_args()
-    pruned.HALF_BITS = options.half_bits
 
     changes = (f"schedule.epochs={options.epochs}", "schedule.snap_p=true", f"run.seed={options.seed}")
     recipe = load_recipe(options.recipe, (*changes, "run.checkpoint_minutes=1000", *options.set))

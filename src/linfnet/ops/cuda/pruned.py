@@ -6,7 +6,7 @@ The features that contribute for any row are found in one pass over the weights,
 batch, and are listed on the device. If the lists are too long, a flag on the device (`use_dense`) makes the dense
 kernels compute the layer; otherwise the dense kernels return at once.
 
-Training in float16 (see `half`) also leaves out terms below 2^-HALF_BITS. Above p = 64, the lists of its backward pass
+Training in float16 (see `half`) leaves out more terms (`HALF_BITS`). Above p = 64, the lists of its backward pass
 contain only the features that contribute for a row of the batch, not those that might by their range.
 """
 
@@ -38,9 +38,9 @@ from linfnet.ops.powers import PowerMode, power_mode, power_source, uses_ratio
 
 # Smallest p for which lists are used: for smaller p, too many features contribute in most layers.
 SMALLEST_P = 22.0
-# While training in float16, terms below 2^-HALF_BITS of the largest do not contribute. 16 bits make steps faster (16 ms
-# instead of 21 at p = 28), but too many small gradients of weights become 0 (test_cuda_half.py, p = 20).
-HALF_BITS = 20.0
+# While training in float16, terms below 2^-bits of the largest do not contribute: bits up to p = 64, and above. Above,
+# fewer bits save little time, but 10 % of the gradients that count would become 0 (records/float16-steps.json).
+HALF_BITS = (16.0, 20.0)
 # Whether training in float16 shortens the lists for the backward pass.
 SHORTEN = True
 # Largest number of rows per call without a backward pass: the ranges of features are narrower over fewer rows.
@@ -130,7 +130,8 @@ def cut(p: float, *, training: bool = False) -> float:
     """
     if math.isinf(p):
         return 1.0
-    return 2.0 ** (-(HALF_BITS if training and half.enabled() else 30 - math.log2(p)) / p)
+    bits = HALF_BITS[two_passes(p)] if training and half.enabled() else 30 - math.log2(p)
+    return 2.0 ** (-bits / p)
 
 
 def two_passes(p: float) -> bool:
