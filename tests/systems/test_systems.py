@@ -2,16 +2,18 @@
 
 import csv
 import shutil
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from linfnet import LinfNet, load, load_model
+from linfnet import LinfNet, fit, load, load_model
 from linfnet.certificates import certify_images
+from linfnet.certificates.product_net import ProductNet
 from linfnet.cli.main import main
 from linfnet.distributed.group import Group
 from linfnet.errors import ArgumentError, LinfnetError
@@ -19,7 +21,7 @@ from linfnet.files import read_json, read_table, write_json
 from linfnet.nn import Classifier, LpDistance, classifier
 from linfnet.recipes import load_recipe, recipe_from_toml, recipe_to_toml
 from linfnet.results import AttackSettings, read_results
-from linfnet.systems import SYSTEMS, system, system_of
+from linfnet.systems import SYSTEMS, System, system, system_of
 from linfnet.train import Trainer
 
 CONVOLUTIONAL = 'architecture = "small"\neps_train = 0.05\nkappa_end = 0.5'
@@ -218,3 +220,106 @@ class TestFinding:
 
         with pytest.raises(LinfnetError, match="Silent defines neither least_margin nor certified"):
             Silent((1, 1, 2), 2).certified(torch.rand(3, 1, 1, 2), torch.zeros(3, dtype=torch.long), Fraction(1, 10))
+
+
+class OwnNet(Classifier):
+    """A net of a user, without mistakes."""
+
+    system, certificate_names = "own-system", ("interval",)
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int, width: int, *, mean: float, std: float):
+        super().__init__(image_shape, classes, mean=mean, std=std)
+        self.width = width
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, classes))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(self.normalize(images))
+
+    def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
+        return torch.zeros(len(labels))
+
+    def settings(self) -> dict[str, int]:
+        return {"width": self.width}
+
+
+class OwnNetWithoutName(OwnNet):
+    system = "own"
+
+
+class OwnNetWithAnotherName(OwnNet):
+    system = "ibp"
+
+
+class OwnNetWithoutSettings(OwnNet):
+    settings = Classifier.settings
+
+
+class OwnNetWithWrongSettings(OwnNet):
+    def settings(self) -> dict[str, int]:
+        return {"width": self.width, "depth": 2}
+
+
+class OwnNetWithoutProof(OwnNet):
+    least_margin = Classifier.least_margin
+
+
+class OwnProductNetWithoutProof(OwnNet, ProductNet):
+    least_margin = Classifier.least_margin
+
+
+class OwnNetWithFormula(OwnNetWithoutProof):
+    cheap = False
+
+    def certified_radius(self, images: Tensor, labels: Tensor) -> Tensor:
+        return torch.zeros(len(labels))
+
+
+class TestOwnSystems:
+    """Mistakes in a system of a user are told before training, and nothing is written."""
+
+    def train(self, monkeypatch: pytest.MonkeyPatch, built: type[Classifier], out: Path, **attributes: object) -> None:
+        @dataclass(frozen=True)
+        class Own(System):
+            def build(self, recipe, info):
+                return built(info.image_shape, len(info.classes), 8, mean=info.mean, std=info.std)
+
+            def loss(self, recipe, net, pixels, labels, state):
+                logits = net(pixels)
+                return nn.functional.cross_entropy(logits, labels), logits
+
+        for name, value in attributes.items():
+            setattr(Own, name, value)
+        monkeypatch.setattr(SYSTEMS, "_entries", {**SYSTEMS._entries, "own-system": Own})
+        settings = {"system.name": "own-system", "epochs": [1, 0, 0], "limit": 100}
+        fit("digits", settings=settings, out=out, device="cpu")
+
+    @pytest.mark.parametrize("net", [OwnNet, OwnNetWithFormula])
+    def test_a_net_without_mistakes_is_trained_and_loaded(
+        self, net: type[Classifier], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        self.train(monkeypatch, net, tmp_path / "run", net_type=net)
+        assert type(load_model(tmp_path / "run")) is net
+
+    @pytest.mark.parametrize(
+        ("net", "complaint"),
+        [
+            (OwnNetWithoutName, "OwnNetWithoutName.system is 'own'; expected 'own-system'"),
+            (OwnNetWithAnotherName, "OwnNetWithAnotherName.system is 'ibp'; expected 'own-system'"),
+            (OwnNetWithoutSettings, r"OwnNetWithoutSettings.settings\(\) does not return .* argument: 'width'"),
+            (OwnNetWithWrongSettings, r"OwnNetWithWrongSettings.settings\(\) does not return .* argument 'depth'"),
+            (OwnNetWithoutProof, "OwnNetWithoutProof defines neither least_margin nor certified"),
+            (OwnProductNetWithoutProof, "OwnProductNetWithoutProof defines neither least_margin nor certified"),
+        ],
+    )
+    def test_a_mistake_in_a_net_is_told(
+        self, net: type[Classifier], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        with pytest.raises(LinfnetError, match=complaint):
+            self.train(monkeypatch, net, tmp_path / "run", net_type=net)
+        assert not (tmp_path / "run").exists()
+
+    def test_a_mistake_in_the_type_of_the_net_is_told(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        with pytest.raises(LinfnetError, match=r"Own.net_type is IbpNet; expected OwnNet, the class of its nets"):
+            self.train(monkeypatch, OwnNet, tmp_path / "run", net_type=SYSTEMS["ibp"].net_type)
+        with pytest.raises(LinfnetError, match=r"Own.net_type is not set; expected OwnNet"):
+            self.train(monkeypatch, OwnNet, tmp_path / "run")

@@ -132,10 +132,7 @@ class Classifier(nn.Module):
 
     def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
         """Return a lower bound [N] on the margin over the box lower <= image <= upper, for the net's arithmetic."""
-        raise LinfnetError(
-            f"{type(self).__name__} defines neither least_margin nor certified, so it has no certificate; for modules "
-            "with distance layers use linfnet.Classifier.wrap; docs/extending.md describes other nets"
-        )
+        raise no_certificate(self)
 
     @torch.no_grad()
     def keeps_class(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -326,6 +323,14 @@ class Classifier(nn.Module):
     def load_with_config(cls, folder: Path, config: Mapping[str, Any], *, device: torch.device | str = "cpu") -> Self:
         """Load a net from a folder whose config.json has already been read; what it allocates fits the weights."""
         return read_model(cls, folder, config).to(device).eval()
+
+
+def no_certificate(net: Classifier) -> LinfnetError:
+    """Return the error that says that a net defines no certificate."""
+    return LinfnetError(
+        f"{type(net).__name__} defines neither least_margin nor certified, so it has no certificate; for modules "
+        "with distance layers use linfnet.Classifier.wrap; docs/extending.md describes other nets"
+    )
 
 
 def _checked_shape(image_shape: Sequence[int]) -> tuple[int, ...]:

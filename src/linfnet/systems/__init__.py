@@ -9,6 +9,7 @@ from linfnet.systems.system import FeatureSystem as FeatureSystem
 from linfnet.systems.system import LossModule as LossModule
 from linfnet.systems.system import System as System
 from linfnet.systems.system import WeightedSystem as WeightedSystem
+from linfnet.systems.system import check_built as check_built
 from linfnet.systems.system import check_changes as check_changes
 from linfnet.systems.system import has_effect as has_effect
 from linfnet.systems.system import load_model as load_model

@@ -3,6 +3,7 @@
 A system builds the net of a recipe and defines the loss of a training step. The net defines how it is certified.
 """
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,12 +13,15 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from linfnet.certificates.product_net import ProductNet
 from linfnet.data import SetInfo
 from linfnet.distributed.device import choose_device
 from linfnet.epsilon import parse_epsilons
 from linfnet.errors import ArgumentError, LinfnetError, check_numbers, nearest
 from linfnet.files import read_table
-from linfnet.nn.classifier import Classifier
+from linfnet.nn import ProvenNet
+from linfnet.nn.classifier import Classifier, no_certificate
+from linfnet.nn.model_folder import arguments_of
 from linfnet.nn.model_path import find_model, pretrained_names, system_name
 from linfnet.recipes import Recipe, options_from_mapping
 from linfnet.registry import Registry
@@ -155,6 +159,31 @@ def system_of(recipe: Recipe) -> System:
     """Return the system of a recipe; the types and ranges of the keys in its [system] are checked."""
     own = {key: value for key, value in recipe.system.items() if key != "name"}
     return options_from_mapping(SYSTEMS[recipe.system_name], own, "system")
+
+
+def check_built(recipe: Recipe, net: Classifier) -> None:
+    """Raise an error if a net that the system of a recipe has built could not be certified or loaded after training."""
+    kind, name = type(net), recipe.system_name
+    loaded = getattr(SYSTEMS[net.system], "net_type", None) if net.system in SYSTEMS else None
+    if loaded is not kind and net.system != name:
+        raise LinfnetError(
+            f"{kind.__name__}.system is {net.system!r}; expected {name!r}, the system that built the net"
+        )
+    if loaded is not kind:
+        found = "not set" if loaded is None else loaded.__name__
+        raise LinfnetError(
+            f"{SYSTEMS[name].__name__}.net_type is {found}; expected {kind.__name__}, the class of its nets"
+        )
+    if kind.from_config.__module__.startswith("linfnet."):  # a user's own `from_config` may not call the constructor
+        try:
+            inspect.signature(kind).bind(**arguments_of(kind, net.config()))
+        except TypeError as error:
+            raise LinfnetError(
+                f"{kind.__name__}.settings() does not return the additional arguments of the constructor: {error}"
+            ) from None
+    inherited = {Classifier.certified, ProductNet.certified, Classifier.certified_radius, Classifier.least_margin}
+    if {kind.certified, kind.certified_radius, kind.least_margin} <= inherited and not isinstance(net, ProvenNet):
+        raise no_certificate(net)
 
 
 def step_seed(recipe: Recipe, state: StepState) -> int:

@@ -18,7 +18,7 @@ from linfnet.nn import Classifier, count_parameters, means_at_infinity, reestima
 from linfnet.recipes import Recipe, recipe_to_toml
 from linfnet.results import TrainingResult, write_training
 from linfnet.schedules import StepState
-from linfnet.systems import system_of
+from linfnet.systems import check_built, system_of
 from linfnet.train.batches import Batches, check_batches
 from linfnet.train.callbacks import Callbacks, TrainingRun, as_callbacks
 from linfnet.train.checkpoint import (
@@ -83,6 +83,8 @@ class Trainer:
             self.net = (system.build(recipe, images.info) if net is None else net).to(device)
         except RuntimeError as error:
             raise LinfnetError(f"the net cannot be built: {str(error).splitlines()[0]}") from None
+        if net is None:
+            check_built(recipe, self.net)
         check_batches(self.batches, self.net)
         share_means(self.net, group)
         group.spread_(self.net.state_dict().values())
