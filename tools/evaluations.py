@@ -88,7 +88,7 @@ def accuracies(record: Any) -> Iterator[Row]:
 
 def describe(recipe: Recipe, record: dict[str, Any]) -> tuple[str, str]:
     """Return the net and the epochs of a run in words."""
-    net, system = SYSTEMS[recipe.system_name], system_of(recipe)
+    net, system = SYSTEMS.get(recipe.system_name, recipe.system_name), system_of(recipe)
     if recipe.system_name in ("linf", "hybrid", "sortnet", "sortnet-mlp"):
         net += f", {recipe.model.depth} layers of width {recipe.model.width}"
     elif isinstance(system, Smoothing):
