@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -37,8 +38,10 @@ from linfnet.files import read_table, write_json
 from linfnet.nn import Classifier
 from linfnet.nn.label_margin import label_on_top
 from linfnet.nn.model_path import PRETRAINED
+from linfnet.recipes import recipe_to_toml
 from linfnet.results import PGD_100, AttackSettings, Result, Results, read_results, results_to_json
 from linfnet.systems import load_model
+from linfnet.train import RunFolder
 from linfnet.train.run_folder import environment
 from tools import generate_docs
 from tools.records import RECORDS
@@ -52,17 +55,21 @@ FIRST = 500
 
 def copy_compressed(compressed: Path, run: Path, folder: Path) -> dict[str, Any]:
     """Copy the compressed net of a run; return what the record says about its training."""
+    about, recipe, trained = read_table(compressed / COMPRESSION_FILE), RunFolder.open(run).recipe, read_results(run)
+    connections, classes = sum(about["before"]["connections"]), read_table(compressed / "config.json")["classes"]
+    # The other parameters of the dense net are a bias for each class, and the scale.
+    if trained.training is None or trained.training.parameters != connections + classes + 1:
+        raise LinfnetError(f"{run} is not the finished run whose net was compressed to {compressed}")
     size = (compressed / "model.safetensors").stat().st_size
     if size > LARGEST:
         raise LinfnetError(f"the net has {size:,} bytes; compress it with a larger --at-least, or with --float16")
     folder.mkdir()
     for name in ("model.safetensors", "config.json"):
         shutil.copyfile(compressed / name, folder / name)
-    about, trained = read_table(compressed / COMPRESSION_FILE), read_results(run)
     return {
-        "dense_connections": sum(about["before"]["connections"]),
+        "dense_connections": connections,
         "identical": about["identical"],
-        "recipe": (run / "recipe.toml").read_text(encoding="utf-8"),
+        "recipe": recipe_to_toml(recipe),
         "results": results_to_json(Results(trained.training)),
         "dense": results_to_json(Results(None, trained.evaluations)),
     }
@@ -117,7 +124,8 @@ def measure(folder: Path, attacks: Sequence[AttackSettings], device: str = "cpu"
     }
 
 
-def main() -> None:
+def main() -> int:
+    """Run the tool and return the exit code: 0, or 2 for a user error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name")
     parser.add_argument("compressed", type=Path, nargs="?", help="the folder that linfnet compress wrote")
@@ -127,7 +135,19 @@ def main() -> None:
     given = parser.parse_args()
     if (given.compressed is None) != (given.run is None):
         parser.error("expected COMPRESSED and RUN, or neither")
+    try:
+        package(given)
+    except (LinfnetError, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return 0
+
+
+def package(given: argparse.Namespace) -> None:
+    """Add the net, or measure it again."""
     folder, record = PRETRAINED / given.name, RECORDS / "zoo.json"
+    if given.compressed is None and given.name not in read_table(record):
+        raise LinfnetError(f"{given.name} is no packaged model; give COMPRESSED and RUN to add it")
     attacks = (PGD_100,) if given.no_smoothed else (PGD_100, SMOOTHED)
     with tempfile.TemporaryDirectory() as temporary:
         new, entry = folder, dict[str, Any]()
@@ -146,4 +166,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

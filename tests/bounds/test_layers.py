@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from linfnet.bounds import Method, margin_bounds
+from linfnet.bounds import Method, Ramp, margin_bounds
 from linfnet.errors import ArgumentError
 
 
@@ -56,6 +56,16 @@ class Doubled(nn.Identity):
         return 2 * input
 
 
+class Standardised(nn.Conv2d):
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
+        return super()._conv_forward(input, weight / weight.std(), bias)
+
+
+class Called(nn.Linear):
+    def __call__(self, input: Tensor) -> Tensor:  # noqa: A002
+        return 3 * super().__call__(input)
+
+
 def replaced(layer: nn.Module) -> nn.Module:
     layer.forward = lambda x: 2 * x  # pyright: ignore
     return layer
@@ -80,6 +90,9 @@ def hooked(layer: nn.Module) -> nn.Module:
         (nn.Sequential(hooked(nn.Linear(3, 3))), "a layer Linear with a forward hook"),
         (hooked(nn.Sequential(nn.Linear(3, 3))), "a layer Sequential with a forward hook"),
         (nn.Linear(3, 3), "the net is a Linear; expected an nn.Sequential or a list"),
+        (nn.Sequential(Called(3, 3)), "a layer Called that overrides __call__ of Linear"),
+        (nn.Sequential(Standardised(1, 1, 1)), "a layer Standardised that overrides _conv_forward of Conv2d"),
+        (nn.Sequential(nn.Linear(3, 3)).children(), "the net is a generator; expected an nn.Sequential or a list"),
         (nn.Sequential(), "the net has no layers"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -139,3 +152,38 @@ def test_a_layer_with_another_parametrization_is_accepted():
     plain, lower, labels = nn.Linear(2, 3), torch.zeros(1, 2), torch.tensor([0])
     expected = margin_bounds([plain], lower, lower + 1, labels)
     torch.testing.assert_close(margin_bounds([weight_norm(plain)], lower, lower + 1, labels), expected)
+
+
+def test_a_hook_of_all_modules_is_refused():
+    hook = nn.modules.module.register_module_forward_pre_hook(lambda module, inputs: None)
+    try:
+        with pytest.raises(ArgumentError, match="a forward hook of all modules"):
+            margin_bounds([nn.Linear(3, 3)], torch.zeros(1, 3), torch.ones(1, 3), torch.tensor([0]))
+    finally:
+        hook.remove()
+
+
+def image_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 2), nn.ReLU(), nn.Conv2d(2, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)
+    ).eval()
+
+
+@pytest.mark.parametrize("method", get_args(Method))
+def test_forms_of_nets_and_of_calls(method: Method):
+    net, ends = image_net(), (IMAGES - 0.1, IMAGES + 0.1, LABELS)
+    expected = margin_bounds(net, *ends, method)
+    assert torch.equal(margin_bounds(nn.ModuleList(net), *ends, method), expected)
+    together = torch.vmap(lambda *one: margin_bounds(net, *(each[None] for each in one), method)[0])
+    torch.testing.assert_close(together(*ends), expected)
+    assert margin_bounds(net, *(each[:0] for each in ends), method).shape == (0, 3)
+    channels_last = image_net().to(memory_format=torch.channels_last)
+    torch.testing.assert_close(margin_bounds(channels_last, *ends, method), expected)
+
+
+def test_arguments_that_are_no_tensors_are_named():
+    with pytest.raises(ArgumentError, match="labels is a list; expected a tensor"):
+        margin_bounds(image_net(), IMAGES, IMAGES, [0, 1])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ArgumentError, match=r"slope is 2\.0; expected a number of at most 1"):
+        Ramp((1,), slope=2.0)

@@ -7,6 +7,7 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from linfnet.bounds.boxes import Box
 from linfnet.bounds.ramp import Ramp
@@ -15,7 +16,7 @@ from linfnet.errors import ArgumentError
 Activation = nn.ReLU | Ramp
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 _KINDS = (nn.Linear, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.AvgPool2d, nn.Flatten, nn.ReLU, Ramp)
-Layers = nn.Sequential | Sequence[nn.Module]
+Layers = nn.Sequential | nn.ModuleList | Sequence[nn.Module]
 """A net: the layers are applied in turn. Sequential modules may be nested."""
 
 
@@ -59,7 +60,7 @@ def layers_of(net: Layers) -> list[nn.Module]:
     """
     if isinstance(net, nn.Sequential):
         _check_unchanged(net, nn.Sequential)
-    elif isinstance(net, nn.Module):
+    elif not isinstance(net, nn.ModuleList | Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArgumentError(f"the net is a {type(net).__name__}; expected an nn.Sequential or a list of layers")
     found: list[nn.Module] = []
     for layer in net:
@@ -76,14 +77,19 @@ def layers_of(net: Layers) -> list[nn.Module]:
 def _check_unchanged(layer: nn.Module, kind: type[nn.Module]) -> None:
     """Raise an error if a layer may compute something else than its class in torch: bounds use only its tensors."""
     name = type(layer).__name__
-    # A subclass such as that of a parametrization keeps `forward`.
-    if type(layer).forward is not kind.forward or "forward" in vars(layer):
-        raise ArgumentError(f"the net has a layer {name} that overrides forward of {kind.__name__}; expected it not to")
+    # A subclass such as that of a parametrization keeps these methods.
+    for method in ("forward", "_conv_forward", "__call__", "_call_impl"):
+        if getattr(type(layer), method, None) is not getattr(kind, method, None) or method in vars(layer):
+            raise ArgumentError(
+                f"the net has a layer {name} that overrides {method} of {kind.__name__}; expected it not to"
+            )
     if layer._forward_hooks or layer._forward_pre_hooks:  # pyright: ignore[reportPrivateUsage]
         raise ArgumentError(
             f"the net has a layer {name} with a forward hook, which bounds cannot follow; remove it (the functions of "
-            "torch.nn.utils.parametrizations need none)"
+            "torch.nn.utils.parametrizations need none, and torch.nn.utils.prune.remove ends pruning)"
         )
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:  # pyright: ignore[reportPrivateUsage]
+        raise ArgumentError("a forward hook of all modules is registered, which bounds cannot follow; remove it")
 
 
 def _check(layer: nn.Module) -> None:
@@ -122,7 +128,7 @@ def channel_scale(layer: BatchNorm, centre: Tensor | None) -> ChannelScale:
     mean, variance = layer.running_mean, layer.running_var
     if layer.training or mean is None or variance is None:
         if centre is None:
-            raise ArgumentError("batch norm in training needs the unperturbed values; pass centre")
+            raise ArgumentError("batch norm in training, or without running statistics, needs the unperturbed values")
         others = [dim for dim in range(centre.dim()) if dim != 1]
         variance, mean = torch.var_mean(centre, others, correction=0)
     scale = (variance + layer.eps).rsqrt()

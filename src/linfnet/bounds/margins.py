@@ -55,7 +55,7 @@ def margin_bounds(
         check_slope(slope)
     _check_inputs(net, lower, upper, labels, centre)
     box = Box(lower, upper, centre)
-    if method == "interval":
+    if method == "interval" or len(lower) == 0:
         boxes = interval_boxes(net, box)
         _check_classes(boxes[-1], labels)
         return interval_margins(net, boxes, labels)
@@ -76,6 +76,9 @@ def _check_inputs(net: Layers, lower: Tensor, upper: Tensor, labels: Tensor, cen
         raise ArgumentError("the net has no layers; expected at least one")
     parameters = (parameter for layer in layers for parameter in layer.parameters())
     dtype = next((each.dtype for each in parameters), lower.dtype)
+    for name, given in (("lower", lower), ("upper", upper), ("labels", labels)):
+        if not isinstance(given, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ArgumentError(f"{name} is a {type(given).__name__}; expected a tensor")
     for name, ends in (("lower", lower), ("upper", upper), ("centre", centre)):
         if ends is not None and (ends.dtype != dtype or not dtype.is_floating_point):
             raise ArgumentError(f"{name} has dtype {ends.dtype}; expected the dtype of the net, a floating-point one")
@@ -83,7 +86,7 @@ def _check_inputs(net: Layers, lower: Tensor, upper: Tensor, labels: Tensor, cen
             raise ArgumentError(f"{name} has shape {tuple(ends.shape)}; expected that of lower, {tuple(lower.shape)}")
     if lower.dim() < 2:
         raise ArgumentError(f"lower has shape {tuple(lower.shape)}; expected a batch [B, ...]")
-    if (lower > upper).any():
+    if _is_known((lower > upper).any()):
         raise ArgumentError("lower is above upper for some inputs; expected lower <= upper")
     if labels.dtype != torch.int64 or labels.shape != lower.shape[:1]:
         found = f"shape {tuple(labels.shape)} and dtype {labels.dtype}"
@@ -94,5 +97,15 @@ def _check_classes(outputs: Box, labels: Tensor) -> None:
     if len(outputs.shape) != 1:
         raise ArgumentError(f"the net has outputs of shape {outputs.shape} for each input; expected logits (K,)")
     classes = outputs.shape[0]
-    if len(labels) and not (labels.min() >= 0 and labels.max() < classes):
+    if _is_known(((labels < 0) | (labels >= classes)).any()):
         raise ArgumentError(f"labels are not all from 0 to {classes - 1}")
+
+
+def _is_known(condition: Tensor) -> bool:
+    """Return whether a condition holds; False where values cannot be read: in torch.compile, torch.vmap, captures."""
+    if torch.compiler.is_compiling() or (condition.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return False
+    try:
+        return bool(condition)
+    except RuntimeError:  # torch.vmap
+        return False

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from linfnet.errors import at_least
+
 # The bend stays above the first value, so that the ramp is never flat everywhere. A ramp that is not bent yet has the
 # second value as its bend: it is finite because lines are computed from it.
 LEAST_BEND, NO_BEND = 1e-4, 1e6
@@ -34,6 +36,7 @@ class Ramp(nn.Module):
 
     def __init__(self, shape: Sequence[int], slope: float = 0.0, bent: bool = True) -> None:
         super().__init__()
+        at_least("slope", slope, 0, most=1)
         self.bend = nn.Parameter(torch.ones(*shape))
         self.register_buffer("slope", torch.tensor(slope))
         self.register_buffer("bent", torch.tensor(bent))

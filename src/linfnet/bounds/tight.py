@@ -104,7 +104,7 @@ def _transposed_fields(
     size = rows[0, 0].numel()
     units = torch.eye(size, dtype=rows.dtype, device=rows.device).view(1, size, *rows.shape[2:])
     matrix = transposed(units, weight, replace(window, padding=(0, 0)), shape)
-    return (rows.flatten(2) @ matrix.view(size, -1)).unflatten(2, shape)
+    return (rows.flatten(2) @ matrix.reshape(size, -1)).unflatten(2, shape)
 
 
 def _field_before(field: Window, window: Window) -> Window:
