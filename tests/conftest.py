@@ -87,7 +87,7 @@ def _marked_if_it_starts_processes(request: pytest.FixtureRequest, monkeypatch: 
     monkeypatch.setattr(subprocess.Popen, "__init__", checked)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="session")  # so that fixtures of the session use it, too
 def _preferred_implementation(request: pytest.FixtureRequest) -> Iterator[None]:
     with default_implementation(request.config.getoption("--impl")):
         yield

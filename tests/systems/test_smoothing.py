@@ -76,6 +76,81 @@ def test_no_radius_exceeds_the_true_one():
     assert torch.equal(net.certified_radius(images, 1 - labels), torch.full((5,), -torch.inf, dtype=torch.float64))
 
 
+def clamped_net(kind: type[SmoothedNet] = SmoothedNet, samples: int = 2000) -> SmoothedNet:
+    return kind((1, 8, 8), 2, "small", 0.1, samples, 0.001, 16, low=0.2, high=0.7, pool=2).eval()
+
+
+def test_no_radius_exceeds_the_true_one_if_pixels_are_clamped_and_averaged():
+    net, images = clamped_net(Halfplane), torch.rand(6, 1, 8, 8)
+    images[:, 0, :2, :2] = torch.tensor([0.0, 0.1, 0.3, 0.6, 0.75, 1.0]).view(-1, 1, 1)
+    images[1, 0, 0, 0], images[4, 0, 0, 0] = 1.0, 0.3
+    labels = (net.prepared(images)[:, 0, 0, 0] > 0.5).long()
+    # The smoothed class changes where the first prepared pixel is 0.5: find this epsilon by a grid.
+    moves = torch.linspace(0, 1, 2001).view(-1, 1, 1, 1)
+    true = torch.empty(6, dtype=torch.float64)
+    for row, (image, label) in enumerate(zip(images, labels, strict=True)):
+        first = net.prepared(image + moves * (1 - 2 * label))[:, 0, 0, 0]
+        true[row] = (first > 0.5 if label == 0 else first < 0.5).nonzero()[0].item() / 2000
+    radii = net.certified_radius(images, labels)
+    assert bool((radii <= true).all())
+    assert bool((radii > 0.1 * true).all())
+
+
+@pytest.mark.parametrize(("low", "high", "pool"), [(0.0, 1.0, 1), (0.2, 0.7, 1), (0.2, 0.7, 2), (0.0, 1.0, 2)])
+def test_a_box_in_the_ball_is_the_largest_one(low: float, high: float, pool: int):
+    net = SmoothedNet((1, 8, 8), 2, "small", 0.1, 10, 0.001, 4, low=low, high=high, pool=pool)
+    source = torch.Generator().manual_seed(0)
+    images = torch.rand(20, 1, 8, 8, generator=source).sub(0.25).mul(2).clamp(0, 1)  # a quarter black, a quarter white
+    radii = torch.linspace(0, 0.4, 20, dtype=torch.float64)
+    found = net.box_in_ball(images, radii)
+    assert found[0] == 0
+    assert bool((found[1:] > 0).all())
+    centre = net.prepared(images.double())
+    for signs in (torch.randint(0, 2, (50, 8, 8), generator=source) * 2 - 1, torch.tensor([-1, 1]).view(2, 1, 1)):
+        for sign in signs:
+            moved = net.prepared(images + found.view(-1, 1, 1, 1) * sign)
+            assert bool(((moved - centre).flatten(1).norm(dim=1) <= radii + 1e-12).all())
+    # The farthest corner of the box is reached if each block moves towards its farther end.
+    beyond = (found + 1e-6).view(-1, 1, 1, 1)
+    up, down = net.prepared(images + beyond) - centre, centre - net.prepared(images - beyond)
+    assert bool((torch.maximum(up, down).flatten(1).norm(dim=1)[1:] > radii[1:]).all())
+
+
+def test_a_radius_of_zero_proves_nothing():
+    assert clamped_net().box_in_ball(torch.zeros(1, 1, 8, 8), torch.zeros(1, dtype=torch.float64)).item() == 0
+
+
+def test_the_box_of_inner_pixels_is_a_cube():
+    net, radii = halfplane(), torch.tensor([0.1, 0.8], dtype=torch.float64)
+    torch.testing.assert_close(net.box_in_ball(torch.full((2, 1, 8, 8), 0.5), radii), radii / 8)
+
+
+def test_the_noise_has_the_size_of_prepared_images():
+    """So that its standard deviation is sigma where the l2 ball is."""
+    net, shapes = clamped_net(samples=10), list[tuple[int, ...]]()
+    cast(nn.Sequential, net.base[0])[0].register_forward_pre_hook(lambda module, inputs: shapes.append(inputs[0].shape))
+    net(torch.rand(3, 1, 8, 8))
+    net.counts(torch.rand(3, 1, 8, 8), "vote")
+    recipe = load_recipe("cifar10-smoothing", ["system.architecture=small", "data.name=digits"])
+    system_of(recipe).loss(recipe, net, torch.rand(3, 1, 8, 8), torch.tensor([0, 1, 0]), state_at(recipe, 0))
+    assert {shape[1:] for shape in shapes} == {(1, 4, 4)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"low": 0.5, "high": 0.5}, r"system.low is 0.5 and system.high 0.5; expected low < high"),
+        ({"low": -0.1}, "system.low is -0.1; expected a number of at least 0"),
+        ({"high": 1.5}, "system.high is 1.5; expected a number of at most 1"),
+        ({"pool": 3}, "system.pool is 3; expected a divisor of the image size, 8 x 8"),
+        ({"pool": 0}, "system.pool is 0; expected a number of at least 1"),
+    ],
+)
+def test_wrong_preparations_are_refused(changed: dict[str, float], message: str):
+    with pytest.raises(ArgumentError, match=message):
+        SmoothedNet((1, 8, 8), 2, "small", 0.1, 10, 0.001, 4, **changed)  # pyright: ignore[reportArgumentType]
+
+
 @pytest.mark.parametrize("alpha", [0.001, 0.05])
 def test_radii_use_alpha_itself(alpha: float):
     """If all copies agree, the bound on their probability is alpha^(1 / samples), whatever the noise is."""

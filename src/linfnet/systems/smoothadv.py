@@ -52,6 +52,7 @@ class SmoothAdv(Smoothing):
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(net, SmoothedNet)
         source = step_source(recipe, state, pixels.device)
+        pixels = net.prepared(pixels)
         noise = self.sigma * torch.randn(self.copies, *pixels.shape, generator=source, device=pixels.device)
         radius = self.attack_eps * state.started
         if radius > 0:
@@ -67,11 +68,11 @@ class SmoothAdv(Smoothing):
 
 
 def attacked(net: SmoothedNet, pixels: Tensor, labels: Tensor, noise: Tensor, radius: float, steps: int) -> Tensor:
-    """Return images in [0, 1] within an l2 ball, with a large cross-entropy of the mean probabilities over noise.
+    """Return prepared images within an l2 ball, with a large cross-entropy of the mean probabilities over noise.
 
     Args:
         net: the smoothed net.
-        pixels: [B, C, H, W] in [0, 1].
+        pixels: [B, C, H, W], prepared by the net.
         labels: [B].
         noise: [copies, B, C, H, W].
         radius: the l2 radius.
@@ -86,6 +87,6 @@ def attacked(net: SmoothedNet, pixels: Tensor, labels: Tensor, noise: Tensor, ra
         (gradient,) = torch.autograd.grad(loss, change)
         with torch.no_grad():
             length = gradient.flatten(1).norm(dim=1).clamp(min=1e-12).view(shape)
-            change = (pixels + change + 2 * radius / steps * gradient / length).clamp(0, 1) - pixels
+            change = (pixels + change + 2 * radius / steps * gradient / length).clamp(net.low, net.high) - pixels
             change = change * (radius / change.flatten(1).norm(dim=1).clamp(min=radius)).view(shape)
     return (pixels + change).detach()

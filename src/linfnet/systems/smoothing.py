@@ -3,6 +3,10 @@
 The noise of a certificate is determined by the image: by a digest of its pixels. So the radius of an image is the same
 alone and in any batch, and asking again does not give it another chance. A certificate is wrong with probability at
 most alpha for each image that was not chosen with knowledge of this noise.
+
+Before noise is added, pixels can be clamped and averaged over blocks. Both maps are monotone, so the images within
+epsilon become a box, and the l_inf radius is the largest epsilon for which this box lies in the certified l2 ball.
+Where pixels are mostly black or white, as in MNIST, the box is far smaller than that of the pixels.
 """
 
 import hashlib
@@ -34,6 +38,7 @@ from linfnet.systems.system import OBJECTIVE, RELAXATION, SYSTEMS, System
 # Noisy copies in one pass of the base net. All copies of a pass belong to the same image: a matrix product may round
 # differently in another batch, and the radius of an image must not depend on the other images.
 COPIES = 200
+SETTINGS = ("architecture", "sigma", "samples", "alpha", "votes", "low", "high", "pool")
 # Modules that map each copy to an output that depends on this copy alone, if batch norm uses its running means.
 _LAYERS = frozenset(
     (nn.Sequential, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.ReLU, nn.Flatten, nn.Linear, Normalize)
@@ -74,7 +79,11 @@ class SmoothedNet(Classifier):
         sigma: standard deviation of the noise, in pixel units.
         samples: number of noisy copies of each image for a certificate.
         alpha: probability that a certificate is wrong.
-        votes: number of noisy copies over which `forward` averages. For the other arguments, see `Classifier`.
+        votes: number of noisy copies over which `forward` averages.
+        low: pixels below it are raised to it before noise is added.
+        high: pixels above it are lowered to it before noise is added.
+        pool: blocks of pool x pool pixels are averaged before noise is added. For the other arguments, see
+            `Classifier`.
     """
 
     system: ClassVar[str] = "smoothing"
@@ -90,30 +99,41 @@ class SmoothedNet(Classifier):
         samples: int,
         alpha: float,
         votes: int,
+        low: float = 0.0,
+        high: float = 1.0,
+        pool: int = 1,
         *,
         mean: float | Sequence[float] = 0.0,
         std: float = 1.0,
     ) -> None:
         super().__init__(image_shape, classes, mean=mean, std=std)
-        given = {"architecture": architecture, "sigma": sigma, "samples": samples, "alpha": alpha, "votes": votes}
-        options_from_mapping(Smoothing, given, "system")  # a config.json has the same ranges as a recipe
         self.architecture, self.sigma, self.samples, self.alpha, self.votes = architecture, sigma, samples, alpha, votes
-        layers, features = conv_layers(architecture, image_shape, batch_norm=True)
+        self.low, self.high, self.pool = low, high, pool
+        options_from_mapping(Smoothing, self.settings(), "system")  # a config.json has the same ranges as a recipe
+        channels, height, width = image_shape
+        if height % pool or width % pool:
+            raise ArgumentError(f"system.pool is {pool}; expected a divisor of the image size, {height} x {width}")
+        layers, features = conv_layers(architecture, (channels, height // pool, width // pool), batch_norm=True)
         self.base = nn.Sequential(layers, nn.Linear(features, classes))
 
     @property
     def confidence(self) -> float:
         return 1 - self.alpha
 
+    def prepared(self, images: Tensor) -> Tensor:
+        """Return images [B, C, H, W] with clamped pixels, averaged over blocks: [B, C, H / pool, W / pool]."""
+        clamped = images.clamp(self.low, self.high)
+        return clamped if self.pool == 1 else F.avg_pool2d(clamped, self.pool)
+
     def base_logits(self, noisy: Tensor) -> Tensor:
-        """Return the base net's logits [B, K] for noisy images [B, C, H, W], whose pixels may be outside [0, 1]."""
+        """Return the base net's logits [B, K] for prepared images with noise; pixels may be outside [0, 1]."""
         return self.base(self.normalize(noisy))
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images [B, C, H, W] in [0, 1] to the logarithms [B, K] of the mean probabilities over the votes."""
-        source, shape = torch.Generator().manual_seed(0), self.check_shape(images).shape[1:]
-        noise = torch.randn(self.votes, *shape, generator=source, dtype=torch.float32)
-        votes = [self.base_logits(images + self.sigma * one).softmax(1) for one in noise.to(images.device)]
+        source, prepared = torch.Generator().manual_seed(0), self.prepared(self.check_shape(images))
+        noise = torch.randn(self.votes, *prepared.shape[1:], generator=source, dtype=torch.float32)
+        votes = [self.base_logits(prepared + self.sigma * one).softmax(1) for one in noise.to(images.device)]
         probabilities = torch.stack(votes).mean(0)
         return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
 
@@ -127,30 +147,49 @@ class SmoothedNet(Classifier):
         """
         won = torch.zeros(len(images), self.classes, dtype=torch.long, device=images.device)
         ones = won.new_ones(COPIES)
-        for image, row in zip(images, won, strict=True):
+        for image, prepared, row in zip(images, self.prepared(images), won, strict=True):
             source = noise_source(image, stream)
             for start in range(0, self.samples, COPIES):
                 copies = min(COPIES, self.samples - start)
                 # Drawn on the CPU, so that the noise is the same on every device.
-                noise = torch.randn(copies, *image.shape, generator=source, dtype=torch.float32).to(images.device)
-                row.scatter_add_(0, self.base_logits(image + self.sigma * noise).argmax(1), ones[:copies])
+                noise = torch.randn(copies, *prepared.shape, generator=source, dtype=torch.float32).to(images.device)
+                row.scatter_add_(0, self.base_logits(prepared + self.sigma * noise).argmax(1), ones[:copies])
         return won
 
     @torch.no_grad()
     def certified_radius(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return sigma * Phi^-1(p) / sqrt(d) for the Clopper-Pearson bound p: float64 [B].
+        """Return the largest epsilon whose box lies in the l2 ball of radius sigma * Phi^-1(p): float64 [B].
 
-        An l2 ball of radius r contains the l_inf ball of radius r / sqrt(d).
+        p is the Clopper-Pearson bound on the probability of the label.
         """
         check_smoothed(self)
         net = self.frozen()
         right = Classifier.keeps_class(net, check_images(images), labels)
         won = net.counts(images, "certificate").gather(1, labels.unsqueeze(1)).squeeze(1)
-        shrink = self.sigma / math.sqrt(math.prod(self.image_shape))
         bounds = [clopper_pearson(count, self.samples, self.alpha) for count in won.tolist()]
-        radii = [NormalDist().inv_cdf(p) * shrink if p > 0.5 else 0.0 for p in bounds]
-        proven = torch.tensor(radii, dtype=torch.float64, device=images.device)
+        radii = [NormalDist().inv_cdf(p) * self.sigma if p > 0.5 else 0.0 for p in bounds]
+        proven = net.box_in_ball(images, torch.tensor(radii, dtype=torch.float64, device=images.device))
         return torch.where(right, proven, -torch.inf)
+
+    def box_in_ball(self, images: Tensor, radii: Tensor) -> Tensor:
+        """Return for each image the largest epsilon, at most 1, whose box lies in an l2 ball: float64 [B].
+
+        The box contains the prepared images of all images within epsilon; the ball is around the prepared image.
+
+        Args:
+            images: [B, C, H, W] in [0, 1].
+            radii: the l2 radii, float64 [B], at least 0.
+        """
+        images = images.double()
+        centre = self.prepared(images)
+        least, most = torch.zeros_like(radii), torch.ones_like(radii)
+        for _ in range(60):
+            middle = (least + most) / 2
+            epsilon = middle.view(-1, 1, 1, 1)
+            change = torch.maximum(self.prepared(images + epsilon) - centre, centre - self.prepared(images - epsilon))
+            inside = change.flatten(1).norm(dim=1) < radii  # for a radius of 0, no epsilon
+            least, most = torch.where(inside, middle, least), torch.where(inside, most, middle)
+        return least
 
     def certified(self, images: Tensor, labels: Tensor, epsilon: Fraction | Tensor) -> Tensor:
         sizes = epsilon if isinstance(epsilon, Tensor) else float_above(epsilon)
@@ -169,12 +208,15 @@ class SmoothedNet(Classifier):
         return (won.argmax(1) == labels) | ~torch.tensor(below_half, dtype=torch.bool, device=images.device)
 
     def settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("architecture", "sigma", "samples", "alpha", "votes")}
+        return {name: getattr(self, name) for name in SETTINGS}
 
     def describe(self) -> str:
+        clamped = f"; pixels are clamped to [{self.low:g}, {self.high:g}]" if (self.low, self.high) != (0, 1) else ""
+        pooled = f"; blocks of {self.pool}x{self.pool} pixels are averaged" if self.pool > 1 else ""
         return (
-            f"A convolutional net ({self.architecture}) smoothed by Gaussian noise of sigma {self.sigma:g}. "
-            f"Certificates count over {self.samples} noisy copies; the ℓ∞ radius is the ℓ2 radius times 1/√d."
+            f"A convolutional net ({self.architecture}) smoothed by Gaussian noise of sigma {self.sigma:g}{clamped}"
+            f"{pooled}. Certificates count over {self.samples} noisy copies; the ℓ∞ radius is that of the largest box "
+            "in the ℓ2 ball."
         )
 
 
@@ -246,10 +288,18 @@ class Smoothing(System):
     """Probability with which a certificate may be wrong."""
     votes: int = number(8, 1)
     """Number of noisy copies per prediction."""
+    low: float = number(0.0, most=1)
+    """Pixels below it are raised to it before noise is added."""
+    high: float = number(1.0, most=1)
+    """Pixels above it are lowered to it before noise is added."""
+    pool: int = number(1, 1)
+    """Blocks of pool x pool pixels are averaged before noise is added."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_architecture(self.architecture)
+        if self.low >= self.high:
+            raise ArgumentError(f"system.low is {self.low} and system.high {self.high}; expected low < high")
 
     def build(self, recipe: Recipe, info: SetInfo) -> SmoothedNet:
         """Build the net of `system.architecture`, with batch norm."""
@@ -261,6 +311,7 @@ class Smoothing(System):
         assert isinstance(net, SmoothedNet)
         # The step determines the seed, so that a resumed run draws the same noise as an uninterrupted one.
         source = torch.Generator(pixels.device).manual_seed(recipe.run.seed + round(state.epoch * 2**20))
-        noise = torch.randn(pixels.shape, generator=source, device=pixels.device)
-        logits = net.base_logits(pixels + self.sigma * noise)
+        prepared = net.prepared(pixels)
+        noise = torch.randn(prepared.shape, generator=source, device=pixels.device)
+        logits = net.base_logits(prepared + self.sigma * noise)
         return F.cross_entropy(logits, labels), logits
