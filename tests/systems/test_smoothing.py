@@ -125,15 +125,22 @@ def test_the_box_of_inner_pixels_is_a_cube():
     torch.testing.assert_close(net.box_in_ball(torch.full((2, 1, 8, 8), 0.5), radii), radii / 8)
 
 
-def test_the_noise_has_the_size_of_prepared_images():
-    """So that its standard deviation is sigma where the l2 ball is."""
-    net, shapes = clamped_net(samples=10), list[tuple[int, ...]]()
-    cast(nn.Sequential, net.base[0])[0].register_forward_pre_hook(lambda module, inputs: shapes.append(inputs[0].shape))
-    net(torch.rand(3, 1, 8, 8))
-    net.counts(torch.rand(3, 1, 8, 8), "vote")
-    recipe = load_recipe("cifar10-smoothing", ["system.architecture=small", "data.name=digits"])
-    system_of(recipe).loss(recipe, net, torch.rand(3, 1, 8, 8), torch.tensor([0, 1, 0]), state_at(recipe, 0))
-    assert {shape[1:] for shape in shapes} == {(1, 4, 4)}
+def test_all_pixels_of_a_block_have_the_same_noise():
+    """The l2 ball is that of prepared images, so the noise must have one number for each of their pixels."""
+    net, seen = clamped_net(samples=10), list[Tensor]()
+    first = cast(nn.Sequential, net.base[0])[0]
+    first.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].detach()))
+    images = torch.rand(3, 1, 8, 8)
+    net(images)
+    net.counts(images, "vote")
+    for name in ("smoothing", "smoothadv"):
+        recipe = load_recipe(f"mnist-cpu-{name}", ["data.name=digits"])
+        system_of(recipe).loss(recipe, net, images, torch.tensor([0, 1, 0]), state_at(recipe, 0))
+    assert len(seen) > 20
+    for pixels in seen:
+        assert torch.equal(pixels, pixels[..., ::2, ::2].repeat_interleave(2, -1).repeat_interleave(2, -2))
+    noise = seen[0][:, :, ::2, ::2] - net.prepared(images)
+    assert 0.05 < noise.std() < 0.15
 
 
 @pytest.mark.parametrize(

@@ -110,10 +110,10 @@ class SmoothedNet(Classifier):
         self.architecture, self.sigma, self.samples, self.alpha, self.votes = architecture, sigma, samples, alpha, votes
         self.low, self.high, self.pool = low, high, pool
         options_from_mapping(Smoothing, self.settings(), "system")  # a config.json has the same ranges as a recipe
-        channels, height, width = image_shape
+        _, height, width = image_shape
         if height % pool or width % pool:
             raise ArgumentError(f"system.pool is {pool}; expected a divisor of the image size, {height} x {width}")
-        layers, features = conv_layers(architecture, (channels, height // pool, width // pool), batch_norm=True)
+        layers, features = conv_layers(architecture, image_shape, batch_norm=True)
         self.base = nn.Sequential(layers, nn.Linear(features, classes))
 
     @property
@@ -127,6 +127,8 @@ class SmoothedNet(Classifier):
 
     def base_logits(self, noisy: Tensor) -> Tensor:
         """Return the base net's logits [B, K] for prepared images with noise; pixels may be outside [0, 1]."""
+        if self.pool > 1:  # each block is shown to the net at its size in the image
+            noisy = F.interpolate(noisy, scale_factor=self.pool)
         return self.base(self.normalize(noisy))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -171,23 +173,30 @@ class SmoothedNet(Classifier):
         proven = net.box_in_ball(images, torch.tensor(radii, dtype=torch.float64, device=images.device))
         return torch.where(right, proven, -torch.inf)
 
+    def box_radius(self, images: Tensor, epsilon: Tensor) -> Tensor:
+        """Return the largest l2 distance of a prepared image to that of any image within epsilon: float64 [B].
+
+        Args:
+            images: [B, C, H, W] in [0, 1].
+            epsilon: one for each image, [B].
+        """
+        images, sizes = images.double(), epsilon.double().view(-1, 1, 1, 1)
+        centre = self.prepared(images)
+        # Both maps of `prepared` are monotone, so the corners of the box are the images of the corners.
+        change = torch.maximum(self.prepared(images + sizes) - centre, centre - self.prepared(images - sizes))
+        return change.flatten(1).norm(dim=1)
+
     def box_in_ball(self, images: Tensor, radii: Tensor) -> Tensor:
         """Return for each image the largest epsilon, at most 1, whose box lies in an l2 ball: float64 [B].
-
-        The box contains the prepared images of all images within epsilon; the ball is around the prepared image.
 
         Args:
             images: [B, C, H, W] in [0, 1].
             radii: the l2 radii, float64 [B], at least 0.
         """
-        images = images.double()
-        centre = self.prepared(images)
         least, most = torch.zeros_like(radii), torch.ones_like(radii)
         for _ in range(60):
             middle = (least + most) / 2
-            epsilon = middle.view(-1, 1, 1, 1)
-            change = torch.maximum(self.prepared(images + epsilon) - centre, centre - self.prepared(images - epsilon))
-            inside = change.flatten(1).norm(dim=1) < radii  # for a radius of 0, no epsilon
+            inside = self.box_radius(images, middle) < radii  # no epsilon fits into a radius of 0
             least, most = torch.where(inside, middle, least), torch.where(inside, most, middle)
         return least
 
