@@ -93,6 +93,8 @@ def describe(recipe: Recipe, record: dict[str, Any]) -> tuple[str, str]:
         net += f", {recipe.model.depth} layers of width {recipe.model.width}"
     elif isinstance(system, Smoothing):
         net += f", σ = {system.sigma:g}"
+        net += f", pixels in [{system.low:g}, {system.high:g}]" if (system.low, system.high) != (0, 1) else ""
+        net += f", {system.pool}x{system.pool} blocks" if system.pool > 1 else ""
     elif "architecture" in vars(system):
         net += f" ({2021 if system.ramp == 'smooth' else 2018})" if type(system) is Ibp else ""
         net += f", {vars(system)['architecture']}"

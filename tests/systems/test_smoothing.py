@@ -1,5 +1,6 @@
 """Smoothing: the confidence bound is exact, radii are divided by the root of d, and attacks are evaluated by counts."""
 
+import json
 import math
 from dataclasses import replace
 from fractions import Fraction
@@ -18,8 +19,9 @@ from linfnet.attacks import attack_all, known_attacks
 from linfnet.certificates import certify, certify_images
 from linfnet.certificates.rounding import float_above
 from linfnet.data import load
-from linfnet.errors import ArgumentError
+from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.evaluation import evaluate
+from linfnet.files import read_table
 from linfnet.recipes import load_recipe
 from linfnet.systems import load_model, system_of
 from linfnet.systems.smoothing import SmoothedNet, clopper_pearson
@@ -304,6 +306,20 @@ def test_all_commands_find_the_same_radius(tmp_path: Path):
 
     service = Service(tmp_path)
     assert [service.predict(image).radius for image in images] == radii.tolist()
+
+
+def test_the_preparation_is_saved_if_there_is_one(tmp_path: Path):
+    conv_net().save(tmp_path / "plain")
+    assert not {"low", "high", "pool"} & read_table(tmp_path / "plain" / "config.json").keys()
+    clamped_net().save(tmp_path / "clamped")
+    loaded = load_model(tmp_path / "clamped")
+    assert loaded.settings() == clamped_net().settings()
+    config = tmp_path / "clamped" / "config.json"
+    settings = read_table(config)
+    del settings["low"]
+    config.write_text(json.dumps(settings))
+    with pytest.raises(LinfnetError, match="it lacks 'low'"):
+        load_model(tmp_path / "clamped")
 
 
 def test_at_most_alpha_of_the_radii_are_too_large():

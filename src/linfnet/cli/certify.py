@@ -21,9 +21,12 @@ from linfnet.data import NamedImages
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, at_least
 from linfnet.files import make_folder, replacing
+from linfnet.nn import Classifier
 from linfnet.nn.model_path import class_names
 from linfnet.results.storage import LABEL, PREDICTION, RADII_FILE, write_columns
 
+# Number of images in one batch of an expensive certificate, which may take a second per image.
+EXPENSIVE_BATCH = 10
 # Largest number of images of the user for which the table has one row per image.
 SHOWN = 20
 
@@ -68,9 +71,7 @@ class Certify(OnImages):
         net, images, inputs, status = self.load(self.eps, needs_eps=False, skip=True)
         if self.out is not None:
             make_folder(self.out)  # report an error before the work, not after it
-        with progress_bar("certifying", len(images.pixels)) as advance:
-            batches, exact = images.batches(BATCH), self.exact
-            found = certify_images(net, batches, inputs.epsilons, exact=exact, width=self.width, advance=advance)
+        found = _certify(net, images, inputs.epsilons, exact=self.exact, width=self.width)
         if images.labels is None and len(images.names) <= SHOWN:
             radii = {f"{name} radius": column for name, column in found.radii.items()}
             print_table(images_table(found, images.names, class_names(inputs.folder, net.classes), radii))
@@ -83,6 +84,13 @@ class Certify(OnImages):
             title = f"{self.model.name} on {images.title}\n({found.guarantee})"
             draw_figure(self.out / "curve.png", lambda path: plot_curve(curve, path, title))
         return status
+
+
+def _certify(net: Classifier, images: NamedImages, epsilons: Sequence[Fraction], **options: Any) -> Certification:
+    """Certify images with a progress bar; `options` are arguments of `certify_images`."""
+    with progress_bar("certifying", len(images.pixels)) as advance:
+        batches = images.batches(BATCH if net.cheap else EXPENSIVE_BATCH)
+        return certify_images(net, batches, epsilons, advance=advance, **options)
 
 
 def images_table(
@@ -164,7 +172,7 @@ class Attack(OnImages):
         net, images, inputs, _ = self.load(self.eps)
         if self.out is not None:
             make_folder(self.out)  # report an error before the work, not after it
-        found = certify_images(net, images.batches(BATCH), tuple(sorted(inputs.epsilons)))
+        found = _certify(net, images, tuple(sorted(inputs.epsilons)))
         labels, epsilons, skipped = found.labels, found.epsilons, None
         if not self.all and found.proven:
             skipped = dict(zip(epsilons, found.certified_by_any, strict=True))

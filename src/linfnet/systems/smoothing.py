@@ -38,7 +38,8 @@ from linfnet.systems.system import OBJECTIVE, RELAXATION, SYSTEMS, System
 # Noisy copies in one pass of the base net. All copies of a pass belong to the same image: a matrix product may round
 # differently in another batch, and the radius of an image must not depend on the other images.
 COPIES = 200
-SETTINGS = ("architecture", "sigma", "samples", "alpha", "votes", "low", "high", "pool")
+SETTINGS = ("architecture", "sigma", "samples", "alpha", "votes")
+PREPARATION = ("low", "high", "pool")
 # Modules that map each copy to an output that depends on this copy alone, if batch norm uses its running means.
 _LAYERS = frozenset(
     (nn.Sequential, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.ReLU, nn.Flatten, nn.Linear, Normalize)
@@ -217,7 +218,9 @@ class SmoothedNet(Classifier):
         return (won.argmax(1) == labels) | ~torch.tensor(below_half, dtype=torch.bool, device=images.device)
 
     def settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in SETTINGS}
+        # Models that were saved before there was a preparation have no settings of it.
+        prepared = (self.low, self.high, self.pool) != (0, 1, 1)
+        return {name: getattr(self, name) for name in (*SETTINGS, *(PREPARATION if prepared else ()))}
 
     def describe(self) -> str:
         clamped = f"; pixels are clamped to [{self.low:g}, {self.high:g}]" if (self.low, self.high) != (0, 1) else ""
