@@ -322,6 +322,12 @@ def test_the_preparation_is_saved_if_there_is_one(tmp_path: Path):
         load_model(tmp_path / "clamped")
 
 
+def test_an_evaluation_reports_progress_often():
+    net, done = halfplane(samples=10), list[int]()
+    evaluate(net, (torch.rand(60, 1, 8, 8), [0] * 60), ("0.01", "0.02"), attack=None, advance=done.append)
+    assert done == [50, 10, 50, 10]
+
+
 def test_at_most_alpha_of_the_radii_are_too_large():
     # With 100 copies and 2,000 images, twice alpha or a part of alpha would be noticed.
     count, samples, alpha = 2000, 100, 0.1

@@ -26,7 +26,9 @@ from linfnet.nn import Classifier
 from linfnet.nn.label_margin import label_on_top
 from linfnet.results import AttackSettings
 
+# Images in one batch, and in one batch of a net whose certificates may take a second per image.
 BATCH = 500
+EXPENSIVE_BATCH = 50
 
 
 def own_images(images: ImageSet, group: Group) -> slice:
@@ -63,7 +65,7 @@ def evaluate(
             without an attack, the attacked accuracy is the clean accuracy. Only correctly classified samples are
             attacked.
         steps: number of steps of gradient attacks.
-        seed: the random numbers for batch k of 500 images are drawn with seed + k.
+        seed: the random numbers for batch k of 500 images (50 if certificates are expensive) are drawn with seed + k.
         exact: whether to decide exactly which samples are robust, for an l_inf-distance net (docs/certificates.md).
             Samples that a certificate or the attack decides are not searched.
         branches, seconds: the budget of the exact method for each sample, which is undecided beyond it.
@@ -125,7 +127,8 @@ def _evaluate_part(
     net = net.frozen()
     device, certificates = net_device(net), certificates_of(net)
     images = replace(whole, images=whole.images[own], labels=whole.labels[own].to(device))
-    parts = [slice(start, start + BATCH) for start in range(0, len(images), BATCH)] or [slice(0, 0)]
+    size = BATCH if net.cheap else EXPENSIVE_BATCH
+    parts = [slice(start, start + size) for start in range(0, len(images), size)] or [slice(0, 0)]
     labels = images.labels
 
     def pixels_of(part: slice) -> Tensor:
@@ -134,17 +137,15 @@ def _evaluate_part(
     with torch.no_grad():
         logits = torch.cat([net(pixels_of(part)) for part in parts])
     correct = label_on_top(logits, labels)
-    radii: dict[str, Tensor] = {}
+    unknown = torch.full_like(labels, -torch.inf, dtype=torch.float64)
+    # Radii in closed form are computed once for all epsilons, with the first one.
+    closed_form = [name for name, certificate in certificates.items() if not certificate.resolution]
+    radii = {name: unknown.clone() for name in closed_form}
     radii_seconds = dict.fromkeys(certificates, 0.0)
-    for name, certificate in certificates.items():
-        if not certificate.resolution:  # radii in closed form are computed once for all epsilons
-            start = _now(device)
-            radii[name] = torch.cat([certificate.radius(pixels_of(part), labels[part]) for part in parts])
-            radii_seconds[name] = _now(device) - start
-    order = next(iter(radii.values()), torch.full_like(labels, -torch.inf, dtype=torch.float64))
+    order = next(iter(radii.values()), unknown)
     results: list[AtEpsilon] = []
     for eps in epsilons:
-        start, seconds = time.perf_counter(), dict(radii_seconds)
+        start, seconds = time.perf_counter(), dict.fromkeys(certificates, 0.0)
         survived = torch.zeros_like(correct)
         certified = {name: torch.zeros_like(correct) for name in certificates}
         broken = Broken(labels[:0], pixels_of(slice(0, 0)), labels[:0], order[:0])
@@ -152,12 +153,16 @@ def _evaluate_part(
         exact, undecided = (None, None) if verifier is None else (survived.clone(), survived.clone())
         for number, part in enumerate(parts):
             pixels, truth, right = pixels_of(part), labels[part], correct[part]
+            for name in closed_form if not results else ():
+                began = _now(device)
+                radii[name][part] = certificates[name].radius(pixels, truth)
+                radii_seconds[name] += _now(device) - began
             for name, certificate in certificates.items():
                 began, closed = _now(device), radii.get(name)
                 flags = certificate.at(pixels, truth, eps) if closed is None else closed[part] >= float_above(eps)
                 certified[name][part] = flags
                 seconds[name] += _now(device) - began
-            generator = torch.Generator(device).manual_seed(seed + own.start // BATCH + number)
+            generator = torch.Generator(device).manual_seed(seed + own.start // size + number)
             moved = attack.perturb(net, pixels[right], truth[right], eps, generator)
             attacked, robust = net.logits_and_kept(moved, truth[right])
             # At epsilon 0 no image changes, so correct samples stay correct, even if the net draws new noise.
@@ -180,6 +185,7 @@ def _evaluate_part(
             advance(len(truth))
         spent = time.perf_counter() - start
         verdicts = (exact, undecided, witnesses)
+        seconds = {name: spent_on + radii_seconds.get(name, 0.0) for name, spent_on in seconds.items()}
         results.append(AtEpsilon(eps, certified, survived, broken, spent, seconds, *verdicts))
     return Evaluation(
         data=images.info.name,
