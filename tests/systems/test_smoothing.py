@@ -214,6 +214,14 @@ def test_an_attack_must_outvote_beyond_chance():
     assert net.keeps_class(images, torch.ones(3, dtype=torch.long)).tolist() == [False, True, True]
 
 
+class Smooth(SmoothedNet):
+    """A base net with gradients: class 1 where the first prepared pixel is above 0.45."""
+
+    def base_logits(self, noisy: Tensor) -> Tensor:
+        first = noisy.flatten(1)[:, 0]
+        return torch.stack([0.45 - first, first - 0.45], 1)
+
+
 class Torn(SmoothedNet):
     """A base net that is certain of class 0 in three of ten noisy copies, and slightly prefers class 1 in the rest."""
 
@@ -308,6 +316,17 @@ def test_all_commands_find_the_same_radius(tmp_path: Path):
     assert [service.predict(image).radius for image in images] == radii.tolist()
 
 
+def test_attacks_move_clamped_pixels():
+    net, images = clamped_net(Smooth, samples=200), torch.zeros(4, 1, 8, 8)
+    images[2:, 0, :2, :2] = 1.0
+    labels = torch.tensor([0, 0, 1, 1])
+    # The first prepared pixel crosses the middle, 0.45, if its four pixels do.
+    assert net.keeps_class(images, labels).all()
+    for name in ("pgd", "best-pgd"):
+        (found,) = attack_all(net, images, labels, [Fraction("0.6")], known_attacks([name], steps=20))
+        assert found.robust == 0
+
+
 def test_the_preparation_is_saved_if_there_is_one(tmp_path: Path):
     conv_net().save(tmp_path / "plain")
     assert not {"low", "high", "pool"} & read_table(tmp_path / "plain" / "config.json").keys()
@@ -363,7 +382,8 @@ class BatchMean(nn.Module):
 
 
 def changed_nets() -> dict[str, SmoothedNet]:
-    nets = {name: conv_net(20) for name in ("hook", "pre-hook", "forward", "layer", "no running mean")}
+    nets = {name: conv_net(20) for name in ("hook", "pre-hook", "forward", "layer", "no running mean", "flatten")}
+    next(module for module in nets["flatten"].modules() if isinstance(module, nn.Flatten)).end_dim = 3
     nets["hook"].base.register_forward_hook(lambda module, inputs, output: 2 * output)
     nets["pre-hook"].register_forward_pre_hook(lambda module, inputs: inputs)
     nets["forward"].forward = lambda images: torch.zeros(len(images), 3)
@@ -384,6 +404,7 @@ MESSAGES = {
     "forward": "forward of the net, a SmoothedNet, was replaced",
     "layer": r"contains BatchMean \('base.0.1'\)",
     "no running mean": "has no running mean",
+    "flatten": r"Flatten \('base.0.\d'\) of the net has start_dim 1 and end_dim 3; expected 1 and -1",
     "subclass": "overrides forward",
 }
 

@@ -35,7 +35,7 @@ from linfnet.nn import count_parameters
 from linfnet.recipes import Recipe, change_recipe, load_recipe
 from linfnet.recipes.io import split_change
 from linfnet.results import read_results
-from linfnet.systems import SYSTEMS, check_changes
+from linfnet.systems import check_changes, has_effect
 from linfnet.train import Callback, RunFolder, StoppedError, TrainingRun, fit, new_run_path
 
 
@@ -217,10 +217,13 @@ class TrainDisplay(Callback):
         if time.monotonic() - self.shown < 0.1:
             return
         self.shown = time.monotonic()
-        numbers = f"p {run.p:.3g} λ {run.state.mixing:.0e}"
+        used = [key for key in ("schedule.p_start", "loss.mixing_start", "loss.theta") if has_effect(run.recipe, key)]
+        shown = [f"p {run.p:.3g}"] if "schedule.p_start" in used else []
+        shown += [f"λ {run.state.mixing:.0e}"] if "loss.mixing_start" in used else []
         if run.metrics:
-            accuracy, above = 100 * run.metrics["accuracy"], 100 * run.metrics["above"]
-            numbers += f" loss {run.metrics['loss']:.3f} acc {accuracy:.1f} >θ {above:.1f}"
+            shown += [f"loss {run.metrics['loss']:.3f} acc {100 * run.metrics['accuracy']:.1f}"]
+            shown += [f">θ {100 * run.metrics['above']:.1f}"] if "loss.theta" in used else []
+        numbers = " ".join(shown)
         epoch = min(run.epoch + 1, run.epochs)
         self._update(completed=run.step, epoch=epoch, numbers=numbers)
         if self.change is not None:
@@ -236,7 +239,7 @@ class TrainDisplay(Callback):
         test = run.history.tests[-1]
         certified = {format_epsilon(eps): share for eps, share in test.certified.items()}
         tested = "test" if run.recipe.data.hold_out is None else "held-out images"
-        has_p = "schedule.p_start" not in SYSTEMS[run.recipe.system_name].unused and math.isfinite(run.p)
+        has_p = has_effect(run.recipe, "schedule.p_start") and math.isfinite(run.p)
         at_p = f"{percent(test.accuracy_at_p)} at p = {run.p:.3g}; at p = ∞ " if has_p else ""
         with stop_if_terminal_closed():
             console.print(

@@ -123,7 +123,9 @@ def table1_with(systems: Sequence[str]) -> Study:
     >>> [cell.label for cell in table1_with(["hybrid"]).cells]
     ['mnist-0.1', 'mnist-0.3-hybrid', 'mnist-0.3', 'cifar10-2', 'cifar10-8-hybrid', 'cifar10-8', 'cifar10-16']
     """
-    others = [recipe for recipe in map(load_recipe, recipe_names()) if recipe.reported.source == PAPER]
+    subjects = {_subject(load_recipe(own.recipe)) for own in TABLE1.cells}
+    reported = [recipe for recipe in map(load_recipe, recipe_names()) if recipe.reported.source == PAPER]
+    others = [recipe for recipe in reported if _subject(recipe) in subjects]
     known = ["all", *sorted({recipe.system_name for recipe in others})]
     for name in systems:
         if name not in known:

@@ -60,7 +60,7 @@ class Model(_Object):
 
 
 class Prediction(_Object):
-    """The class of an image and its certified radii, which are null if two classes tie."""
+    """The class of an image and its certified radii, null if two classes tie or the net has no such certificate."""
 
     class_: Class = Field(serialization_alias="class")
     runner_up: Class

@@ -66,7 +66,7 @@ class Service:
             runner_up=self.classes[int(certification.runners_up)],
             radius=_radius(certification.best_radii),
             margin_radius=_radius(certification.radii.get("margin")),
-            interval_radius=_radius(certification.radii[certification.names[-1]]),
+            interval_radius=_radius(certification.radii.get("interval")),
             guarantee=certification.guarantee,
             scores=[
                 Score(index=one.index, name=one.name, logit=logit)

@@ -51,6 +51,8 @@ def conv_layers(
     100
     """
     check_architecture(name, "architecture")
+    if len(image_shape) != 3:
+        raise ArgumentError(f"image_shape is {tuple(image_shape)}; expected (channels, height, width)")
     (convolutions, widths), (channels, height, width) = ARCHITECTURES[name], image_shape
     layers: list[nn.Module] = []
     for out, kernel, stride in convolutions:

@@ -33,7 +33,7 @@ from linfnet.nn.unchanged import LABELS, check_hooks, check_tensors, overridden
 from linfnet.recipes import Recipe, options_from_mapping
 from linfnet.schedules import StepState
 from linfnet.systems.layers import check_architecture, conv_layers
-from linfnet.systems.system import OBJECTIVE, RELAXATION, SYSTEMS, System
+from linfnet.systems.system import OBJECTIVE, RELAXATION, SYSTEMS, System, step_source
 
 # Noisy copies in one pass of the base net. All copies of a pass belong to the same image: a matrix product may round
 # differently in another batch, and the radius of an image must not depend on the other images.
@@ -111,10 +111,10 @@ class SmoothedNet(Classifier):
         self.architecture, self.sigma, self.samples, self.alpha, self.votes = architecture, sigma, samples, alpha, votes
         self.low, self.high, self.pool = low, high, pool
         options_from_mapping(Smoothing, self.settings(), "system")  # a config.json has the same ranges as a recipe
-        _, height, width = image_shape
+        layers, features = conv_layers(architecture, image_shape, batch_norm=True)
+        height, width = image_shape[1:]
         if height % pool or width % pool:
             raise ArgumentError(f"system.pool is {pool}; expected a divisor of the image size, {height} x {width}")
-        layers, features = conv_layers(architecture, image_shape, batch_norm=True)
         self.base = nn.Sequential(layers, nn.Linear(features, classes))
 
     @property
@@ -122,8 +122,11 @@ class SmoothedNet(Classifier):
         return 1 - self.alpha
 
     def prepared(self, images: Tensor) -> Tensor:
-        """Return images [B, C, H, W] with clamped pixels, averaged over blocks: [B, C, H / pool, W / pool]."""
-        clamped = images.clamp(self.low, self.high)
+        """Return images [B, C, H, W] with clamped pixels, averaged over blocks: [B, C, H / pool, W / pool].
+
+        Gradients ignore the clamping: with its own gradient of 0, attacks would never move a clamped pixel.
+        """
+        clamped = images.detach().clamp(self.low, self.high) + (images - images.detach())
         return clamped if self.pool == 1 else F.avg_pool2d(clamped, self.pool)
 
     def base_logits(self, noisy: Tensor) -> Tensor:
@@ -267,6 +270,9 @@ def check_smoothed(net: SmoothedNet) -> None:
             raise ArgumentError(f"net contains {where}; expected only the layers of architecture {net.architecture!r}")
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) and module.running_mean is None:
             raise ArgumentError(f"batch norm ({name_in(net, module)!r}) of the net has no running mean; expected one")
+        if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
+            given = f"start_dim {module.start_dim} and end_dim {module.end_dim}"
+            raise ArgumentError(f"Flatten ({name_in(net, module)!r}) of the net has {given}; expected 1 and -1")
 
 
 @SYSTEMS.register("smoothing")
@@ -321,9 +327,7 @@ class Smoothing(System):
         self, recipe: Recipe, net: Classifier, pixels: Tensor, labels: Tensor, state: StepState
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(net, SmoothedNet)
-        # The step determines the seed, so that a resumed run draws the same noise as an uninterrupted one.
-        source = torch.Generator(pixels.device).manual_seed(recipe.run.seed + round(state.epoch * 2**20))
-        prepared = net.prepared(pixels)
+        source, prepared = step_source(recipe, state, pixels.device), net.prepared(pixels)
         noise = torch.randn(prepared.shape, generator=source, device=pixels.device)
         logits = net.base_logits(prepared + self.sigma * noise)
         return F.cross_entropy(logits, labels), logits
