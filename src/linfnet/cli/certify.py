@@ -20,13 +20,12 @@ from linfnet.cli.inputs import BATCH, Epsilons, Folder, Number, OnImages
 from linfnet.data import NamedImages
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, at_least
+from linfnet.evaluation.evaluator import EXPENSIVE_BATCH
 from linfnet.files import make_folder, replacing
 from linfnet.nn import Classifier
 from linfnet.nn.model_path import class_names
 from linfnet.results.storage import LABEL, PREDICTION, RADII_FILE, write_columns
 
-# Number of images in one batch of an expensive certificate, which may take a second per image.
-EXPENSIVE_BATCH = 10
 # Largest number of images of the user for which the table has one row per image.
 SHOWN = 20
 
