@@ -29,7 +29,7 @@ def kernels(libraries: Path) -> Cuda:
 
 
 @pytest.mark.parametrize("shape", [(200, 96, 784), (130, 1600, 64)], ids=str)
-@pytest.mark.parametrize("p", [8.0, 10.0, 12.0])
+@pytest.mark.parametrize("p", [6.0, 8.0, 10.0, 12.0])
 def test_distances_and_gradients(kernels: Cuda, p: float, shape: tuple[int, int, int]) -> None:
     cases.check_single(kernels, *cases.trained(shape, "cpu"), p)
 

@@ -28,9 +28,9 @@ from linfnet.ops.cuda.pruned import decide_dense
 
 # Values of p for which matrix products are used. For larger p the dense kernels are faster: the number of products and
 # the cancellation grow with p.
-POWERS = (8.0, 10.0)
+POWERS = (6.0, 8.0, 10.0)
 # The same for powers of one float16 number.
-SINGLE_POWERS = (8.0, 10.0, 12.0)
+SINGLE_POWERS = (6.0, 8.0, 10.0, 12.0)
 # Smallest number of (row, output, feature) triples for which matrix products save time.
 SMALLEST = 1 << 28
 # Largest number of terms per sum: the tensor cores truncate instead of rounding, with an error of about two units in

@@ -1,7 +1,7 @@
 // Even p, computed by matrix products: sum_i (x - w)^P = sum_j C(P, j) sum_i (-x)^(P - j) w^j for j = 0..P. cuBLAS
 // computes the products for j = 1..P-1; the kernels compute the powers before and the sums after the products. A power
-// is stored as two float16 numbers; the second is the rounding error of the first. Used for p = 8 and 10
-// (tensor_core.py), where a step takes half the time of the dense kernels; every published schedule starts at p = 8.
+// is stored as two float16 numbers; the second is the rounding error of the first. Used for p = 6, 8 and
+// 10 (tensor_core.py): at p = 8, a step takes half the time of the dense kernels.
 //   P       the power
 //   SINGLE  whether a power is one float16 number, for training; second numbers and their products are not used
 // Numbers are scaled to at most 1 by powers of two, and powers to at most 2^HALF_EXPONENT, for the range of float16.
