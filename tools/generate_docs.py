@@ -20,7 +20,7 @@ from tools.exact_tables import exact
 from tools.install_tables import extras
 from tools.picture import picture
 from tools.recipe_keys import recipe_keys
-from tools.search_tables import searches
+from tools.search_tables import full_size, searches
 from tools.zoo import model_files, zoo
 
 ROOT = Path(__file__).parent.parent
@@ -43,6 +43,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "fine-tuning": fine_tuning,
     "exact": exact,
     "searches": searches,
+    "full-size": full_size,
     "cpu-speed": speed_tables.cpu_speed,
     "gpu-steps": speed_tables.gpu_steps,
     "gpu-step-details": speed_tables.gpu_step_details,

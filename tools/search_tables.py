@@ -1,9 +1,19 @@
-"""The tables of docs/beyond.md, generated from records/search-*.json, which are files `outcome.json` of searches."""
+"""The tables of docs/beyond.md: searches (records/search-*.json, files `outcome.json`) and runs of the full net."""
 
 import statistics
 from typing import Any
 
-from tools.records import RECORDS, link, read_record, table
+from tools.records import RECORDS, link, percent, read_record, table
+
+OPTIONS = "λ from 0.3, slopes 64, p from 6"
+# Runs of 125 epochs with the net of the paper at 8/255.
+FULL_SIZE = {
+    "cifar10-8-125-epochs-seed-3": "published",
+    "cifar10-8-125-epochs-float16-seed-3": "published, float16",
+    "cifar10-8-125-epochs-leak-seed-1": f"{OPTIONS}, leak 0.1, float16",
+    "cifar10-8-125-epochs-falling-leak-seed-1": f"{OPTIONS}, leak 0.1 to 0, float16",
+    "cifar10-8-125-epochs-falling-leak-seed-2": f"{OPTIONS}, leak 0.1 to 0, float16",
+}
 
 
 def searches() -> str:
@@ -38,3 +48,19 @@ def _row(variant: dict[str, Any]) -> list[str]:
         f"{statistics.mean(counts):.1f}" if counts else "–",
         f"{variant['spread']['seconds']['mean']:.0f}",
     ]
+
+
+def full_size() -> str:
+    """Return a table of the runs with nets of full size."""
+    head = ["variant", "seed", "certified", "clean", "certified on training images", "clean", "seconds", "record"]
+    return table(head, [_full_size_row(name, variant) for name, variant in FULL_SIZE.items()])
+
+
+def _full_size_row(name: str, variant: str) -> list[str]:
+    record = read_record(name)
+    results = record["results"]["training"] if "results" in record else record
+    shares: list[float | None] = []
+    for split in ("test", "train"):
+        found = results.get(split)
+        shares += [found["certified"]["8/255"], found["clean"]] if found else [None, None]
+    return [variant, str(record["seed"]), *map(percent, shares), f"{record['seconds']:.0f}", link(f"{name}.json")]
