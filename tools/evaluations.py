@@ -18,6 +18,7 @@ from tools.records import percent, table
 
 SYSTEMS = {
     "linf": "ℓ∞-distance net",
+    "conv-stem": "ℓ∞-distance net with convolutions",
     "hybrid": "ℓ∞-distance net + MLP",
     "ibp": "interval bound propagation",
     "crown-ibp": "CROWN-IBP",
@@ -89,7 +90,7 @@ def accuracies(record: Any) -> Iterator[Row]:
 def describe(recipe: Recipe, record: dict[str, Any]) -> tuple[str, str]:
     """Return the net and the epochs of a run in words."""
     net, system = SYSTEMS.get(recipe.system_name, recipe.system_name), system_of(recipe)
-    if recipe.system_name in ("linf", "hybrid", "sortnet", "sortnet-mlp"):
+    if recipe.system_name in ("linf", "conv-stem", "hybrid", "sortnet", "sortnet-mlp"):
         net += f", {recipe.model.depth} layers of width {recipe.model.width}"
     elif isinstance(system, Smoothing):
         net += f", σ = {system.sigma:g}"

@@ -1,6 +1,7 @@
 """PyTorch modules: distance layers, mean shift, normalisation, and the nets that consist of them."""
 
 from linfnet.nn.classifier import Classifier as Classifier
+from linfnet.nn.conv_stem import ConvStemNet as ConvStemNet
 from linfnet.nn.distance import DistanceModule as DistanceModule
 from linfnet.nn.distance import LpDistance as LpDistance
 from linfnet.nn.distance import LpDistanceConv2d as LpDistanceConv2d

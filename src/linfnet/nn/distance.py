@@ -195,7 +195,9 @@ class LpDistanceConv2d(DistanceModule):
         padding: number of rows and columns of zeros on each side of the image.
         groups: output group g depends on input group g only.
         p, bias, mean_shift: as in `LpDistance`, with one mean and one bias per channel.
-        identity_init: whether each output channel is initially a copy of the centre pixels of an input channel.
+        identity_init: whether each output channel is initially a copy of one pixel of an input channel, if there are
+            enough output channels: of the centre of each patch or, if there are enough for these too, of one of its
+            stride x stride central pixels, so that all pixels are copied.
 
     >>> LpDistanceConv2d(3, 8, 3, stride=2, padding=1, p=8.0)(torch.rand(2, 3, 9, 9)).shape
     torch.Size([2, 8, 5, 5])
@@ -224,10 +226,14 @@ class LpDistanceConv2d(DistanceModule):
         self.in_channels, self.out_channels = in_channels, out_channels
         self.kernel_size, self.stride, self.padding, self.groups = kernel_size, stride, padding, groups
         if identity_init and in_channels <= out_channels:
+            # The pixels of a patch that no other patch has at its centre, if there are enough channels for all of them.
+            size = stride if stride <= kernel_size and in_channels * stride**2 <= out_channels else 1
+            first, inputs = (kernel_size - size + 1) // 2, in_channels // groups
             outputs = torch.arange(out_channels)
-            centre = kernel_size // 2 * (kernel_size + 1)
+            pixel, channel = outputs // inputs % size**2, outputs % inputs
+            row, column = first + pixel // size, first + pixel % size
             with torch.no_grad():
-                self.weight[outputs, outputs % (in_channels // groups) * kernel_size**2 + centre] = IDENTITY_WEIGHT
+                self.weight[outputs, (channel * kernel_size + row) * kernel_size + column] = IDENTITY_WEIGHT
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs [B, out_channels, H', W'] for x [B, in_channels, H, W]."""

@@ -13,9 +13,20 @@ from linfnet.schedules import StepState
 from linfnet.systems.system import SYSTEMS, FeatureSystem
 
 
+class ObjectiveSystem(FeatureSystem):
+    """A system whose loss is the objective of the recipe's [loss]."""
+
+    def loss_from_features(
+        self, recipe: Recipe, net: Classifier, features: Tensor, labels: Tensor, state: StepState
+    ) -> tuple[Tensor, Tensor]:
+        """Return the objective of [loss] and the logits, which are the features."""
+        assert net.lipschitz is not None
+        return recipe.loss(features, labels, state, scale=net.scale, lipschitz=net.lipschitz), features
+
+
 @SYSTEMS.register("linf")
 @dataclass(frozen=True)
-class Linf(FeatureSystem):
+class Linf(ObjectiveSystem):
     """The system of the paper. Depth and width are in [model]; [system] has no further keys."""
 
     net_type: ClassVar[type[Classifier]] = LinfNet
@@ -24,10 +35,3 @@ class Linf(FeatureSystem):
         """Build `model.depth` distance layers at `schedule.p_start`; hidden layers have `model.width` neurons."""
         hidden, p = (recipe.model.width,) * (recipe.model.depth - 1), recipe.schedule.p_start
         return LinfNet(info.image_shape, len(info.classes), hidden, mean=info.mean, std=info.std, p=p)
-
-    def loss_from_features(
-        self, recipe: Recipe, net: Classifier, features: Tensor, labels: Tensor, state: StepState
-    ) -> tuple[Tensor, Tensor]:
-        """Return the objective of [loss] and the logits, which are the features."""
-        assert net.lipschitz is not None
-        return recipe.loss(features, labels, state, scale=net.scale, lipschitz=net.lipschitz), features
