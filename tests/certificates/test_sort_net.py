@@ -210,7 +210,7 @@ def test_the_net_is_1_lipschitz_in_rational_arithmetic():
 
 def test_what_is_not_certified_is_refused():
     net, images = awkward_net(0, 1), torch.rand(2, 1, 1, 3)
-    with pytest.raises(ArgumentError, match="the net is a SortNet; expected a LinfNet, a SparseNet or a wrapped net"):
+    with pytest.raises(ArgumentError, match="the net is a SortNet; expected a LinfNet, a ConvStemNet, a SparseNet"):
         exact_radius(net, images, torch.tensor([0, 1]))
     body = torch.nn.Sequential(torch.nn.Flatten(), LpDistance(3, 8), SortDistance(8, 3, keep=0.8, bias=True))
     wrapped = Classifier.wrap(body.eval(), image_shape=(1, 1, 3), classes=3)

@@ -1,8 +1,10 @@
 """Nets with convolutional layers before the fully connected ones."""
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from linfnet import attack, certify, load, load_model
 from linfnet.certificates import certify_images
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.files import read_table, write_table
-from linfnet.nn import Classifier, ConvStemNet, reestimate_means
+from linfnet.nn import Classifier, ConvStemNet, MeanShift, reestimate_means
 from linfnet.recipes import load_recipe
 from linfnet.systems import system_of
 
@@ -123,9 +125,10 @@ def test_a_saved_net_is_loaded(tmp_path: Path):
 @pytest.mark.parametrize(
     ("key", "value", "complaint"),
     [
-        ("convolutions", 10**4, "convolutions is 10000; expected a number from 1 to 16"),
-        ("channels", 0, "channels is 0; expected a number of at least 1"),
-        ("channels", 13, "shape"),
+        ("convolutions", 10**4, "convolutions is 10000; expected a whole number from 1 to 16"),
+        ("channels", 0, "channels is 0; expected a whole number of at least 1"),
+        ("channels", 4.5, "channels is 4.5; expected a whole number of at least 1"),
+        ("channels", 13, r"'layers.0.weight'.* has shape"),
         ("hidden", [0], "expected a sequence of widths above 0"),
     ],
 )
@@ -143,11 +146,37 @@ def test_images_that_do_not_fit_are_refused(shape: tuple[int, ...]):
         ConvStemNet(shape, 2, channels=4)
 
 
-def test_a_replaced_layer_is_refused():
+@pytest.mark.parametrize("channels", [4.0, "4", None, True])
+def test_channels_are_whole_numbers(channels: Any):
+    with pytest.raises(ArgumentError, match=r"channels is .*; expected a whole number of at least 1"):
+        ConvStemNet((1, 8, 8), 2, channels=channels)
+
+
+@pytest.mark.parametrize(
+    ("replace", "complaint"),
+    [
+        (lambda net: net.stem.__setitem__(1, MeanShift(12, dim=1)), "a layer of the net is not an LpDistanceConv2d"),
+        (lambda net: net.layers.__setitem__(1, MeanShift(16)), "a layer of the net is not an LpDistance;"),
+        (lambda net: setattr(net, "layers", nn.Sequential()), "a layer of the net is not an LpDistance;"),
+    ],
+    ids=["stem", "layers", "empty"],
+)
+def test_a_replaced_layer_is_refused(replace: Callable[[ConvStemNet], None], complaint: str):
     net = random_net()
-    net.stem[1] = nn.Identity()
-    with pytest.raises(ArgumentError):
+    replace(net)
+    with pytest.raises(ArgumentError, match=complaint):
         certify(net, torch.rand(2, 3, 8, 8))
+
+
+def test_exact_decisions_are_those_of_the_same_wrapped_layers():
+    net, images = random_net((1, 4, 4)), torch.rand(6, 1, 4, 4)
+    wrapped = Classifier.wrap(Body(net), image_shape=(1, 4, 4), classes=4, mean=0.4, std=0.5).eval()
+    by_margin = certify(net, images)
+    for eps in ("0.02", "0.1"):
+        ours, theirs = (certify(each, images, eps=eps, method="exact") for each in (net, wrapped))
+        assert torch.equal(ours.robust, theirs.robust)
+        assert bool((ours.robust | ~by_margin.at(eps)).all())
+        assert bool((ours.robust | ours.broken).all())
 
 
 def test_the_recipe_selects_channels_and_convolutions():

@@ -113,6 +113,26 @@ def test_convolution_is_the_distance_of_every_patch(groups: int, stride: int, pa
     assert got.shape[2:] == F.conv2d(x, torch.zeros(1, 4, kernel, kernel), stride=stride, padding=padding).shape[2:]
 
 
+@pytest.mark.parametrize(
+    ("channels", "out", "kernel", "stride", "groups", "pixels"),
+    [
+        (2, 8, 4, 2, 1, [5, 5, 6, 6, 9, 9, 10, 10]),
+        (2, 8, 4, 2, 2, [5, 6, 9, 10, 5, 6, 9, 10]),
+        (2, 6, 4, 2, 1, [10] * 6),  # not enough channels for all four
+        (1, 9, 2, 3, 1, [3] * 9),  # no 3 x 3 pixels in a patch
+        (1, 4, 3, 3, 1, [4] * 4),
+        (1, 9, 3, 3, 1, [0, 1, 2, 3, 4, 5, 6, 7, 8]),
+    ],
+)
+def test_channels_that_copy_pixels(channels: int, out: int, kernel: int, stride: int, groups: int, pixels: list[int]):
+    layer = LpDistanceConv2d(channels, out, kernel, stride=stride, groups=groups, identity_init=True)
+    inputs = channels // groups
+    rows, places = (layer.weight == -10).nonzero().T
+    assert rows.tolist() == list(range(out))
+    assert (places % kernel**2).tolist() == pixels
+    assert (places // kernel**2).tolist() == [output % inputs for output in range(out)]
+
+
 def test_convolution_identity_init_and_wrong_arguments():
     torch.manual_seed(0)
     layer = LpDistanceConv2d(2, 4, 3, padding=1, identity_init=True)

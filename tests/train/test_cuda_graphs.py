@@ -178,8 +178,13 @@ SLOPES = ("slopes_p=8", "slopes_p_end=10")
 # Slopes change from 8 to 10 half-way through p = 10, where the graph must be captured again.
 @pytest.mark.parametrize(
     ("changes", "replays"),
-    [((), [9, 9, 3, 3]), (("system.name=hybrid",), [9, 9, 3, 3]), (SLOPES, [9, 4, 4, 3, 3])],
-    ids=["linf", "hybrid", "slopes"],
+    [
+        ((), [9, 9, 3, 3]),
+        (("system.name=hybrid",), [9, 9, 3, 3]),
+        (("system.name=conv-stem",), [9, 9, 3, 3]),
+        (SLOPES, [9, 4, 4, 3, 3]),
+    ],
+    ids=["linf", "hybrid", "conv-stem", "slopes"],
 )
 def test_the_trainer_gives_the_same_bits_with_graphs(
     new_trainer: Callable[..., Trainer], fakes: list[Fake], changes: tuple[str, ...], replays: list[int]
@@ -328,7 +333,7 @@ class TestOnTheGpu:
         of_one = reserved[1] - reserved[0]
         assert reserved[-1] - reserved[1] < of_one
 
-    @pytest.mark.parametrize("system", ["linf", "hybrid"])
+    @pytest.mark.parametrize("system", ["linf", "hybrid", "conv-stem"])
     def test_the_trainer_gives_the_same_bits(self, tmp_path: Path, captures: list[CapturedGraphs], system: str) -> None:
         def run(name: str, *changes: str) -> dict[str, Tensor]:
             recipe = load_recipe("digits", (*FEW_P, "width=64", f"system.name={system}", *changes))

@@ -135,7 +135,9 @@ def build_onnx(classifier: Classifier, class_names: Sequence[str] = ()) -> Any:
     The metadata properties of the model are the values of `onnx_metadata`.
     """
     if classifier.system not in (LinfNet.system, SparseNet.system):
-        raise LinfnetError(f"ONNX export is for l_inf-distance nets; this net is of system {classifier.system!r}")
+        raise LinfnetError(
+            f"ONNX export is for nets of systems 'linf' and 'sparse'; this one is of system {classifier.system!r}"
+        )
     net = cast(LinfNet | SparseNet, classifier)
     if next(net.parameters()).dtype != torch.float32:
         raise LinfnetError("ONNX export is for float32 nets")

@@ -2,18 +2,22 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+import operator
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
 from linfnet.errors import ArgumentError
-from linfnet.nn.distance import LpDistance, LpDistanceConv2d
+from linfnet.nn.distance import DistanceModule, LpDistance, LpDistanceConv2d
 from linfnet.nn.nonexpansive import Rounding
-from linfnet.nn.proven import ProvenNet
+from linfnet.nn.proven import ProvenNet, check_hidden
 
-# The first convolution divides height and width by this number.
-STRIDE = 2
+Layer = TypeVar("Layer", bound=DistanceModule)
+
+# The first convolution. It halves height and width, without the last row or column of an odd size.
+KERNEL, STRIDE, PADDING = 4, 2, 1
 # Largest number of convolutions, so that a model file cannot describe an endless net.
 MOST_CONVOLUTIONS = 16
 
@@ -22,11 +26,13 @@ class ConvStemNet(ProvenNet):
     """Convolutional distance layers on normalised pixels, followed by fully connected ones.
 
     The first convolution has patches of 4x4 pixels and stride 2, the others have patches of 3x3 features and stride 1;
-    all edges are padded by one. The weights of a convolution are the same at all positions. With four channels for each
-    channel of the image, the stem has as many features as there are pixels, and they are initially the pixels, up to
-    their order and constants. Like `LinfNet`, the net is `lipschitz`-Lipschitz in the l_inf norm of the pixels at
-    p = inf and in eval mode, hidden layers subtract the means of their outputs (of each channel in convolutions), the
-    last layer has a bias, and the logits are negated distances.
+    all of them pad their input by one zero on each side. The weights of a convolution are the same at all positions.
+    Initially each channel of the stem copies a pixel, up to a constant. If height and width are even and there are four
+    channels for each channel of the image, the stem has as many features as there are pixels and copies all of them.
+
+    Like `LinfNet`, the net is `lipschitz`-Lipschitz in the l_inf norm of the pixels at p = inf and in eval mode, hidden
+    layers subtract the means of their outputs (of each channel in convolutions), the last layer has a bias, and the
+    logits are negated distances.
 
     Args:
         image_shape: (C, H, W), with H and W of at least 2.
@@ -56,54 +62,44 @@ class ConvStemNet(ProvenNet):
         std: float = 1.0,
         p: float = math.inf,
     ) -> None:
-        if not isinstance(hidden, Sequence) or any(width < 1 for width in hidden):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArgumentError(f"hidden is {hidden}; expected a sequence of widths above 0, such as (128, 128)")
-        if len(image_shape) != 3 or min(image_shape[1:]) < STRIDE:
-            raise ArgumentError(f"image_shape is {tuple(image_shape)}; expected (C, H, W) with H and W of at least 2")
-        if channels < 1:
-            raise ArgumentError(f"channels is {channels}; expected a number of at least 1")
-        if not 1 <= convolutions <= MOST_CONVOLUTIONS:
-            raise ArgumentError(f"convolutions is {convolutions}; expected a number from 1 to {MOST_CONVOLUTIONS}")
+        check_hidden(hidden)
         super().__init__(image_shape, classes, mean=mean, std=std, learn_scale=True)
-        self.hidden, self.channels, self.convolutions = tuple(hidden), channels, convolutions
-        copies: dict[str, Any] = {"identity_init": True, "p": p}
-        first = LpDistanceConv2d(
-            self.image_shape[0], channels, STRIDE + 2, stride=STRIDE, padding=1, mean_shift=True, **copies
+        if len(self.image_shape) != 3 or min(self.image_shape[1:]) < STRIDE:
+            raise ArgumentError(f"image_shape is {self.image_shape}; expected (C, H, W) with H and W of at least 2")
+        self.hidden = tuple(hidden)
+        self.channels = _whole("channels", channels, math.inf)
+        self.convolutions = _whole("convolutions", convolutions, MOST_CONVOLUTIONS)
+        convolution = partial(LpDistanceConv2d, mean_shift=True, identity_init=True, p=p)
+        self.stem = nn.Sequential(
+            convolution(self.image_shape[0], self.channels, KERNEL, stride=STRIDE, padding=PADDING),
+            *(convolution(self.channels, self.channels, 3, padding=1) for _ in range(self.convolutions - 1)),
         )
-        others = (
-            LpDistanceConv2d(channels, channels, 3, padding=1, mean_shift=True, **copies)
-            for _ in range(convolutions - 1)
-        )
-        self.stem = nn.Sequential(first, *others)
-        features = channels * math.prod(size // STRIDE for size in self.image_shape[1:])
-        widths = [features, *hidden]
-        inner = [LpDistance(a, b, mean_shift=True, **copies) for a, b in itertools.pairwise(widths)]
-        self.layers = nn.Sequential(*inner, LpDistance(widths[-1], classes, bias=True, **copies))
+        layer = partial(LpDistance, identity_init=True, p=p)
+        widths = [self.channels * math.prod(size // STRIDE for size in self.image_shape[1:]), *hidden]
+        inner = [layer(a, b, mean_shift=True) for a, b in itertools.pairwise(widths)]
+        self.layers = nn.Sequential(*inner, layer(widths[-1], classes, bias=True))
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits [B, classes] of images [B, C, H, W] in [0, 1]."""
         return -self.layers(self.stem(self.normalize(self.check_shape(images))).flatten(1))
 
-    def _steps(self) -> Iterator[tuple[LpDistanceConv2d | LpDistance, bool]]:
-        """Yield each layer, and whether its input is a vector for each image."""
-        for kind, part in ((LpDistanceConv2d, self.stem), (LpDistance, self.layers)):
-            for layer in part:
-                if not isinstance(layer, kind):
-                    raise ArgumentError(
-                        f"a layer of the net is a {type(layer).__name__}; use linfnet.Classifier.wrap for other layers"
-                    )
-                yield layer, kind is LpDistance
-
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
         low, high = self.normalize.bounds(self.check_shape(lower), self.check_shape(upper))
-        for layer, flat in self._steps():
-            low, high = layer.bounds(*((low.flatten(1), high.flatten(1)) if flat else (low, high)))
+        for layer in _layers(self.stem, LpDistanceConv2d):
+            low, high = layer.bounds(low, high)
+        low, high = low.flatten(1), high.flatten(1)
+        for layer in _layers(self.layers, LpDistance):
+            low, high = layer.bounds(low, high)
         return -high, -low
 
     def measure(self, images: Tensor) -> tuple[Tensor, Rounding]:
         values, rounding = self.normalize(self.check_shape(images)), Rounding()
-        for layer, flat in self._steps():
-            values, sizes = layer.measure(values.flatten(1) if flat else values)
+        for layer in _layers(self.stem, LpDistanceConv2d):
+            values, sizes = layer.measure(values)
+            rounding = rounding.then(sizes)
+        values = values.flatten(1)
+        for layer in _layers(self.layers, LpDistance):
+            values, sizes = layer.measure(values)
             rounding = rounding.then(sizes)
         return -values, rounding
 
@@ -118,3 +114,26 @@ class ConvStemNet(ProvenNet):
             "pass certifies a radius inside which its class cannot change. Certificates hold for the float32 program "
             "itself."
         )
+
+
+def _whole(name: str, value: int, most: float) -> int:
+    """Return a whole number from 1 to `most` as an int; raise an error if it is not one."""
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = 0
+    if not 1 <= number <= most:
+        expected = "of at least 1" if math.isinf(most) else f"from 1 to {most}"
+        raise ArgumentError(f"{name} is {value!r}; expected a whole number {expected}")
+    return number
+
+
+def _layers(part: nn.Module, kind: type[Layer]) -> list[Layer]:
+    """Return the layers of a part of a net; raise an error unless all of them are of one kind."""
+    modules = list(part) if isinstance(part, nn.Sequential) else [part]
+    layers = [module for module in modules if isinstance(module, kind)]
+    if not layers or len(layers) != len(modules):
+        raise ArgumentError(
+            f"a layer of the net is not an {kind.__name__}; use linfnet.Classifier.wrap for other layers"
+        )
+    return layers

@@ -195,9 +195,10 @@ class LpDistanceConv2d(DistanceModule):
         padding: number of rows and columns of zeros on each side of the image.
         groups: output group g depends on input group g only.
         p, bias, mean_shift: as in `LpDistance`, with one mean and one bias per channel.
-        identity_init: whether each output channel is initially a copy of one pixel of an input channel, if there are
-            enough output channels: of the centre of each patch or, if there are enough for these too, of one of its
-            stride x stride central pixels, so that all pixels are copied.
+        identity_init: whether each output channel initially copies one pixel of its patch, if out_channels >=
+            in_channels: the centre, or with at least in_channels * stride**2 channels one of the stride x stride pixels
+            at the centre. With padding = (kernel_size - stride + 1) // 2 and sizes that stride divides, these are all
+            pixels.
 
     >>> LpDistanceConv2d(3, 8, 3, stride=2, padding=1, p=8.0)(torch.rand(2, 3, 9, 9)).shape
     torch.Size([2, 8, 5, 5])
@@ -226,7 +227,6 @@ class LpDistanceConv2d(DistanceModule):
         self.in_channels, self.out_channels = in_channels, out_channels
         self.kernel_size, self.stride, self.padding, self.groups = kernel_size, stride, padding, groups
         if identity_init and in_channels <= out_channels:
-            # The pixels of a patch that no other patch has at its centre, if there are enough channels for all of them.
             size = stride if stride <= kernel_size and in_channels * stride**2 <= out_channels else 1
             first, inputs = (kernel_size - size + 1) // 2, in_channels // groups
             outputs = torch.arange(out_channels)

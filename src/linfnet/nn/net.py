@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.nn.distance import LpDistance
 from linfnet.nn.nonexpansive import Rounding
-from linfnet.nn.proven import ProvenNet
+from linfnet.nn.proven import ProvenNet, check_hidden
 
 # Boolean arguments of the constructor that are saved in config.json.
 SWITCHES = ("mean_shift", "hidden_bias", "negate_logits")
@@ -54,8 +54,7 @@ class LinfNet(ProvenNet):
         identity_init: bool = True,
         p: float = math.inf,
     ) -> None:
-        if not isinstance(hidden, Sequence) or any(width < 1 for width in hidden):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArgumentError(f"hidden is {hidden}; expected a sequence of widths above 0, such as (128, 128)")
+        check_hidden(hidden)
         super().__init__(image_shape, classes, mean=mean, std=std, learn_scale=True)
         self.hidden, self.negate_logits = tuple(hidden), negate_logits
         self.mean_shift, self.hidden_bias = mean_shift, hidden_bias

@@ -1,7 +1,7 @@
 """Nets that are certified only if their modules run the code that was analysed."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -63,6 +63,12 @@ class ProvenNet(CheckedNet):
     def measure(self, images: Tensor) -> tuple[Tensor, Rounding]:
         """Return the logits of `forward` and the rounded steps after the normalisation, at p = inf in eval mode."""
         raise NotImplementedError
+
+
+def check_hidden(hidden: Sequence[int]) -> None:
+    """Raise an error unless `hidden` is a sequence of widths above 0."""
+    if not isinstance(hidden, Sequence) or any(width < 1 for width in hidden):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(f"hidden is {hidden}; expected a sequence of widths above 0, such as (128, 128)")
 
 
 def check_std(std: float) -> None:

@@ -12,7 +12,7 @@ from linfnet.errors import ArgumentError
 from linfnet.nn.distance import DistanceModule, LpDistance
 from linfnet.nn.input_dropout import dropped_distances
 from linfnet.nn.nonexpansive import Rounding
-from linfnet.nn.proven import ProvenNet
+from linfnet.nn.proven import ProvenNet, check_hidden
 from linfnet.nn.sorted import SortDistance, check_sums
 
 
@@ -73,8 +73,7 @@ class SortNet(ProvenNet):
         identity_init: bool = True,
         p: float = math.inf,
     ) -> None:
-        if not isinstance(hidden, Sequence) or any(width < 1 for width in hidden):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArgumentError(f"hidden is {hidden}; expected a sequence of widths above 0, such as (128, 128)")
+        check_hidden(hidden)
         check_sums(keep, terms)
         super().__init__(image_shape, classes, mean=mean, std=std, learn_scale=True)
         self.hidden, self.keep, self.terms = tuple(hidden), keep, terms

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from linfnet.data import SetInfo
-from linfnet.errors import ArgumentError, number
+from linfnet.errors import number
 from linfnet.nn import ConvStemNet
 from linfnet.nn.classifier import Classifier
 from linfnet.nn.conv_stem import MOST_CONVOLUTIONS
@@ -30,8 +30,6 @@ class ConvStem(ObjectiveSystem):
 
     def build(self, recipe: Recipe, info: SetInfo) -> ConvStemNet:
         """Build the net at `schedule.p_start`: convolutions, then `model.depth` layers of width `model.width`."""
-        if len(info.image_shape) != 3:
-            raise ArgumentError("the data consists of vectors; system 'conv-stem' needs images")
         hidden, p = (recipe.model.width,) * (recipe.model.depth - 1), recipe.schedule.p_start
         return ConvStemNet(
             info.image_shape, len(info.classes), hidden,

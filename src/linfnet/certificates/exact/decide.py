@@ -92,7 +92,7 @@ def decide(
     mode. The search runs on the CPU, with the threads of torch.
 
     Args:
-        net: a `LinfNet`, a compressed net, or a wrapped net whose operations all have rules.
+        net: a `LinfNet`, a `ConvStemNet`, a compressed net, or a wrapped net whose operations all have rules.
         images: [N, C, H, W] in [0, 1], a tensor or a NumPy array of float32.
         labels: integers [N]; by default the predicted classes.
         eps: the largest change of a pixel; a float64 tensor [N] contains one epsilon per image.

@@ -1,13 +1,14 @@
 """The circuits of the nets of this library."""
 
 import math
+from typing import cast
 
 import torch
 
 from linfnet.certificates.exact.circuit import Circuit, Kind
-from linfnet.certificates.exact.wrapped import add_body, add_layer
+from linfnet.certificates.exact.wrapped import add_body, add_convolution, add_layer
 from linfnet.errors import ArgumentError
-from linfnet.nn import LinfNet, ProvenNet, SparseNet, WrappedNet
+from linfnet.nn import ConvStemNet, LinfNet, LpDistanceConv2d, ProvenNet, SparseNet, WrappedNet
 
 
 @torch.no_grad()
@@ -21,13 +22,20 @@ def circuit_of(net: ProvenNet) -> Circuit:
         divisions = [stage for stage in circuit.stages if stage.kind is Kind.DIVIDE]
         if len(divisions) > 1 and net.normalize.std.device.type != "cpu":  # the first one is the normalisation
             raise ArgumentError("body divides by a number, which a GPU may round differently; expected a net on a CPU")
-    elif isinstance(net, LinfNet | SparseNet):
+    elif isinstance(net, LinfNet | SparseNet | ConvStemNet):
+        convolutional = isinstance(net, ConvStemNet)
+        for layer in cast(list[LpDistanceConv2d], [*net.stem]) if convolutional else ():
+            nodes = add_convolution(circuit, layer, nodes.unsqueeze(0))[0]
         nodes = nodes.flatten()
         for layer in net.layers:
             nodes = add_layer(circuit, layer, nodes)
-        circuit.outputs = circuit.unary(Kind.NEGATE, nodes) if net.negate_logits else nodes
+        circuit.outputs = circuit.unary(Kind.NEGATE, nodes) if convolutional or net.negate_logits else nodes
+        if convolutional:
+            _check_same(circuit, net)
     else:
-        raise ArgumentError(f"the net is a {type(net).__name__}; expected a LinfNet, a SparseNet or a wrapped net")
+        raise ArgumentError(
+            f"the net is a {type(net).__name__}; expected a LinfNet, a ConvStemNet, a SparseNet or a wrapped net"
+        )
     return circuit
 
 

@@ -80,7 +80,7 @@ class _Body:
             rows = [add_layer(circuit, module, row) for row in ids.reshape(-1, ids.shape[-1])]
             return torch.stack(rows).view(*ids.shape[:-1], -1)
         if type(module) is LpDistanceConv2d:
-            return _convolution(circuit, module, ids)
+            return add_convolution(circuit, module, ids)
         if type(module) is MeanShift:
             means = along(module.running_mean, module.dim, ids).expand(ids.shape)
             return _unary(circuit, Kind.SUBTRACT, ids, means)
@@ -107,7 +107,8 @@ def add_layer(circuit: Circuit, layer: object, nodes: Tensor) -> Tensor:
     return circuit.finish(layer, circuit.connected(Kind.DISTANCE, index, layer.weight, layer.offsets))
 
 
-def _convolution(circuit: Circuit, layer: LpDistanceConv2d, ids: Tensor) -> Tensor:
+def add_convolution(circuit: Circuit, layer: LpDistanceConv2d, ids: Tensor) -> Tensor:
+    """Add a convolutional distance layer on nodes [1, C, H, W]."""
     zero = circuit.constants(torch.zeros(1)) if layer.padding else ids.flatten()[:1]
     # Numbers of nodes are exact in float64. Outside of the image, unfold has zeros.
     columns = F.unfold(ids.double() + 1, layer.kernel_size, padding=layer.padding, stride=layer.stride)[0].long() - 1
