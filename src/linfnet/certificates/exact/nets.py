@@ -30,8 +30,6 @@ def circuit_of(net: ProvenNet) -> Circuit:
         for layer in net.layers:
             nodes = add_layer(circuit, layer, nodes)
         circuit.outputs = circuit.unary(Kind.NEGATE, nodes) if convolutional or net.negate_logits else nodes
-        if convolutional:
-            _check_same(circuit, net)
     else:
         raise ArgumentError(
             f"the net is a {type(net).__name__}; expected a LinfNet, a ConvStemNet, a SparseNet or a wrapped net"
