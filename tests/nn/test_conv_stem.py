@@ -179,6 +179,11 @@ def test_exact_decisions_are_those_of_the_same_wrapped_layers():
         assert bool((ours.robust | ours.broken).all())
 
 
+def test_methods_of_other_nets_refer_to_the_function():
+    with pytest.raises(LinfnetError, match=r"a ConvStemNet is certified by a function: linfnet\.certify"):
+        random_net().certified(torch.rand(1, 3, 8, 8), torch.tensor([0]), Fraction(1, 100))
+
+
 def test_the_recipe_selects_channels_and_convolutions():
     recipe = load_recipe("mnist-cpu-conv-stem", ["data.name=digits", "model.width=8", "system.convolutions=3"])
     net = system_of(recipe).build(recipe, load("digits").info)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from linfnet.errors import LARGEST, ArgumentError
+from linfnet.errors import LARGEST, ArgumentError, LinfnetError
 from linfnet.nn.classifier import Classifier
 from linfnet.nn.nonexpansive import Nonexpansive, Rounding, modules_of, name_in
 from linfnet.nn.normalization import Normalize
@@ -59,6 +59,10 @@ class ProvenNet(CheckedNet):
         The bounds hold for the floating-point results of `forward`, including rounding.
         """
         raise NotImplementedError
+
+    def least_margin(self, lower: Tensor, upper: Tensor, labels: Tensor) -> Tensor:
+        """Raise an error: functions certify these nets, by the Lipschitz constant and by `bounds`."""
+        raise LinfnetError(f"a {type(self).__name__} is certified by a function: linfnet.certify(net, images, labels)")
 
     def measure(self, images: Tensor) -> tuple[Tensor, Rounding]:
         """Return the logits of `forward` and the rounded steps after the normalisation, at p = inf in eval mode."""
