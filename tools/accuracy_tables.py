@@ -23,6 +23,7 @@ TABLE_RUNS = (
     "cifar10-8-125-epochs",
     "cifar10-8-125-epochs-seed-3",
     "cifar10-8-800-epochs",
+    "cifar10-8-1300-epochs",
     "cifar10-16-125-epochs",
     "cifar10-16-200-epochs",
     "cifar10-8-2021-125-epochs",
