@@ -20,7 +20,7 @@ from linfnet.compression import Compressed
 from linfnet.data import ImageSet, load
 from linfnet.errors import ArgumentError
 from linfnet.export import verify_onnx, write_onnx
-from linfnet.nn import count_parameters
+from linfnet.nn import ConvStemNet, count_parameters
 from linfnet.nn.label_margin import margin
 from linfnet.results import read_results
 
@@ -146,6 +146,17 @@ def test_runners_up_are_the_second_largest():
     assert torch.equal(small.layers[0].index.view(10, 2).long(), expected)
 
 
+def test_a_compressed_net_is_compressed_further(dense: LinfNet, digits: tuple[ImageSet, ImageSet], result: Compressed):
+    """The connections are those that the same images choose from the dense net."""
+    options = {"eps": 0, "images": 200, "passes": 1, "check": digits[1]}
+    for at_least in (1, 5, 10**6):
+        direct, again = (compress(net, digits[0], at_least=at_least, **options) for net in (dense, result.net))
+        assert again.before.connections == result.after.connections
+        tensors = [found.net.state_dict() for found in (direct, again)]
+        assert tensors[0].keys() == tensors[1].keys()
+        assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+
+
 def test_float16_is_measured_after_rounding(dense: LinfNet, digits: tuple[ImageSet, ImageSet], tmp_path: Path):
     found = compress(dense, digits[0], eps=EPS, passes=1, check=digits[1], dtype="float16")
     found.net.save(tmp_path)
@@ -194,7 +205,8 @@ def test_onnx_files_are_equal_bit_for_bit(result: Compressed, tmp_path: Path):
 
 def test_what_cannot_be_compressed_is_refused(dense: LinfNet, digits: tuple[ImageSet, ImageSet], result: Compressed):
     for net, options, message in (
-        (result.net, {}, "net is a SparseNet of system 'sparse'; expected a LinfNet"),
+        (ConvStemNet((1, 8, 8), 10, channels=4), {}, "net is a ConvStemNet of system 'conv-stem'; expected a LinfNet"),
+        (result.net, {"runners_up": 1}, "runners_up needs a dense net"),
         (dense, {"dtype": "float8"}, "dtype is 'float8'; expected one of float32, float16"),
         (dense, {"passes": 0}, "passes is 0"),
         (dense, {"at_least": -1}, "at_least is -1"),
@@ -341,7 +353,8 @@ class TestCommands:
             (["RUN", "--out", "RUN"], "which exists"),
             (["RUN", "--passes", "0", "--out", "new"], "--passes is 0"),
             (["RUN", "--eps", "8", "--out", "new"], "did you mean 8/255"),
-            (["FOLDER", "--out", "new"], "is already compressed"),
+            (["FOLDER", "--runners-up", "1", "--out", "new"], "runners_up needs a dense net"),
+            (["RUN", "--pad", "0", "--out", "new"], "--pad is 0"),
             (["nothing"], "is not a folder"),
         ],
     )
@@ -355,6 +368,14 @@ class TestCommands:
         assert len(lines) == 1
         assert message in lines[0]
         assert not Path("new").exists()
+
+    def test_a_compressed_folder_is_compressed_further(self, folder: Path, tmp_path: Path):
+        out, options = tmp_path / "out", ["--at-least", "20", "--passes", "1", "--pad", "1", "--device", "cpu"]
+        assert main(["compress", str(folder), "--out", str(out), *options]) == 0
+        comparison, first = (json.loads((one / "compression.json").read_text()) for one in (out, folder))
+        assert comparison["before"]["connections"] == first["after"]["connections"]
+        assert sum(comparison["after"]["connections"]) < 0.9 * sum(first["after"]["connections"])
+        assert read_results(out).training.seconds == read_results(folder).training.seconds
 
     def test_a_recipe_cannot_build_it(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         recipe = tmp_path / "sparse.toml"

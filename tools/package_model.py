@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from linfnet.attacks import attack
-from linfnet.cli.compress import COMPRESSION_FILE
+from linfnet.cli.compress import training_cost
 from linfnet.data import ImageSet, load
 from linfnet.epsilon import parse_epsilon
 from linfnet.errors import LinfnetError
@@ -55,11 +55,10 @@ FIRST = 500
 
 def copy_compressed(compressed: Path, run: Path, folder: Path) -> dict[str, Any]:
     """Copy the compressed net of a run; return what the record says about its training."""
-    about, recipe, trained = read_table(compressed / COMPRESSION_FILE), RunFolder.open(run).recipe, read_results(run)
-    connections, classes = sum(about["before"]["connections"]), read_table(compressed / "config.json")["classes"]
-    # The other parameters of the dense net are a bias for each class, and the scale.
-    if trained.training is None or trained.training.parameters != connections + classes + 1:
+    recipe, trained, cost = RunFolder.open(run).recipe, read_results(run), read_results(compressed).training
+    if trained.training is None or cost is None or cost != training_cost(trained.training, cost.parameters):
         raise LinfnetError(f"{run} is not the finished run whose net was compressed to {compressed}")
+    classes = read_table(compressed / "config.json")["classes"]
     size = (compressed / "model.safetensors").stat().st_size
     if size > LARGEST:
         raise LinfnetError(f"the net has {size:,} bytes; compress it with a larger --at-least, or with --float16")
@@ -67,8 +66,8 @@ def copy_compressed(compressed: Path, run: Path, folder: Path) -> dict[str, Any]
     for name in ("model.safetensors", "config.json"):
         shutil.copyfile(compressed / name, folder / name)
     return {
-        "dense_connections": connections,
-        "identical": about["identical"],
+        # The other parameters of the dense net are a bias for each class, and the scale.
+        "dense_connections": trained.training.parameters - classes - 1,
         "recipe": recipe_to_toml(recipe),
         "results": results_to_json(Results(trained.training)),
         "dense": results_to_json(Results(None, trained.evaluations)),

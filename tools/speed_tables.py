@@ -107,7 +107,7 @@ def run_time() -> str:
 
 
 def full_recipe() -> str:
-    """Return the table of minutes of the 1300-epoch recipe: a run, and projections of single steps and a shorter run."""
+    """Return the table of minutes of the 1300-epoch recipe: measured, and projected from steps and a shorter run."""
 
     def epochs(name: str) -> list[str]:
         seconds = read_record(name)["seconds_per_epoch"]

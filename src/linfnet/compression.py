@@ -23,7 +23,7 @@ from linfnet.evaluation.evaluator import images_for
 from linfnet.inputs import check_count, check_net, net_device
 from linfnet.nn import LinfNet, LpDistance, SparseDistance, SparseNet
 from linfnet.nn.sparse import remove_unread
-from linfnet.ops import count_deciding
+from linfnet.ops import count_deciding, count_deciding_sparse
 
 # Number of images that are computed together.
 BATCH = 500
@@ -49,7 +49,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Compressed:
-    """A compressed net, and its comparison with the dense net on images that were not used to compress it."""
+    """A compressed net, and its comparison with the trained net on images that were not used to compress it."""
 
     net: SparseNet
     before: Measured
@@ -93,7 +93,7 @@ class Compressed:
 
 
 def compress(
-    net: LinfNet,
+    net: LinfNet | SparseNet,
     data: object,
     *,
     eps: Epsilon | None = None,
@@ -110,11 +110,12 @@ def compress(
 ) -> Compressed:
     """Return a net that has only the connections of a trained net that decide an output for some training image.
 
-    Wherever the deciding connections of an image were kept, the logits are equal to those of the dense net bit for bit.
+    Wherever the deciding connections of an image were kept, the logits are equal to those of `net` bit for bit.
     The certificates of the compressed net hold for every image: they are about the compressed net itself.
 
     Args:
-        net: a trained `LinfNet` in float32; it is used at p = inf in eval mode and not changed.
+        net: a trained `LinfNet` in float32, or a compressed net, which then loses further connections. It is used at
+            p = inf in eval mode and not changed.
         data: labelled training images, in any form that `linfnet.evaluate` accepts.
         eps: also count the connections of perturbed images: each image is changed by random signs times eps, and by a
             few steps of PGD. Certified accuracy is measured at this epsilon.
@@ -123,7 +124,7 @@ def compress(
         pad, flip: augmentation, as in the keys `data.pad` and `data.flip` of a recipe.
         at_least: how often a connection must decide to be kept; the most frequent one of each neuron is always kept.
         runners_up: also keep connections that were the second largest of a neuron at least this often. This search is
-            slow on a CPU.
+            slow on a CPU, and not available for a compressed net.
         dtype: "float16" rounds the weights to float16 numbers before the net is measured. The file is smaller, and the
             net still computes in float32.
         check: held-out images for the comparison. By default a tenth of `data`, at most 1000 images, is not counted
@@ -131,8 +132,12 @@ def compress(
         seed: of the random choices.
         advance: called with the number of images of `data` that were processed, once per batch.
     """
-    if not isinstance(check_net(net), LinfNet):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentError(f"net is a {type(net).__name__} of system {net.system!r}; expected a LinfNet to compress")
+    if not isinstance(check_net(net), LinfNet | SparseNet):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ArgumentError(
+            f"net is a {type(net).__name__} of system {net.system!r}; expected a LinfNet or a SparseNet to compress"
+        )
+    if runners_up is not None and isinstance(net, SparseNet):
+        raise ArgumentError("runners_up needs a dense net, and net is compressed; leave runners_up out")
     if net.normalize.std.dtype != torch.float32:
         raise ArgumentError(f"net computes in {net.normalize.std.dtype}; expected torch.float32: pass net.float()")
     if dtype not in DTYPES:
@@ -142,7 +147,7 @@ def compress(
             check_count(name, value)
     size = None if eps is None else parse_epsilon(eps)
     training, held_out = _split(images_for(net, data), None if check is None else images_for(net, check), seed)
-    counts = _Counts(_dense_layers(net), runners_up is not None)
+    counts = _Counts(_layers(net), runners_up is not None)
     with net.at_infinity(), torch.no_grad():
         for number in range(passes):
             plan = plan_epoch(len(training), seed, number, pad=pad, flip=flip).to(training.images.device)
@@ -158,8 +163,8 @@ def compress(
     return compare(net, small, held_out, size, counts.images)
 
 
-def _dense_layers(net: LinfNet) -> list[LpDistance]:
-    layers = [layer for layer in net.layers if isinstance(layer, LpDistance)]
+def _layers(net: LinfNet | SparseNet) -> list[LpDistance | SparseDistance]:
+    layers = [layer for layer in net.layers if isinstance(layer, LpDistance | SparseDistance)]
     if len(layers) != len(net.layers):
         raise ArgumentError("a layer of the net is not an LpDistance; expected the layers of a LinfNet")
     return layers
@@ -179,7 +184,9 @@ def _split(data: ImageSet, check: ImageSet | None, seed: int) -> tuple[ImageSet,
     return parts[0], parts[1]
 
 
-def _variants(net: LinfNet, pixels: Tensor, labels: Tensor, eps: Fraction | None, seed: int) -> Iterator[Tensor]:
+def _variants(
+    net: LinfNet | SparseNet, pixels: Tensor, labels: Tensor, eps: Fraction | None, seed: int
+) -> Iterator[Tensor]:
     """Return the images themselves, and with an epsilon also two perturbed copies."""
     yield pixels
     if not eps:
@@ -196,7 +203,7 @@ def _variants(net: LinfNet, pixels: Tensor, labels: Tensor, eps: Fraction | None
 class _Counts:
     """How often each connection of a net was the largest of its neuron, and the second largest."""
 
-    def __init__(self, layers: list[LpDistance], runners_up: bool) -> None:
+    def __init__(self, layers: list[LpDistance | SparseDistance], runners_up: bool) -> None:
         self.layers, self.images = layers, 0
         self.first = [torch.zeros_like(layer.weight, dtype=torch.int32) for layer in layers]
         self.second = [torch.zeros_like(count) for count in self.first] if runners_up else []
@@ -205,33 +212,51 @@ class _Counts:
         """Count the connections of normalised images [n, pixels]."""
         self.images += len(x)
         for number, layer in enumerate(self.layers):
-            second = self.second[number] if self.second else None
-            count_deciding(x, layer.weight.detach(), self.first[number], second)
+            weight, first = layer.weight.detach(), self.first[number]
+            if isinstance(layer, SparseDistance):
+                count_deciding_sparse(x, weight, layer.index, layer.offsets, first)
+            else:
+                count_deciding(x, weight, first, self.second[number] if self.second else None)
             x = layer(x)
 
     def kept(self, at_least: int, runners_up: int | None) -> list[Tensor]:
-        """Return for each layer bool [out, in]: which connections remain."""
+        """Return for each layer which connections remain: bool, of the shape of its weights."""
         kept: list[Tensor] = []
-        for number, count in enumerate(self.first):
+        for number, (layer, count) in enumerate(zip(self.layers, self.first, strict=True)):
             keep = count >= at_least
-            keep.scatter_(1, count.argmax(1, keepdim=True), True)
+            if isinstance(layer, SparseDistance):
+                keep[_most_frequent(count, layer.offsets)] = True
+            else:
+                keep.scatter_(1, count.argmax(1, keepdim=True), True)
             if runners_up is not None:
                 keep |= self.second[number] >= runners_up
             kept.append(keep)
         return kept
 
 
-def sparse_net_of(net: LinfNet, kept: Sequence[Tensor]) -> SparseNet:
+def _most_frequent(count: Tensor, offsets: Tensor) -> Tensor:
+    """Return for each neuron of a sparse layer the number of its connection with the largest count."""
+    neurons = torch.repeat_interleave(offsets.long().diff())
+    # Stable sorts by count, then by neuron: the first connection of each neuron has its largest count.
+    order = count.argsort(stable=True, descending=True)
+    order = order[neurons[order].argsort(stable=True)]
+    return order[offsets[:-1].long()]
+
+
+def sparse_net_of(net: LinfNet | SparseNet, kept: Sequence[Tensor]) -> SparseNet:
     """Return a net with some of the connections of a net, without neurons whose output is not used.
 
-    `kept`: for each layer bool [out, in], with at least one connection of each neuron.
+    `kept`: for each layer bool, of the shape of its weights, with at least one connection of each neuron.
     """
     layers: list[SparseDistance] = []
-    for layer, keep in zip(_dense_layers(net), kept, strict=True):
-        counts = keep.sum(1)
-        offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    for layer, keep in zip(_layers(net), kept, strict=True):
+        if isinstance(layer, SparseDistance):
+            before = torch.cat([keep.new_zeros(1, dtype=torch.long), keep.cumsum(0)])
+            index, offsets = layer.index[keep], before[layer.offsets.long()]
+        else:
+            counts = keep.sum(1)
+            index, offsets = keep.nonzero()[:, 1], torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         mean = None if layer.shift is None else layer.shift.running_mean
-        index = keep.nonzero()[:, 1]
         layers.append(SparseDistance(layer.weight[keep], index, offsets, layer.in_features, mean=mean, bias=layer.bias))
     options: dict[str, Any] = {"mean": net.mean, "std": net.std, "negate_logits": net.negate_logits}
     small = SparseNet(net.image_shape, net.classes, remove_unread(layers), **options)
@@ -240,7 +265,9 @@ def sparse_net_of(net: LinfNet, kept: Sequence[Tensor]) -> SparseNet:
 
 
 @torch.no_grad()
-def compare(net: LinfNet, small: SparseNet, images: ImageSet, eps: Fraction | None, counted: int = 0) -> Compressed:
+def compare(
+    net: LinfNet | SparseNet, small: SparseNet, images: ImageSet, eps: Fraction | None, counted: int = 0
+) -> Compressed:
     """Return the comparison of a net with a compressed net on held-out images."""
     found: list[tuple[Tensor, ...]] = []
     for part in torch.arange(len(images), device=images.labels.device).split(BATCH):

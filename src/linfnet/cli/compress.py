@@ -31,11 +31,12 @@ class Compress:
     """Write a net that has only the connections of a trained net that decide an output for some training image.
 
     The training images are augmented as in the run and perturbed up to epsilon. The compressed net is compared with
-    the trained net on the test images. All commands accept its folder.
+    the trained net on the test images. All commands accept its folder. A compressed net can be compressed further.
 
     Examples:
         linfnet compress runs/first
         linfnet compress runs/first --images 10000 --float16 --out small
+        linfnet compress cifar10-8 --at-least 5 --pad 3 --flip --out smaller
     """
 
     model: inputs.Model
@@ -57,7 +58,12 @@ class Compress:
     at_least: inputs.Number = 1
     """How often a connection must decide an output to be kept."""
     runners_up: inputs.Count = None
-    """Also keep connections that were the second largest of a neuron at least this often; slow on a CPU."""
+    """Also keep connections that were the second largest of a neuron at least this often; slow on a CPU, and not for
+    nets that are already compressed."""
+    pad: inputs.Count = None
+    """Shift the images by up to N pixels at random. Default: as in the run's recipe."""
+    flip: bool = False
+    """Flip the images at random. Default: as in the run's recipe."""
     data: inputs.Data = None
     seed: inputs.Number = 0
     """Seed of the random choices."""
@@ -68,21 +74,22 @@ class Compress:
 
     def run(self) -> None:
         inputs.check_counts(
-            **{"images": self.images, "passes": self.passes, "at-least": self.at_least, "runners-up": self.runners_up}
+            **{"images": self.images, "passes": self.passes, "at-least": self.at_least, "runners-up": self.runners_up},
+            pad=self.pad,
         )
         found, device = self._on("train").find(((self.eps,),) if self.eps is not None else (), needs_eps=False)
         out = self._new_folder(found.folder)
         net = load_model(found.folder, device=device)
-        if not isinstance(net, LinfNet):
-            what = "already compressed" if isinstance(net, SparseNet) else f"a net of system {net.system!r}"
-            raise LinfnetError(f"{self.model} is {what}; expected a trained net of system 'linf'")
+        if not isinstance(net, LinfNet | SparseNet):
+            raise LinfnetError(f"{self.model} is a net of system {net.system!r}; expected a net of system 'linf'")
         training, test = (self._load(split, net, found) for split in ("train", "test"))
         recipe = found.run.recipe.data if found.run else None
+        pad, flip = (recipe.pad, recipe.flip) if recipe else (0, False)
         eps = max(found.epsilons, default=None) or None
         with progress_bar("counting", self.passes * min(len(training), self.images or len(training))) as advance:
             result = compress(
                 net, training, eps=eps, images=self.images, passes=self.passes,
-                pad=recipe.pad if recipe else 0, flip=recipe.flip if recipe else False, at_least=self.at_least,
+                pad=self.pad or pad, flip=self.flip or flip, at_least=self.at_least,
                 runners_up=self.runners_up, dtype="float16" if self.float16 else "float32", check=test, seed=self.seed,
                 advance=advance,
             )  # fmt: skip
@@ -90,7 +97,9 @@ class Compress:
             temporary.unlink()
         write_json(out / COMPRESSION_FILE, result.to_json())
         if (training := read_results(found.folder).training) is not None:
-            write_table(out / RESULTS_FILE, results_to_json(Results(_cost(training, result.net))))
+            write_table(
+                out / RESULTS_FILE, results_to_json(Results(training_cost(training, count_parameters(result.net))))
+            )
         result.net.save(out, class_names=class_names(found.folder, net.classes))
         write_card(out, result.net, measured=result.describe())
         data = found.data if found.data in known_sets() else str(Path(found.data).resolve())
@@ -115,9 +124,9 @@ class Compress:
         return out
 
 
-def _cost(training: TrainingResult, net: SparseNet) -> TrainingResult:
+def training_cost(training: TrainingResult, parameters: int) -> TrainingResult:
     """Return the cost of the training of the dense net, without its accuracies, and the size of the compressed net."""
-    return replace(training, test=None, train=None, held_out=None, parameters=count_parameters(net))
+    return replace(training, test=None, train=None, held_out=None, parameters=parameters)
 
 
 def _is_incomplete(folder: Path) -> bool:

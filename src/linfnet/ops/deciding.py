@@ -1,4 +1,4 @@
-"""Which weights of a dense layer decide its outputs at p = infinity: counts over a batch."""
+"""Which weights of a layer decide its outputs at p = infinity: counts over a batch."""
 
 import math
 
@@ -10,6 +10,8 @@ from linfnet.ops.cuda import deciding as cuda
 from linfnet.ops.cuda.nvrtc import Launcher
 from linfnet.ops.implementations import choose, get
 from linfnet.ops.reference import blocks
+from linfnet.ops.sparse import check_sparse
+from linfnet.ops.sparse_reference import choose_sparse, get_sparse
 
 
 def _check(x: Tensor, w: Tensor, counts: dict[str, Tensor | None]) -> None:
@@ -76,3 +78,33 @@ def count_deciding(
         difference = (x[rows, None] - w[outs]).abs_()
         difference.scatter_(-1, decisive[rows, outs, None].long(), -1.0)
         _add(second[outs], difference.argmax(-1))
+
+
+@torch.no_grad()
+def count_deciding_sparse(
+    x: Tensor, weight: Tensor, index: Tensor, offsets: Tensor, first: Tensor, *, impl: str | None = None
+) -> None:
+    """Count how often each connection of a sparse layer attains the largest |x - weight| of an output.
+
+    Args:
+        x: [n, in], the inputs of the layer; float32 or float64, without NaN.
+        weight, index, offsets, impl: as in `sparse_linf_distance`.
+        first: int32 [connections]; increased by the number of rows of x for which the connection is the first that
+            attains the largest.
+
+    >>> weight, first = torch.zeros(3), torch.zeros(3, dtype=torch.int32)
+    >>> index, offsets = torch.tensor([0, 2, 1], dtype=torch.int32), torch.tensor([0, 2, 3], dtype=torch.int32)
+    >>> count_deciding_sparse(torch.tensor([[3.0, 0.0, 1.0], [0.0, 2.0, 2.0]]), weight, index, offsets, first)
+    >>> first
+    tensor([1, 1, 2], dtype=torch.int32)
+    """
+    check_sparse("x", x, weight, index, offsets)
+    if x.dim() != 2 or first.shape != weight.shape or first.dtype != torch.int32 or first.device != weight.device:
+        raise ArgumentError(
+            f"x has shape {tuple(x.shape)}, and first has shape {tuple(first.shape)} and is {first.dtype} on "
+            f"{first.device}; expected [n, in], and {tuple(weight.shape)}, {torch.int32} on {weight.device}"
+        )
+    chosen = get_sparse(choose_sparse(x.device.type, x.dtype, impl))
+    tensors = (x.contiguous(), weight.contiguous(), index.contiguous(), offsets.contiguous())
+    decisive = chosen.forward_saving(*tensors)[1].flatten().long()
+    first += decisive.bincount(minlength=len(first)).to(first.dtype)
