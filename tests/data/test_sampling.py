@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from linfnet.data import augment, plan_epoch, plan_maps, warp
+from linfnet.data import augment, plan_epoch, plan_light, plan_maps, relight, warp
 from linfnet.data.sampling import EpochPlan
 from linfnet.errors import ArgumentError
 
@@ -189,3 +189,33 @@ def test_a_warped_image_repeats_its_edge_and_keeps_its_shape() -> None:
     maps = torch.tensor([[[math.cos(turn), math.sin(turn)], [-math.sin(turn), math.cos(turn)]]])
     expected = ((x - 19.5) * math.cos(turn) + (y - 9.5) * math.sin(turn)) / 100 + 0.5
     torch.testing.assert_close(warp(ramp, maps)[0, 0, 5:15, 10:30], expected[5:15, 10:30], atol=1e-5, rtol=0)
+
+
+def test_light_is_uniform_within_its_limits_and_independent_of_the_maps() -> None:
+    light = plan_light(4000, seed=3, epoch=5, contrast=0.25, brightness=0.1)
+    exponent, summand = light[:, 0].double().log() / math.log(1.25), light[:, 1].double() / 0.1
+    maps = plan_maps(4000, seed=3, epoch=5, rotate=30.0, zoom=0.25).double()
+    angle = torch.rad2deg(torch.atan2(maps[:, 0, 1], maps[:, 0, 0])) / 30
+    for uniform in (exponent, summand):
+        assert -1 - 1e-5 <= uniform.min() < -0.99
+        assert 0.99 < uniform.max() <= 1 + 1e-5
+        assert abs(uniform.mean()) < 0.03
+        assert abs(uniform.square().mean() - 1 / 3) < 0.02
+        assert abs((uniform * angle).mean()) < 0.02
+    assert abs((exponent * summand).mean()) < 0.02
+    assert torch.equal(light, plan_light(4000, seed=3, epoch=5, contrast=0.25, brightness=0.1))
+    assert not torch.equal(light, plan_light(4000, seed=3, epoch=6, contrast=0.25, brightness=0.1))
+    assert torch.equal(light[:, 0], plan_light(4000, seed=3, epoch=5, contrast=0.25)[:, 0])
+
+
+def test_light_changes_contrast_and_mean() -> None:
+    pixels = 0.4 + 0.2 * torch.rand(3, 3, 5, 7, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(relight(pixels, plan_light(3, 0, 0)), pixels, atol=1e-6)
+    light = torch.tensor([[2.0, 0.0], [1.0, 0.1], [0.5, -0.2]])
+    changed = relight(pixels, light)
+    for before, after, (factor, summand) in zip(pixels, changed, light, strict=True):
+        torch.testing.assert_close(after.mean(), before.mean() + summand)
+        torch.testing.assert_close(after - after.mean(), factor * (before - before.mean()))
+    clipped = relight(pixels, torch.tensor([[1.0, 0.9], [1.0, -0.9], [10.0, 0.0]]))
+    assert clipped[0].min() == clipped[2].max() == 1
+    assert clipped[1].max() == clipped[2].min() == 0

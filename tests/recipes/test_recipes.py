@@ -159,6 +159,8 @@ def test_a_recipe_without_a_named_objective_has_the_papers():
         ("slopes_p_end=64", "schedule.slopes_p_end is 64.0, but schedule.slopes_p is not set"),
         ("rotate=181", "data.rotate is 181.0; expected a number of at most 180"),
         ("zoom=-0.1", "data.zoom is -0.1; expected a number of at least 0"),
+        ("contrast=-0.1", "data.contrast is -0.1; expected a number of at least 0"),
+        ("brightness=1.5", "data.brightness is 1.5; expected a number of at most 1"),
         ("clip_leak=-0.1", "loss.clip_leak is -0.1; expected a number of at least 0"),
         ("theta_end=0", "loss.theta_end is 0.0; expected a number above 0"),
         ("theta_end=48", "loss.theta_end is 48; expected at most 2"),

@@ -76,9 +76,11 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(new_trainer: Cal
     assert torch.equal(first, weights("d", "clip_leak=0"))
     assert not torch.equal(first, weights("e", "clip_leak=0.1"))
     assert not torch.equal(first, weights("f", "slopes_p=16"))
-    assert torch.equal(first, weights("g", "rotate=0", "zoom=0"))
+    assert torch.equal(first, weights("g", "rotate=0", "zoom=0", "contrast=0", "brightness=0"))
     assert not torch.equal(first, weights("h", "rotate=10"))
     assert not torch.equal(first, weights("i", "zoom=0.1"))
+    assert not torch.equal(first, weights("j", "contrast=0.1"))
+    assert not torch.equal(first, weights("k", "brightness=0.1"))
 
 
 def test_the_exponent_of_the_slopes_follows_the_schedule(new_trainer: Callable[..., Trainer]):
@@ -95,7 +97,7 @@ def test_the_exponent_of_the_slopes_follows_the_schedule(new_trainer: Callable[.
 
 
 LOSS = ("clip_leak=0.1", "clip_leak_end=0", "theta_end=0.1")
-OPTIONS = (*LOSS, "slopes_p=8", "slopes_p_end=64", "rotate=10", "zoom=0.1")
+OPTIONS = (*LOSS, "slopes_p=8", "slopes_p_end=64", "rotate=10", "zoom=0.1", "contrast=0.3", "brightness=0.1")
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,9 @@ from linfnet.data.own_files import list_path as list_path
 from linfnet.data.own_files import load_path as load_path
 from linfnet.data.sampling import augment as augment
 from linfnet.data.sampling import plan_epoch as plan_epoch
+from linfnet.data.sampling import plan_light as plan_light
 from linfnet.data.sampling import plan_maps as plan_maps
+from linfnet.data.sampling import relight as relight
 from linfnet.data.sampling import warp as warp
 from linfnet.data.source import DataSource as DataSource
 from linfnet.data.source import content_digest as content_digest

@@ -1,9 +1,10 @@
-"""The order of the images in one epoch, and the random crops, flips, rotations and zooms that augment them."""
+"""The order of the images in one epoch, and the random crops, flips, rotations, zooms and light that augment them."""
 
 import math
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -100,12 +101,17 @@ def plan_maps(size: int, seed: int, epoch: int, *, rotate: float = 0.0, zoom: fl
     tensor([[[1., 0.],
              [-0., 1.]]])
     """
-    raw = np.random.Philox(np.random.SeedSequence((seed, epoch, 1))).random_raw(2 * size).reshape(2, size)
-    uniform = (raw >> np.uint64(11)) * 2.0**-52 - 1
+    uniform = _uniform((seed, epoch, 1), (2, size))
     angle, shrink = math.radians(rotate) * uniform[0], (1 + zoom) ** -uniform[1]
     cosine, sine = shrink * np.cos(angle), shrink * np.sin(angle)
     maps = np.stack([np.stack([cosine, sine], 1), np.stack([-sine, cosine], 1)], 1)
     return torch.from_numpy(maps.astype(np.float32))
+
+
+def _uniform(seed: tuple[int, ...], shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """Return numbers that are uniform in [-1, 1)."""
+    raw = np.random.Philox(np.random.SeedSequence(seed)).random_raw(math.prod(shape)).reshape(shape)
+    return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
 
 
 def warp(pixels: Tensor, maps: Tensor) -> Tensor:
@@ -127,3 +133,38 @@ def warp(pixels: Tensor, maps: Tensor) -> Tensor:
     maps[:, 1, 0] *= width / height
     grid = F.affine_grid(maps, list(pixels.shape), align_corners=False)
     return F.grid_sample(pixels, grid, padding_mode="border", align_corners=False).clamp_(0, 1)
+
+
+def plan_light(size: int, seed: int, epoch: int, *, contrast: float = 0.0, brightness: float = 0.0) -> Tensor:
+    """Draw a change of contrast and brightness for each image of an epoch: float32 [N, 2], a factor and a summand.
+
+    The random numbers do not depend on those of `plan_epoch` and `plan_maps`.
+
+    Args:
+        size, seed, epoch: as in `plan_epoch`; the k-th row belongs to the k-th image of the epoch.
+        contrast: the factor is (1 + contrast)^u with u uniform in [-1, 1].
+        brightness: the summand is uniform in [-brightness, brightness].
+
+    >>> plan_light(1, seed=0, epoch=0)
+    tensor([[1., 0.]])
+    """
+    uniform = _uniform((seed, epoch, 2), (2, size))
+    light = np.stack([(1 + contrast) ** uniform[0], brightness * uniform[1] + 0.0], 1)
+    return torch.from_numpy(light.astype(np.float32))
+
+
+def relight(pixels: Tensor, light: Tensor) -> Tensor:
+    """Change the contrast and the brightness of images; values outside [0, 1] are clipped.
+
+    The differences of the pixels from the mean of their image are multiplied by the factor, and the summand is added.
+
+    Args:
+        pixels: float [B, C, H, W] in [0, 1], and so is the result.
+        light: [B, 2], as `plan_light` returns.
+
+    >>> relight(torch.tensor([[[[0.2, 0.6]]]]), torch.tensor([[1.5, 0.25]]))
+    tensor([[[[0.3500, 0.9500]]]])
+    """
+    factor, summand = light.view(-1, 2, 1, 1, 1).unbind(1)
+    mean = pixels.mean((1, 2, 3), keepdim=True)
+    return torch.addcmul(mean + summand, pixels - mean, factor).clamp_(0, 1)

@@ -46,6 +46,12 @@ class Data(Section):
     docs/beyond.md."""
     zoom: float | None = number(None, most=10)
     """Scale images at random by a factor from 1 / (1 + zoom) to 1 + zoom. Not in the paper: see docs/beyond.md."""
+    contrast: float | None = number(None, most=10)
+    """Multiply the contrast of images at random by a factor from 1 / (1 + contrast) to 1 + contrast. Not in the paper:
+    see docs/beyond.md."""
+    brightness: float | None = number(None, most=1)
+    """Add a random number from -brightness to brightness to all pixels of an image. Not in the paper: see
+    docs/beyond.md."""
     limit: int = number(0)
     """Train only on the first `limit` images; 0 means all images."""
     hold_out: int | None = number(None, 1)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from linfnet.data import ImageSet, augment, plan_epoch, plan_maps, warp
+from linfnet.data import ImageSet, augment, plan_epoch, plan_light, plan_maps, relight, warp
 from linfnet.distributed.group import Group
 from linfnet.errors import ArgumentError
 from linfnet.nn import Classifier
@@ -35,7 +35,7 @@ class Batches:
         """Yield the batches of an epoch from the batch `first` on: pixels [B, C, H, W] and labels [B]."""
         size, seed, data = len(self.images), self.recipe.run.seed, self.recipe.data
         plan = plan_epoch(size, seed, epoch, pad=data.pad, flip=data.flip).to(self.images.labels.device)
-        maps = self._maps(epoch)
+        maps, light = self._maps(epoch), self._light(epoch)
         for start in range(first * self.size, size, self.size):
             mine = self.group.share(min(self.size, size - start))
             part = slice(start + mine.start, start + mine.stop)
@@ -44,7 +44,11 @@ class Batches:
             if images.dim() == 4:  # vectors are not augmented
                 images = augment(images, plan.top[part], plan.left[part], plan.flip[part], data.pad)
             pixels = self.images.as_pixels(images)
-            yield (pixels if maps is None else warp(pixels, maps[part])), self.images.labels[index]
+            if maps is not None:
+                pixels = warp(pixels, maps[part])
+            if light is not None:
+                pixels = relight(pixels, light[part])
+            yield pixels, self.images.labels[index]
 
     def _maps(self, epoch: int) -> Tensor | None:
         """Return a rotation and zoom [2, 2] for each image of an epoch, or None if the recipe has none."""
@@ -53,6 +57,14 @@ class Batches:
             return None
         maps = plan_maps(len(self.images), self.recipe.run.seed, epoch, rotate=rotate, zoom=zoom)
         return maps.to(self.images.labels.device)
+
+    def _light(self, epoch: int) -> Tensor | None:
+        """Return a factor and a summand [2] for each image of an epoch, or None if the recipe changes no light."""
+        contrast, brightness = self.recipe.data.contrast or 0.0, self.recipe.data.brightness or 0.0
+        if not (contrast or brightness) or self.images.images.dim() != 4:
+            return None
+        light = plan_light(len(self.images), self.recipe.run.seed, epoch, contrast=contrast, brightness=brightness)
+        return light.to(self.images.labels.device)
 
     def for_means(self) -> Iterator[Tensor]:
         """Yield the pixels [B, C, H, W] of the first images, not augmented: running means are estimated from them."""

@@ -252,7 +252,7 @@ def _for_net(
     # Vectors are stored as images of one row.
     if math.prod(shape) != math.prod(own) or [side for side in shape if side > 1] != [side for side in own if side > 1]:
         raise ArgumentError(f"net expects images of shape {shape}; the training data has {own}")
-    for key in ("pad", "flip", "rotate", "zoom"):
+    for key in ("pad", "flip", "rotate", "zoom", "contrast", "brightness"):
         if getattr(recipe.data, key):
             raise ArgumentError(f"data.{key} is set; expected no augmentation of data that is not images [C, H, W]")
     sets = [each and replace(each, images=each.images.reshape(-1, *shape)) for each in (images, test)]
