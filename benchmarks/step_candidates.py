@@ -4,7 +4,7 @@
     python benchmarks/step_candidates.py OUT [--baseline baseline] [--seconds 290] [--epochs 4 42 3] [--seed 1]
 
 1. check: the kernels in float16 on initial weights; errors against the float32 kernels.
-2. states: a run of 49 epochs with LINFNET_HALF=1 (without, if the check failed) by train_states.py. Compare its
+2. states: a run of 49 epochs with run.float16=true (without, if the check failed) by train_states.py. Compare its
    certified accuracy with records/cifar10-8-49-epochs-snapped-seed-1.json.
 3. steps: a table of training steps (ms) by p and variant (VARIANTS), and of the baseline.
 4. layers: errors and times of a hidden layer by p and variant.
@@ -41,7 +41,7 @@ HERE = Path(__file__).parent
 STATES = (10, 12, 14, 16, 20, 24, 28, 40, 64, 96, 128, 512)
 STEPS = (8.0, 10.0, 12.0, 14.0, 16.0, 20.0, 24.0, 28.0, 40.0, 64.0, 96.0, 128.0, 512.0, math.inf)
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
-# Each variant: the range of p, and the settings that differ from training with LINFNET_HALF=1.
+# Each variant: the range of p, and the settings that differ from training with run.float16=true.
 VARIANTS: dict[str, tuple[float, float, dict[str, Any]]] = {
     "float32": (0, math.inf, {"half": False}),
     "half": (0, math.inf, {}),
@@ -108,7 +108,7 @@ class Output:
 
 
 def set_half(on: bool) -> None:
-    os.environ[half.SWITCH] = "1" if on else "0"
+    half._enabled = on  # pyright: ignore[reportPrivateUsage]
 
 
 def quantiles(made: Tensor, exact: Tensor) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def measure(layer: Layer, p: float) -> tuple[tuple[Tensor, ...], dict[str, Any]]
 
 
 def compare(out: Output, state: State, p: float, indices: tuple[int, ...]) -> float:
-    """Record errors and times of some layers by variant; return the largest error of a norm with LINFNET_HALF=1."""
+    """Record errors and times of some layers by variant; return the largest error of a norm with float16."""
     worst, layers = 0.0, layers_of(state, p)
     for index in indices:
         exact, plain = measure(layers[index], p)
@@ -248,16 +248,16 @@ def profile(out: Output, state: State, p: float, on: bool) -> None:
     set_half(False)
 
 
-def script(out: Output, name: str, arguments: list[str], environment: dict[str, str], tree: Path, limit: float) -> None:
+def script(out: Output, name: str, arguments: list[str], tree: Path, limit: float) -> None:
     """Run a script of this folder with the package of a checkout; record the end of its output."""
     path = os.pathsep.join(filter(None, (str(tree / "src"), os.environ.get("PYTHONPATH", ""))))
     command = [sys.executable, str(tree / "benchmarks" / name), *arguments]
     done = subprocess.run(
-        command, env={**os.environ, **environment, "PYTHONPATH": path}, capture_output=True, text=True,
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
         timeout=max(5.0, min(limit, out.left())), check=False,
     )  # fmt: skip
     out.row(
-        what=name, tree=str(tree), environment=environment, rc=done.returncode,
+        what=name, tree=str(tree), arguments=arguments, rc=done.returncode,
         output=done.stdout[-3500:], errors=done.stderr[-1500:] if done.returncode else "",
     )  # fmt: skip
     print(done.stdout[-3500:], flush=True)
@@ -275,7 +275,7 @@ def baseline(out: Output, tree: Path, states: Path, table: dict[float, dict[str,
     """Measure the steps of another checkout, with its default settings."""
     record = out.file.with_name("train_step-baseline.jsonl")
     arguments = ["--states", str(states), "--repeats", "5", "--record", str(record), "--p", *map(str, STEPS)]
-    out.attempt("baseline", lambda: script(out, "train_step.py", arguments, {half.SWITCH: "0"}, tree, 60))
+    out.attempt("baseline", lambda: script(out, "train_step.py", arguments, tree, 60))
     for line in record.read_text(encoding="utf-8").splitlines() if record.is_file() else ():
         row = json.loads(line)
         if row["kernels"] == "linfnet":
@@ -299,9 +299,8 @@ def main() -> None:
     good = "check" not in options.parts or check(out)
     if "states" in options.parts and not options.states:
         arguments = [str(states), "--epochs", *map(str, options.epochs), "--seed", str(options.seed)]
-        arguments += ["--p", *map(str, STATES)]
-        switch = {half.SWITCH: str(int(good))}
-        out.attempt("states", lambda: script(out, "train_states.py", arguments, switch, root, 120))
+        arguments += ["--p", *map(str, STATES), "--set", f"run.float16={str(good).lower()}"]
+        out.attempt("states", lambda: script(out, "train_states.py", arguments, root, 120))
     table: dict[float, dict[str, float]] = {}
     if "steps" in options.parts:
         for p in STEPS:

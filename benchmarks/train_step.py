@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from linfnet.nn import LinfNet
-from linfnet.ops import lp_distance
+from linfnet.ops import lp_distance, training_in_float16
 from linfnet.train.cuda_graphs import GraphedModule
 
 SIZES = (3072, 5120, 5120, 5120, 5120, 5120, 10)
@@ -178,6 +178,7 @@ def main() -> None:
     parser.add_argument("--p", type=float, nargs="+", default=every_p, help="default: 8 12 28 64 112 224 512 inf")
     parser.add_argument("--repeats", type=int, default=9, help="steps whose median counts (default: 9)")
     parser.add_argument("--cdist", action="store_true", help="also time torch.cdist (seconds per step)")
+    parser.add_argument("--float16", action="store_true", help="train in float16, as with run.float16=true")
     parser.add_argument("--record", type=Path, metavar="FILE", help="append each measurement as a line of JSON")
     options = parser.parse_args()
     if options.repeats < 1:
@@ -199,7 +200,8 @@ def main() -> None:
         reference, state = math.nan, state_at(p, options.states)
         for name, distance in candidates.items():
             repeats = 2 if name == "torch.cdist" else options.repeats
-            figures = measure(distance, state, p, repeats, graphs=name == GRAPHS)
+            with training_in_float16(options.float16):
+                figures = measure(distance, state, p, repeats, graphs=name == GRAPHS)
             if name == GRAPHS:
                 reference = figures["step_ms"]
             ratio = figures["step_ms"] / reference
@@ -210,7 +212,10 @@ def main() -> None:
             )
             if options.record:
                 rounded = {key: round(value, 3) for key, value in figures.items()}
-                add_row(options.record, {**describe(state.name), "p": str(p), "kernels": name, **rounded})
+                add_row(
+                    options.record,
+                    {**describe(state.name), "p": str(p), "kernels": name, "float16": options.float16, **rounded},
+                )
 
 
 if __name__ == "__main__":

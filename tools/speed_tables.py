@@ -99,7 +99,7 @@ def run_time() -> str:
     half, single = read_record(FULL_SCHEDULE), read_record("cifar10-8-800-epochs")
     return (
         f"On CIFAR-10 at 8/255 with `schedule.snap_p=true`, the full recipe of {sum(half['epochs'])} epochs took "
-        f"{half['seconds'] / 60:.0f} minutes on one {half['hardware']} with `LINFNET_HALF=1` "
+        f"{half['seconds'] / 60:.0f} minutes on one {half['hardware']} with `run.float16=true` "
         f"({link(f'{FULL_SCHEDULE}.json')}). Without it, {sum(single['epochs'])} epochs took "
         f"{single['seconds'] / 60:.0f} minutes ({link('cifar10-8-800-epochs.json')}), so the full recipe is projected "
         f"to take {_projected_minutes():.0f} minutes.\n"

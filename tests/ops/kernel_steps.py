@@ -1,7 +1,6 @@
 """Forward and backward passes by the CUDA kernels, directly or from a graph, and small layers for every kernel."""
 
 import math
-import os
 from unittest.mock import patch
 
 import torch
@@ -53,7 +52,7 @@ def every_path(kernels: Cuda) -> list[Tensor]:
                 results += step(kernels, unaligned(x), unaligned(w), unaligned(grad), p)
             if math.isinf(p):
                 results += [*kernels.bounds(x - 0.1, x, w), *kernels.bounds_saving(x - 0.1, x, w)]
-    with patch.object(half, "SMALLEST", 0), patch.dict(os.environ, {half.SWITCH: "1"}):
+    with patch.object(half, "SMALLEST", 0), half.training_in_float16():
         for (n, out, features), p in HALF_PATHS:
             torch.manual_seed(0)
             x, w, grad = torch.randn(n, features), torch.randn(out, features), torch.randn(n, out)

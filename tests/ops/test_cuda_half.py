@@ -1,6 +1,7 @@
 """Training in float16: errors on a CPU (simt.py), and where these kernels are never used."""
 
 import math
+from collections.abc import Generator
 from pathlib import Path
 
 import dense_cases as dense
@@ -23,10 +24,11 @@ SHAPES = [(40, 104, 300), (70, 64, 264), (33, 72, 140)]
 
 
 @pytest.fixture
-def _enabled(monkeypatch: pytest.MonkeyPatch) -> None:
+def _enabled(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     """Use the kernels also for small layers."""
-    monkeypatch.setenv(half.SWITCH, "1")
     monkeypatch.setattr(half, "SMALLEST", 0)
+    with half.training_in_float16():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -143,12 +145,12 @@ def test_gradients_from_lists(kernels: Cuda, p: float, most: float, share: float
 
 @needs_compiler
 @pytest.mark.parametrize("p", [24.0, 100.0, 130.0])
-def test_lists_of_the_forward_alone_have_all_terms(kernels: Cuda, p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_of_the_forward_alone_have_all_terms(kernels: Cuda, p: float) -> None:
     x, w, _ = pruned.spiked((70, 72, 320), "cpu")
     made = kernels.forward(x, w, p)
-    monkeypatch.delenv(half.SWITCH)
-    assert torch.equal(made, kernels.forward(x, w, p))
-    assert lists.cut(p, training=True) == lists.cut(p)
+    with half.training_in_float16(False):
+        assert torch.equal(made, kernels.forward(x, w, p))
+        assert lists.cut(p, training=True) == lists.cut(p)
 
 
 @needs_compiler
@@ -184,8 +186,7 @@ def test_gradients_from_lists_out_of_range_are_computed_in_float32(
 
     def steps(x: Tensor, w: Tensor, grad: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         made = step(kernels, x, w, grad, 100.0)
-        with monkeypatch.context() as patch:
-            patch.delenv(half.SWITCH)
+        with half.training_in_float16(False):
             return made, step(kernels, x, w, grad, 100.0)
 
     x, w, grad = listed((130, 40, 320))
@@ -203,10 +204,10 @@ def test_gradients_from_lists_out_of_range_are_computed_in_float32(
 
 @pytest.mark.parametrize("p", [8.0, 12.0, 28.0])
 def test_float16_is_off_by_default(p: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(half.SWITCH)
     monkeypatch.setattr(tensor_core, "SMALLEST", 0)
     recorder = Recorder()
     kernels = Cuda(recorder)
     x, w, grad = draw((64, 72, 512))
-    step(kernels, x, w, grad, p)
+    with half.training_in_float16(False):
+        step(kernels, x, w, grad, p)
     assert not any(map(in_float16, recorder.kernels))

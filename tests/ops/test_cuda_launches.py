@@ -194,16 +194,16 @@ def test_kernels_of_the_next_p_are_made_ahead(p: float, following: tuple[float, 
 @pytest.mark.parametrize("p", [8.0, 12.0, 20.0, 24.0, 28.0, 40.0, 64.0, 96.0, 128.0, 512.0, math.inf])
 def test_a_step_compiles_no_kernel_of_its_p(p: float, in_float16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kernel whose source depends on p is compiled ahead, by other threads."""
-    monkeypatch.setenv(half.SWITCH, str(int(in_float16)))
     monkeypatch.setattr(half, "SMALLEST", 0)
     monkeypatch.setattr(tensor_core, "SMALLEST", 0)
     x, w, grad = torch.randn(512, 1024), torch.randn(128, 1024), torch.randn(512, 128)
     recorder = Recorder()
     kernels = Cuda(recorder)
-    y, saved = kernels.forward_saving(x, w, p)
-    for need_x in (True, False):
-        kernels.backward(grad, x, w, y, saved, p, need_x, True)
-    ahead = {kernel.source() for kernel in kernels_ahead(p, 512, MUCH)}
+    with half.training_in_float16(in_float16):
+        y, saved = kernels.forward_saving(x, w, p)
+        for need_x in (True, False):
+            kernels.backward(grad, x, w, y, saved, p, need_x, True)
+        ahead = {kernel.source() for kernel in kernels_ahead(p, 512, MUCH)}
     late = {kernel for kernel in recorder.kernels if kernel.source() not in ahead}
     assert not [kernel for kernel in late if kernel.power or "P" in dict(kernel.definitions)]
 

@@ -1,5 +1,6 @@
 """Training at small even p by matrix products of single float16 numbers, on a CPU (simt.py)."""
 
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,11 @@ SHAPE = (64, 96, 400)
 
 
 @pytest.fixture
-def _enabled(monkeypatch: pytest.MonkeyPatch) -> None:
+def _enabled(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     """Also expand small layers."""
-    monkeypatch.setenv(half.SWITCH, "1")
     monkeypatch.setattr(tensor_core, "SMALLEST", 0)
+    with half.training_in_float16():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -38,9 +38,9 @@ def test_distances_and_gradients(p: float, shape: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("shape", [*SHAPES[1:], (256, 128, 5120)], ids=str)
 @pytest.mark.parametrize("p", [6.0, 8.0, 10.0, 12.0])
-def test_training_in_float16(p: float, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(half.SWITCH, "1")
-    cases.check_single(KERNELS, *cases.trained(shape), p)
+def test_training_in_float16(p: float, shape: tuple[int, int, int]) -> None:
+    with half.training_in_float16():
+        cases.check_single(KERNELS, *cases.trained(shape), p)
 
 
 @pytest.mark.parametrize("p", [8.0, 14.0])

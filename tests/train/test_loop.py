@@ -17,6 +17,7 @@ from linfnet.data import augment, plan_epoch
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import LinfnetError
 from linfnet.nn import LinfNet, reestimate_means
+from linfnet.ops.cuda.half import enabled
 from linfnet.recipes import load_recipe
 from linfnet.results import read_results
 from linfnet.train import RunFolder, StoppedError, Trainer
@@ -94,6 +95,21 @@ def test_the_exponent_of_the_slopes_follows_the_schedule(new_trainer: Callable[.
     trainer.run()
     assert seen == [state.slopes_p for state in states]
     assert trainer.net.slopes_p == math.inf  # the trained net has exact gradients
+
+
+def test_float16_is_enabled_for_the_training_steps_of_its_run_only(new_trainer: Callable[..., Trainer]):
+    for name, changes, expected in (("on", ("run.float16=true",), True), ("off", (), False)):
+        seen: list[bool] = []
+        new_trainer(name, *changes, "limit=100", callbacks=[OnStep(lambda _, seen=seen: seen.append(enabled()))]).run()
+        assert set(seen) == {expected}
+        assert not enabled()
+
+    def fail(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        new_trainer("fails", "run.float16=true", callbacks=[OnStep(fail)]).run()
+    assert not enabled()
 
 
 LOSS = ("clip_leak=0.1", "clip_leak_end=0", "theta_end=0.1")

@@ -9,6 +9,7 @@ from linfnet.ops import sparse_cpu as sparse_cpu
 from linfnet.ops.api import check_p as check_p
 from linfnet.ops.api import linf_distance_bounds as linf_distance_bounds
 from linfnet.ops.api import lp_distance as lp_distance
+from linfnet.ops.cuda.half import training_in_float16 as training_in_float16
 from linfnet.ops.deciding import count_deciding as count_deciding
 from linfnet.ops.deciding import count_deciding_sparse as count_deciding_sparse
 from linfnet.ops.implementations import KERNELS as KERNELS

@@ -188,6 +188,9 @@ class Run(Section):
     """Number of checkpoints that are not deleted."""
     graphs: bool = True
     """On a GPU, replay CUDA graphs while p is constant; results are bitwise the same."""
+    float16: bool | None = None
+    """On a GPU, compute training steps at finite p in float16, which is faster. Tests and certificates are always in
+    float32. Default: false."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from linfnet.data import ImageSet
 from linfnet.distributed.group import ALONE, GradientSum, Group
 from linfnet.errors import LinfnetError
 from linfnet.nn import Classifier, count_parameters, means_at_infinity, reestimate_means, share_means
+from linfnet.ops import training_in_float16
 from linfnet.recipes import Recipe, recipe_to_toml
 from linfnet.results import TrainingResult, write_training
 from linfnet.schedules import StepState
@@ -123,7 +124,8 @@ class Trainer:
         """Train to the end of the schedule and write the model, or until a callback stops the run (see `finished`)."""
         settings = self.recipe.run
         self.net.train()
-        with self._called(), stop_on_signals() if self.folder else contextlib.nullcontext(Event()) as stop:
+        signals = stop_on_signals() if self.folder else contextlib.nullcontext(Event())
+        with self._called(), training_in_float16(bool(settings.float16)), signals as stop:
             if self.progress.step < self.total_steps and self.group.any(self.view.stopping):
                 return self._result()  # no checkpoint: nothing has changed since the last one
             while self.progress.step < self.total_steps:

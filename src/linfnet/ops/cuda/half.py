@@ -9,7 +9,8 @@ Pairs out of range are recomputed in float32. If there are many, a flag on the d
 compute the layer.
 """
 
-import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
@@ -31,8 +32,6 @@ from linfnet.ops.cuda.layout import (
 from linfnet.ops.cuda.nvrtc import Kernel, Launcher
 from linfnet.ops.powers import addition_chain, half_source
 
-# The environment variable that enables these kernels if its value is 1.
-SWITCH = "LINFNET_HALF"
 # The smallest and the largest p for which these kernels are used.
 SMALLEST_P, LARGEST_P = 12.0, 32.0
 # Smallest number of (row, output, feature) triples.
@@ -82,9 +81,30 @@ def kernels(p: float) -> list[Kernel]:
     return [forward_kernel("half_sums", int(p)), *backward]
 
 
+# Not thread-local: on a GPU, autograd computes gradients in another thread.
+_enabled = False
+
+
 def enabled() -> bool:
-    """Whether the environment enables training in float16."""
-    return os.environ.get(SWITCH) == "1"
+    """Whether training in float16 is enabled, in all threads."""
+    return _enabled
+
+
+@contextmanager
+def training_in_float16(enabled: bool = True) -> Generator[None]:
+    """Compute training steps at finite p in float16 inside a `with` block, on GPUs, in all threads.
+
+    Only calls of `lp_distance` that need gradients are affected; p = infinity, bounds and certificates never are.
+
+    >>> with training_in_float16():
+    ...     pass  # a training step
+    """
+    global _enabled
+    before, _enabled = _enabled, enabled
+    try:
+        yield
+    finally:
+        _enabled = before
 
 
 def applies(p: float) -> bool:
