@@ -20,7 +20,7 @@ from linfnet.compression import Compressed
 from linfnet.data import ImageSet, load
 from linfnet.errors import ArgumentError
 from linfnet.export import verify_onnx, write_onnx
-from linfnet.nn import ConvStemNet, count_parameters
+from linfnet.nn import SortNet, count_parameters
 from linfnet.nn.label_margin import margin
 from linfnet.results import read_results
 
@@ -205,7 +205,7 @@ def test_onnx_files_are_equal_bit_for_bit(result: Compressed, tmp_path: Path):
 
 def test_what_cannot_be_compressed_is_refused(dense: LinfNet, digits: tuple[ImageSet, ImageSet], result: Compressed):
     for net, options, message in (
-        (ConvStemNet((1, 8, 8), 10, channels=4), {}, "net is a ConvStemNet of system 'conv-stem'; expected a LinfNet"),
+        (SortNet((1, 8, 8), 10, keep=0.9), {}, "net is a SortNet of system 'sortnet'; expected a LinfNet"),
         (result.net, {"runners_up": 1}, "runners_up needs a dense net"),
         (dense, {"dtype": "float8"}, "dtype is 'float8'; expected one of float32, float16"),
         (dense, {"passes": 0}, "passes is 0"),

@@ -5,6 +5,7 @@ training image are few, and the net that has only these is again an l_inf-distan
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal, cast
@@ -21,7 +22,8 @@ from linfnet.epsilon import Epsilon, format_epsilon, parse_epsilon
 from linfnet.errors import ArgumentError
 from linfnet.evaluation.evaluator import images_for
 from linfnet.inputs import check_count, check_net, net_device
-from linfnet.nn import LinfNet, LpDistance, SparseDistance, SparseNet
+from linfnet.nn import ConvStemNet, LinfNet, LpDistance, SparseDistance, SparseNet
+from linfnet.nn.conv_stem import ConvStem
 from linfnet.nn.sparse import remove_unread
 from linfnet.ops import count_deciding, count_deciding_sparse
 
@@ -92,8 +94,12 @@ class Compressed:
         )
 
 
+# A net that can be compressed.
+Trained = LinfNet | ConvStemNet | SparseNet
+
+
 def compress(
-    net: LinfNet | SparseNet,
+    net: Trained,
     data: object,
     *,
     eps: Epsilon | None = None,
@@ -114,8 +120,8 @@ def compress(
     The certificates of the compressed net hold for every image: they are about the compressed net itself.
 
     Args:
-        net: a trained `LinfNet` in float32, or a compressed net, which then loses further connections. It is used at
-            p = inf in eval mode and not changed.
+        net: a trained `LinfNet` or `ConvStemNet` in float32, or a compressed net, which then loses further connections.
+            It is used at p = inf in eval mode and not changed. Convolutions keep all connections.
         data: labelled training images, in any form that `linfnet.evaluate` accepts.
         eps: also count the connections of perturbed images: each image is changed by random signs times eps, and by a
             few steps of PGD. Certified accuracy is measured at this epsilon.
@@ -132,9 +138,9 @@ def compress(
         seed: of the random choices.
         advance: called with the number of images of `data` that were processed, once per batch.
     """
-    if not isinstance(check_net(net), LinfNet | SparseNet):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(check_net(net), Trained):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArgumentError(
-            f"net is a {type(net).__name__} of system {net.system!r}; expected a LinfNet or a SparseNet to compress"
+            f"net is a {type(net).__name__} of system {net.system!r}; expected a LinfNet, a ConvStemNet or a SparseNet"
         )
     if runners_up is not None and isinstance(net, SparseNet):
         raise ArgumentError("runners_up needs a dense net, and net is compressed; leave runners_up out")
@@ -157,13 +163,18 @@ def compress(
                 pixels = pixels.to(net_device(net)).reshape(-1, *net.image_shape)
                 labels = training.labels[order].to(pixels.device)
                 for variant in _variants(net, pixels, labels, size, seed + number * len(training) + int(part[0])):
-                    counts.add(net.normalize(variant).flatten(1))
+                    x, stem = net.normalize(variant), _stem(net)
+                    counts.add((stem(x) if stem else x).flatten(1))
                 advance(len(part))
         small = sparse_net_of(net, counts.kept(at_least, runners_up)).round_weights_(DTYPES[dtype])
     return compare(net, small, held_out, size, counts.images)
 
 
-def _layers(net: LinfNet | SparseNet) -> list[LpDistance | SparseDistance]:
+def _stem(net: Trained) -> ConvStem | None:
+    return None if isinstance(net, LinfNet) else net.stem
+
+
+def _layers(net: Trained) -> list[LpDistance | SparseDistance]:
     layers = [layer for layer in net.layers if isinstance(layer, LpDistance | SparseDistance)]
     if len(layers) != len(net.layers):
         raise ArgumentError("a layer of the net is not an LpDistance; expected the layers of a LinfNet")
@@ -184,9 +195,7 @@ def _split(data: ImageSet, check: ImageSet | None, seed: int) -> tuple[ImageSet,
     return parts[0], parts[1]
 
 
-def _variants(
-    net: LinfNet | SparseNet, pixels: Tensor, labels: Tensor, eps: Fraction | None, seed: int
-) -> Iterator[Tensor]:
+def _variants(net: Trained, pixels: Tensor, labels: Tensor, eps: Fraction | None, seed: int) -> Iterator[Tensor]:
     """Return the images themselves, and with an epsilon also two perturbed copies."""
     yield pixels
     if not eps:
@@ -243,7 +252,7 @@ def _most_frequent(count: Tensor, offsets: Tensor) -> Tensor:
     return order[offsets[:-1].long()]
 
 
-def sparse_net_of(net: LinfNet | SparseNet, kept: Sequence[Tensor]) -> SparseNet:
+def sparse_net_of(net: Trained, kept: Sequence[Tensor]) -> SparseNet:
     """Return a net with some of the connections of a net, without neurons whose output is not used.
 
     `kept`: for each layer bool, of the shape of its weights, with at least one connection of each neuron.
@@ -258,16 +267,15 @@ def sparse_net_of(net: LinfNet | SparseNet, kept: Sequence[Tensor]) -> SparseNet
             index, offsets = keep.nonzero()[:, 1], torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         mean = None if layer.shift is None else layer.shift.running_mean
         layers.append(SparseDistance(layer.weight[keep], index, offsets, layer.in_features, mean=mean, bias=layer.bias))
-    options: dict[str, Any] = {"mean": net.mean, "std": net.std, "negate_logits": net.negate_logits}
+    negate = True if isinstance(net, ConvStemNet) else net.negate_logits
+    options: dict[str, Any] = {"mean": net.mean, "std": net.std, "negate_logits": negate, "stem": deepcopy(_stem(net))}
     small = SparseNet(net.image_shape, net.classes, remove_unread(layers), **options)
     small.scale.data.copy_(net.scale)
     return small.to(net_device(net)).eval()
 
 
 @torch.no_grad()
-def compare(
-    net: LinfNet | SparseNet, small: SparseNet, images: ImageSet, eps: Fraction | None, counted: int = 0
-) -> Compressed:
+def compare(net: Trained, small: SparseNet, images: ImageSet, eps: Fraction | None, counted: int = 0) -> Compressed:
     """Return the comparison of a net with a compressed net on held-out images."""
     found: list[tuple[Tensor, ...]] = []
     for part in torch.arange(len(images), device=images.labels.device).split(BATCH):
@@ -280,7 +288,7 @@ def compare(
         found.append((same, *(one.radius >= 0 for one in both), *at_eps))
     identical, *shares = (torch.cat(values).double().mean().item() for values in zip(*found, strict=True))
 
-    def measured(one: LinfNet | SparseNet, clean: float, certified: float) -> Measured:
+    def measured(one: Trained, clean: float, certified: float) -> Measured:
         layers = cast(list[LpDistance | SparseDistance], list(one.layers))
         return Measured(
             clean=clean,

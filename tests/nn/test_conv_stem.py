@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from linfnet import attack, certify, load, load_model
-from linfnet.certificates import certify_images
+from linfnet import attack, certify, compress, load, load_model
+from linfnet.certificates import certify_images, decide
 from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.export.onnx import build_onnx
 from linfnet.files import read_table, write_table
-from linfnet.nn import Classifier, ConvStemNet, MeanShift, reestimate_means
+from linfnet.nn import Classifier, ConvStemNet, MeanShift, SparseNet, reestimate_means
 from linfnet.recipes import load_recipe
 from linfnet.systems import system_of
 
@@ -188,6 +189,70 @@ def test_the_recipe_selects_channels_and_convolutions():
     recipe = load_recipe("mnist-cpu-conv-stem", ["data.name=digits", "model.width=8", "system.convolutions=3"])
     net = system_of(recipe).build(recipe, load("digits").info)
     assert isinstance(net, ConvStemNet)
-    assert (net.channels, net.convolutions, net.layers[0].in_features) == (4, 3, 64)
+    assert (net.stem.channels, net.stem.convolutions, net.layers[0].in_features) == (4, 3, 64)
     recipe = load_recipe("mnist-cpu-conv-stem", ["data.name=digits", "system.channels=9"])
-    assert system_of(recipe).build(recipe, load("digits").info).channels == 9
+    assert system_of(recipe).build(recipe, load("digits").info).stem.channels == 9
+
+
+@pytest.fixture(scope="module")
+def images() -> tuple[Tensor, Tensor]:
+    source = torch.Generator().manual_seed(1)
+    return torch.rand(300, 3, 8, 8, generator=source), torch.randint(4, (300,), generator=source)
+
+
+@pytest.fixture(scope="module")
+def small(images: tuple[Tensor, Tensor]) -> SparseNet:
+    return compress(random_net(), images, eps=Fraction(1, 50), passes=1, check=images).net
+
+
+def test_compressed_counted_images_have_identical_logits(small: SparseNet, images: tuple[Tensor, Tensor]):
+    net = random_net()
+    assert torch.equal(small(images[0]), net(images[0]))
+    assert sum(layer.connections for layer in small.layers) < sum(layer.weight.numel() for layer in net.layers)
+    ours, theirs = certify(small, images[0]), certify(net, images[0])
+    assert torch.equal(ours.prediction, theirs.prediction)
+    assert bool((ours.radius > 0).any())
+    torch.testing.assert_close(ours.radius, theirs.radius, rtol=1e-4, atol=1e-6)
+
+
+def test_a_compressed_net_is_saved_and_loaded(small: SparseNet, images: tuple[Tensor, Tensor], tmp_path: Path):
+    small.save(tmp_path)
+    loaded = load_model(tmp_path)
+    assert torch.equal(loaded(images[0]), small(images[0]))
+    assert small.saved_size() == (tmp_path / "model.safetensors").stat().st_size
+    assert "2 convolutional layers" in loaded.describe()
+    again = compress(loaded, images, eps=Fraction(1, 50), at_least=3, passes=1, check=images)
+    assert sum(again.after.connections) < sum(again.before.connections)
+    config = read_table(tmp_path / "config.json")
+    for changes in ({"channels": 10**9}, {"channels": 13}, {"channels": "many"}, {"convolutions": 3}):
+        write_table(tmp_path / "config.json", {**config, **changes})
+        with pytest.raises(LinfnetError):
+            load_model(tmp_path)
+    for key in ("channels", "convolutions"):
+        write_table(tmp_path / "config.json", {name: value for name, value in config.items() if name != key})
+        with pytest.raises(LinfnetError):
+            load_model(tmp_path)
+
+
+def test_no_image_in_a_ball_leaves_the_bounds_of_a_compressed_net(small: SparseNet, images: tuple[Tensor, Tensor]):
+    x = images[0][:20]
+    lower, upper = (x - 0.05).clamp(min=0), (x + 0.05).clamp(max=1)
+    low, high = small.bounds(lower, upper)
+    for _ in range(20):
+        logits = small(torch.where(torch.rand_like(x) < 0.5, lower, upper))
+        assert bool(((low <= logits) & (logits <= high)).all())
+
+
+def test_attacks_and_the_exact_method_on_a_compressed_net(small: SparseNet, images: tuple[Tensor, Tensor]):
+    x, eps = images[0][:30], Fraction(1, 20)
+    proof = certify(small, x)
+    found = decide(small, x, proof.prediction, eps)
+    assert bool((proof.at(eps) <= found.robust).all())
+    assert not bool((found.robust & attack(small, x, proof.prediction, eps).success).any())
+    assert bool(found.robust.any())
+    assert bool(found.broken.any())
+
+
+def test_a_compressed_net_has_no_onnx_file(small: SparseNet):
+    with pytest.raises(LinfnetError, match="ONNX export is not available for nets with convolutional layers"):
+        build_onnx(small)

@@ -14,7 +14,7 @@ from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError
 from linfnet.export import write_card
 from linfnet.files import make_folder, read_table, write_json, write_table
-from linfnet.nn import Classifier, LinfNet, SparseNet, count_parameters
+from linfnet.nn import Classifier, ConvStemNet, LinfNet, SparseNet, count_parameters
 from linfnet.nn.model_path import KnownData, class_names, known_data
 from linfnet.results import Results, TrainingResult, read_results
 from linfnet.results.storage import RESULTS_FILE, results_to_json
@@ -80,8 +80,9 @@ class Compress:
         found, device = self._on("train").find(((self.eps,),) if self.eps is not None else (), needs_eps=False)
         out = self._new_folder(found.folder)
         net = load_model(found.folder, device=device)
-        if not isinstance(net, LinfNet | SparseNet):
-            raise LinfnetError(f"{self.model} is a net of system {net.system!r}; expected a net of system 'linf'")
+        if not isinstance(net, LinfNet | ConvStemNet | SparseNet):
+            expected = "expected 'linf', 'conv-stem' or 'sparse'"
+            raise LinfnetError(f"{self.model} is a net of system {net.system!r}; {expected}")
         training, test = (self._load(split, net, found) for split in ("train", "test"))
         recipe = found.run.recipe.data if found.run else None
         pad, flip = (recipe.pad, recipe.flip) if recipe else (0, False)

@@ -139,6 +139,8 @@ def build_onnx(classifier: Classifier, class_names: Sequence[str] = ()) -> Any:
             f"ONNX export is for nets of systems 'linf' and 'sparse'; this one is of system {classifier.system!r}"
         )
     net = cast(LinfNet | SparseNet, classifier)
+    if isinstance(net, SparseNet) and net.stem:
+        raise LinfnetError("ONNX export is not available for nets with convolutional layers")
     if next(net.parameters()).dtype != torch.float32:
         raise LinfnetError("ONNX export is for float32 nets")
     graph = _Graph(require("onnx", "onnx"))

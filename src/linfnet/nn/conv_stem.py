@@ -22,6 +22,43 @@ KERNEL, STRIDE, PADDING = 4, 2, 1
 MOST_CONVOLUTIONS = 16
 
 
+class ConvStem(nn.Sequential):
+    """Convolutional distance layers, the first layers of a net; `ConvStemNet` describes them.
+
+    Args:
+        image_shape, channels, convolutions, p: as in `ConvStemNet`.
+    """
+
+    def __init__(
+        self, image_shape: Sequence[int], *, channels: int, convolutions: int = 2, p: float = math.inf
+    ) -> None:
+        if len(image_shape) != 3 or min(image_shape[1:]) < STRIDE:
+            raise ArgumentError(f"image_shape is {tuple(image_shape)}; expected (C, H, W) with H and W of at least 2")
+        self.channels = _whole("channels", channels, math.inf)
+        self.convolutions = _whole("convolutions", convolutions, MOST_CONVOLUTIONS)
+        convolution = partial(LpDistanceConv2d, mean_shift=True, identity_init=True, p=p)
+        super().__init__(
+            convolution(image_shape[0], self.channels, KERNEL, stride=STRIDE, padding=PADDING),
+            *(convolution(self.channels, self.channels, 3, padding=1) for _ in range(self.convolutions - 1)),
+        )
+        self.features = self.channels * math.prod(size // STRIDE for size in image_shape[1:])
+        """The number of outputs of the last convolution."""
+
+    def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Return bounds on the outputs over a box of normalised pixels, at p = inf and in eval mode."""
+        for layer in distance_layers(self, LpDistanceConv2d):
+            lower, upper = layer.bounds(lower, upper)
+        return lower, upper
+
+    def measure(self, x: Tensor) -> tuple[Tensor, Rounding]:
+        """Return the outputs, and the rounding of their computation from normalised pixels."""
+        rounding = Rounding()
+        for layer in distance_layers(self, LpDistanceConv2d):
+            x, sizes = layer.measure(x)
+            rounding = rounding.then(sizes)
+        return x, rounding
+
+
 class ConvStemNet(ProvenNet):
     """Convolutional distance layers on normalised pixels, followed by fully connected ones.
 
@@ -49,6 +86,7 @@ class ConvStemNet(ProvenNet):
     """
 
     system: ClassVar[str] = "conv-stem"
+    other_layers: ClassVar[frozenset[type[nn.Module]]] = frozenset({ConvStem})
 
     def __init__(
         self,
@@ -64,18 +102,10 @@ class ConvStemNet(ProvenNet):
     ) -> None:
         check_hidden(hidden)
         super().__init__(image_shape, classes, mean=mean, std=std, learn_scale=True)
-        if len(self.image_shape) != 3 or min(self.image_shape[1:]) < STRIDE:
-            raise ArgumentError(f"image_shape is {self.image_shape}; expected (C, H, W) with H and W of at least 2")
         self.hidden = tuple(hidden)
-        self.channels = _whole("channels", channels, math.inf)
-        self.convolutions = _whole("convolutions", convolutions, MOST_CONVOLUTIONS)
-        convolution = partial(LpDistanceConv2d, mean_shift=True, identity_init=True, p=p)
-        self.stem = nn.Sequential(
-            convolution(self.image_shape[0], self.channels, KERNEL, stride=STRIDE, padding=PADDING),
-            *(convolution(self.channels, self.channels, 3, padding=1) for _ in range(self.convolutions - 1)),
-        )
+        self.stem = ConvStem(self.image_shape, channels=channels, convolutions=convolutions, p=p)
         layer = partial(LpDistance, identity_init=True, p=p)
-        widths = [self.channels * math.prod(size // STRIDE for size in self.image_shape[1:]), *hidden]
+        widths = [self.stem.features, *hidden]
         inner = [layer(a, b, mean_shift=True) for a, b in itertools.pairwise(widths)]
         self.layers = nn.Sequential(*inner, layer(widths[-1], classes, bias=True))
 
@@ -84,35 +114,31 @@ class ConvStemNet(ProvenNet):
         return -self.layers(self.stem(self.normalize(self.check_shape(images))).flatten(1))
 
     def bounds(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-        low, high = self.normalize.bounds(self.check_shape(lower), self.check_shape(upper))
-        for layer in _layers(self.stem, LpDistanceConv2d):
-            low, high = layer.bounds(low, high)
-        low, high = low.flatten(1), high.flatten(1)
-        for layer in _layers(self.layers, LpDistance):
+        box = self.normalize.bounds(self.check_shape(lower), self.check_shape(upper))
+        low, high = (end.flatten(1) for end in self.stem.bounds(*box))
+        for layer in distance_layers(self.layers, LpDistance):
             low, high = layer.bounds(low, high)
         return -high, -low
 
     def measure(self, images: Tensor) -> tuple[Tensor, Rounding]:
-        values, rounding = self.normalize(self.check_shape(images)), Rounding()
-        for layer in _layers(self.stem, LpDistanceConv2d):
-            values, sizes = layer.measure(values)
-            rounding = rounding.then(sizes)
+        values, rounding = self.stem.measure(self.normalize(self.check_shape(images)))
         values = values.flatten(1)
-        for layer in _layers(self.layers, LpDistance):
+        for layer in distance_layers(self.layers, LpDistance):
             values, sizes = layer.measure(values)
             rounding = rounding.then(sizes)
         return -values, rounding
 
     def settings(self) -> dict[str, Any]:
-        return {"hidden": list(self.hidden), "channels": self.channels, "convolutions": self.convolutions}
+        stem = {"channels": self.stem.channels, "convolutions": self.stem.convolutions}
+        return {"hidden": list(self.hidden), **stem}
 
     def describe(self) -> str:
         hidden = "×".join(map(str, self.hidden)) or "none"
         return (
-            f"An ℓ∞-distance net with {self.convolutions} convolutional layers of {self.channels} channels, then "
-            f"hidden layers {hidden}. It is {self.lipschitz:.6g}-Lipschitz in the ℓ∞ norm of the pixels: one forward "
-            "pass certifies a radius inside which its class cannot change. Certificates hold for the float32 program "
-            "itself."
+            f"An ℓ∞-distance net with {self.stem.convolutions} convolutional layers of {self.stem.channels} channels, "
+            f"then hidden layers {hidden}. It is {self.lipschitz:.6g}-Lipschitz in the ℓ∞ norm of the pixels: one "
+            "forward pass certifies a radius inside which its class cannot change. Certificates hold for the float32 "
+            "program itself."
         )
 
 
@@ -128,7 +154,7 @@ def _whole(name: str, value: int, most: float) -> int:
     return number
 
 
-def _layers(part: nn.Module, kind: type[Layer]) -> list[Layer]:
+def distance_layers(part: nn.Module, kind: type[Layer]) -> list[Layer]:
     """Return the layers of a part of a net; raise an error unless all of them are of one kind."""
     modules = list(part) if isinstance(part, nn.Sequential) else [part]
     layers = [module for module in modules if isinstance(module, kind)]

@@ -23,13 +23,15 @@ def circuit_of(net: ProvenNet) -> Circuit:
         if len(divisions) > 1 and net.normalize.std.device.type != "cpu":  # the first one is the normalisation
             raise ArgumentError("body divides by a number, which a GPU may round differently; expected a net on a CPU")
     elif isinstance(net, LinfNet | SparseNet | ConvStemNet):
-        convolutional = isinstance(net, ConvStemNet)
-        for layer in cast(list[LpDistanceConv2d], [*net.stem]) if convolutional else ():
+        stem = None if isinstance(net, LinfNet) else net.stem
+        for layer in cast(list[LpDistanceConv2d], [*(stem or ())]):
             nodes = add_convolution(circuit, layer, nodes.unsqueeze(0))[0]
         nodes = nodes.flatten()
         for layer in net.layers:
             nodes = add_layer(circuit, layer, nodes)
-        circuit.outputs = circuit.unary(Kind.NEGATE, nodes) if convolutional or net.negate_logits else nodes
+        circuit.outputs = (
+            circuit.unary(Kind.NEGATE, nodes) if isinstance(net, ConvStemNet) or net.negate_logits else nodes
+        )
     else:
         raise ArgumentError(
             f"the net is a {type(net).__name__}; expected a LinfNet, a ConvStemNet, a SparseNet or a wrapped net"
