@@ -213,6 +213,10 @@ def test_compressed_counted_images_have_identical_logits(small: SparseNet, image
     assert torch.equal(ours.prediction, theirs.prediction)
     assert bool((ours.radius > 0).any())
     torch.testing.assert_close(ours.radius, theirs.radius, rtol=1e-4, atol=1e-6)
+    with torch.no_grad():
+        roundings = [each.measure(images[0])[1] for each in (net, small)]
+    assert roundings[0].steps == roundings[1].steps
+    assert bool((roundings[1].total() >= 0.9 * roundings[0].total()).all())  # neurons that are not read are left out
 
 
 def test_a_compressed_net_is_saved_and_loaded(small: SparseNet, images: tuple[Tensor, Tensor], tmp_path: Path):
