@@ -11,6 +11,7 @@ from kernel_steps import replayed_step, step
 
 from linfnet.ops import default_implementation, linf_distance_bounds, lp_distance
 from linfnet.ops.cuda import Cuda
+from linfnet.ops.cuda.dispatch import exchanges
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,6 +36,14 @@ def poisoned() -> object:
 @pytest.mark.parametrize("p", FINITE)
 def test_distances_and_gradients(p: float, shape: tuple[int, int, int]) -> None:
     cases.check_against_reference(KERNELS, *cases.draw(shape), p)
+
+
+@pytest.mark.parametrize("features", [48, 108])
+@pytest.mark.parametrize("p", FINITE)
+def test_few_outputs_and_many_rows(p: float, features: int) -> None:
+    x, w, grad = cases.draw((5000, 12, features))
+    assert exchanges(x, w)
+    cases.check_against_reference(KERNELS, x, w, grad, p)
 
 
 def test_residuals_are_saved() -> None:

@@ -13,12 +13,14 @@ from kernel_steps import step
 from simt import LITTLE, Emulator, needs_compiler
 from torch import Tensor
 
-from linfnet.ops.cuda import Cuda, tensor_core
+from linfnet.ops import Reference
+from linfnet.ops.cuda import Cuda, dispatch, half, tensor_core
 from linfnet.ops.cuda.dense import Dense
 
 pytestmark = needs_compiler
 
 CPU = "cpu"
+REFERENCE = Reference()
 Shape = tuple[int, int, int]
 Drawn = tuple[Tensor, Tensor, Tensor]
 # Shapes smaller than a tile, with partial tiles in all directions, with few outputs (the features are divided), and
@@ -76,6 +78,35 @@ def test_the_largest_number_may_be_anywhere(emulator: Emulator, size: int) -> No
 @pytest.mark.parametrize("p", [1.0, 8.0, 8.3, 28.0, 30.5, 200.5])
 def test_distances_and_gradients(kernels: Cuda, p: float, shape: Shape) -> None:
     dense.check_against_reference(kernels, *dense.draw(shape, CPU), p)
+
+
+@pytest.mark.parametrize("in_float16", [False, True])
+@pytest.mark.parametrize("p", [6.0, 8.0, 8.3, 14.0, 24.0, 30.5, 200.5])
+def test_few_outputs_and_many_rows(kernels: Cuda, p: float, in_float16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such layers are computed with x and w exchanged."""
+    monkeypatch.setattr(dispatch, "MANY_ROWS", 200)
+    monkeypatch.setattr(half, "SMALLEST", 0)
+    x, w, grad = dense.draw((333, 12, 48), CPU)
+    assert dispatch.exchanges(x, w)
+    assert kernels.saved_like(x, w, p).shape == kernels.forward_saving(x, w, p)[1].shape
+    with half.training_in_float16(in_float16):
+        if not (in_float16 and p in (14.0, 24.0)):
+            dense.check_against_reference(kernels, x, w, grad, p)
+            return
+        made, exact = step(kernels, x, w, grad, p), step(REFERENCE, x.double(), w.double(), grad.double(), p)
+    for ours, truth in zip(made, exact, strict=True):
+        assert (ours - truth).norm() <= 0.01 * truth.norm()
+
+
+def test_few_outputs_and_many_rows_at_infinity(kernels: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "MANY_ROWS", 200)
+    x, w, grad = dense.draw((333, 12, 48), CPU)
+    w[-1] = x[-1]  # a distance of 0 has no slope
+    y, *gradients = step(kernels, x, w, grad, math.inf)
+    exact_y, *exact = step(REFERENCE, x.double(), w.double(), grad.double(), math.inf)
+    assert torch.equal(y, exact_y.float())
+    for ours, truth in zip(gradients, exact, strict=True):
+        assert dense.error(ours, truth) <= 8 * dense.ROUNDING
 
 
 @pytest.mark.parametrize("p", [2 - 1e-12, 9 - 2e-7, 10 - 1e-9, 64 - 1e-9])

@@ -190,13 +190,17 @@ def test_kernels_of_the_next_p_are_made_ahead(p: float, following: tuple[float, 
         } <= made
 
 
+@pytest.mark.parametrize("shape", [(512, 128, 1024), (4096, 12, 48)], ids=str)
 @pytest.mark.parametrize("in_float16", [False, True])
 @pytest.mark.parametrize("p", [8.0, 12.0, 20.0, 24.0, 28.0, 40.0, 64.0, 96.0, 128.0, 512.0, math.inf])
-def test_a_step_compiles_no_kernel_of_its_p(p: float, in_float16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_compiles_no_kernel_of_its_p(
+    p: float, in_float16: bool, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every kernel whose source depends on p is compiled ahead, by other threads."""
     monkeypatch.setattr(half, "SMALLEST", 0)
     monkeypatch.setattr(tensor_core, "SMALLEST", 0)
-    x, w, grad = torch.randn(512, 1024), torch.randn(128, 1024), torch.randn(512, 128)
+    n, out, features = shape
+    x, w, grad = torch.randn(n, features), torch.randn(out, features), torch.randn(n, out)
     recorder = Recorder()
     kernels = Cuda(recorder)
     with half.training_in_float16(in_float16):

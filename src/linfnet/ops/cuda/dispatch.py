@@ -28,6 +28,14 @@ from linfnet.ops.reference import Reference
 # Number of next values of p whose kernels are compiled ahead: a short run uses each value for few steps only, and above
 # p = 32 for less time than the compilation takes, so that it must start long before.
 SNAPPED_AHEAD = 6
+# Layers with at most so many outputs and at least so many rows, such as convolutions, are trained with x and w
+# exchanged: |x - w| is symmetric, and a block of the backward kernels has many outputs but few rows.
+FEW_OUTS, MANY_ROWS = 31, 4096
+
+
+def exchanges(x: Tensor, w: Tensor) -> bool:
+    """Whether a training step exchanges x and w."""
+    return w.shape[0] <= FEW_OUTS and x.shape[0] >= MANY_ROWS
 
 
 def kernels_ahead(p: float, n: int, shared: int) -> list[Kernel]:
@@ -129,6 +137,9 @@ class Cuda:
     def forward_saving(self, x: Tensor, w: Tensor, p: float) -> tuple[Tensor, Tensor]:
         if not _accurate(p):
             return self._reference.forward_saving(x, w, p)
+        if exchanges(x, w):
+            y, saved = self.forward_saving(w, x, p)
+            return y.t().contiguous(), saved
         layer, n = self._layer(x, w, p), x.shape[0]
         saved = layer.saved_like()
         if 0 in (n, *w.shape):
@@ -138,13 +149,20 @@ class Cuda:
         return layer.forward(saved), saved
 
     def saved_like(self, x: Tensor, w: Tensor, p: float) -> Tensor:
-        return self._layer(x, w, p).saved_like() if _accurate(p) else self._reference.saved_like(x, w, p)
+        if not _accurate(p):
+            return self._reference.saved_like(x, w, p)
+        return self._layer(*((w, x) if exchanges(x, w) else (x, w)), p).saved_like()
 
     def backward(
         self, grad: Tensor, x: Tensor, w: Tensor, y: Tensor, saved: Tensor, p: float, need_x: bool, need_w: bool
     ) -> tuple[Tensor, Tensor]:
         if not _accurate(p):
             return self._reference.backward(grad, x, w, y, saved, p, need_x, need_w)
+        if exchanges(x, w):
+            grad, y = grad.t().contiguous(), y.t().contiguous()
+            # Kernels for the first of two gradients alone are not compiled ahead.
+            grad_w, grad_x = self.backward(grad, w, x, y, saved, p, need_w, True)
+            return grad_x if need_x else x.new_empty(0), grad_w
         results = gradients_like(x, w, need_x, need_w)
         if grad.numel() == 0 or x.shape[1] == 0 or not (need_x or need_w):
             return results[0].zero_(), results[1].zero_()
