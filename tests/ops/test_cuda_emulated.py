@@ -88,6 +88,7 @@ def test_few_outputs_and_many_rows(kernels: Cuda, p: float, in_float16: bool, mo
     monkeypatch.setattr(half, "SMALLEST", 0)
     x, w, grad = dense.draw((333, 12, 48), CPU)
     assert dispatch.exchanges(x, w)
+    assert not dispatch.exchanges(torch.empty((1 << 20) + 1, 1, device="meta"), w)
     assert kernels.saved_like(x, w, p).shape == kernels.forward_saving(x, w, p)[1].shape
     with half.training_in_float16(in_float16):
         if not (in_float16 and p in (14.0, 24.0)):

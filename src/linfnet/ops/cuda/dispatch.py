@@ -29,13 +29,14 @@ from linfnet.ops.reference import Reference
 # p = 32 for less time than the compilation takes, so that it must start long before.
 SNAPPED_AHEAD = 6
 # Layers with at most so many outputs and at least so many rows, such as convolutions, are trained with x and w
-# exchanged: |x - w| is symmetric, and a block of the backward kernels has many outputs but few rows.
-FEW_OUTS, MANY_ROWS = 31, 4096
+# exchanged: |x - w| is symmetric, and a block of the backward kernels has many outputs but few rows. The largest number
+# of rows keeps the grids within the limits of CUDA, which are lower for outputs.
+FEW_OUTS, MANY_ROWS, MOST_ROWS = 31, 4096, 1 << 20
 
 
 def exchanges(x: Tensor, w: Tensor) -> bool:
     """Whether a training step exchanges x and w."""
-    return w.shape[0] <= FEW_OUTS and x.shape[0] >= MANY_ROWS
+    return w.shape[0] <= FEW_OUTS and MANY_ROWS <= x.shape[0] <= MOST_ROWS
 
 
 def kernels_ahead(p: float, n: int, shared: int) -> list[Kernel]:
