@@ -20,7 +20,7 @@ from tools.exact_tables import exact
 from tools.install_tables import extras
 from tools.picture import picture
 from tools.recipe_keys import recipe_keys
-from tools.search_tables import full_size, searches
+from tools.search_tables import full_size, prototypes, searches
 from tools.zoo import model_files, zoo
 
 ROOT = Path(__file__).parent.parent
@@ -44,6 +44,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "exact": exact,
     "searches": searches,
     "full-size": full_size,
+    "prototypes": prototypes,
     "cpu-speed": speed_tables.cpu_speed,
     "gpu-steps": speed_tables.gpu_steps,
     "gpu-step-details": speed_tables.gpu_step_details,

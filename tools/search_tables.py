@@ -50,6 +50,23 @@ def _row(variant: dict[str, Any]) -> list[str]:
     ]
 
 
+def prototypes() -> str:
+    """Return the table of changes that were tried in scripts, best change first."""
+    name = "prototypes-overfitting-8"
+    record, changes = read_record(name), dict[str, list[dict[str, Any]]]()
+    for row in record["rows"]:
+        changes.setdefault(row["change"], []).append(row)
+    figures = ("certified", "clean", "certified_train")
+    means = [
+        (change, len(rows), [statistics.mean(row[figure] for row in rows) for figure in figures])
+        for change, rows in changes.items()
+    ]
+    means.sort(key=lambda mean: mean[2], reverse=True)
+    head = ["change", "seeds", "certified", "clean", "certified on training images"]
+    rows = [[change, str(seeds), *map(percent, shares)] for change, seeds, shares in means]
+    return f"{record['title']} ({link(f'{name}.json')}):\n\n{table(head, rows)}"
+
+
 def full_size() -> str:
     """Return a table of the runs with nets of full size."""
     head = ["variant", "seed", "certified", "clean", "certified on training images", "clean", "seconds", "record"]
