@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from linfnet import attack, certify, compress, load, load_model
 from linfnet.certificates import certify_images, decide
 from linfnet.errors import ArgumentError, LinfnetError
-from linfnet.export.onnx import build_onnx
+from linfnet.export import verify_onnx, write_onnx
 from linfnet.files import read_table, write_table
 from linfnet.nn import Classifier, ConvStemNet, MeanShift, SparseNet, reestimate_means
 from linfnet.recipes import load_recipe
@@ -257,6 +257,11 @@ def test_attacks_and_the_exact_method_on_a_compressed_net(small: SparseNet, imag
     assert bool(found.broken.any())
 
 
-def test_a_compressed_net_has_no_onnx_file(small: SparseNet):
-    with pytest.raises(LinfnetError, match="ONNX export is not available for nets with convolutional layers"):
-        build_onnx(small)
+@pytest.mark.parametrize("shape", [(3, 8, 8), (1, 7, 5)], ids=str)
+def test_onnx_files_are_equal_bit_for_bit(shape: tuple[int, int, int], tmp_path: Path):
+    net, images = random_net(shape), torch.rand(20, *shape)
+    labels = torch.randint(4, (20,))
+    small = compress(net, (images, labels), passes=1, check=(images, labels)).net
+    for number, each in enumerate((net, small)):
+        write_onnx(each, tmp_path / f"{number}.onnx")
+        verify_onnx(each, tmp_path / f"{number}.onnx", torch.rand(20, *shape))

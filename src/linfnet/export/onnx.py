@@ -3,10 +3,11 @@
 An ONNX file has the same operations in the same order as the net, so its results are equal bit for bit. The simplest
 form of a layer, one subtraction of shape [batch, out, in], needs gigabytes for the published nets. Instead, each
 iteration of a Scan subtracts a few rows of weights and computes the largest absolute values. The layers of a compressed
-net gather the inputs of all connections, [batch, connections] numbers.
+net gather the inputs of all connections, [batch, connections] numbers, and convolutions gather their patches.
 """
 
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
@@ -16,13 +17,14 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from linfnet.boxes import check_images
 from linfnet.epsilon import format_epsilon
 from linfnet.errors import ArgumentError, LinfnetError, require
 from linfnet.files import replacing, temporary_folder
-from linfnet.nn import Classifier, LinfNet, SparseDistance, SparseNet
+from linfnet.nn import Classifier, ConvStemNet, LinfNet, LpDistanceConv2d, SparseDistance, SparseNet
 from linfnet.nn.distance import DistanceModule
 from linfnet.version import __version__
 
@@ -118,6 +120,34 @@ class _Graph:
         order = torch.cat(groups).argsort().int()
         return self.add("Gather", [joined, self.constant(order, f"{name}.order")], f"{name}.distance", axis=1)
 
+    def convolution(
+        self, x: str, shape: Sequence[int], layer: LpDistanceConv2d, name: str
+    ) -> tuple[str, tuple[int, int, int]]:
+        """Add nodes for a convolutional layer on x [batch, C * H * W]; return the output's name, and its (C, H, W).
+
+        Patches are gathered from x, to which a zero is added for the padding.
+        """
+        size, out = math.prod(shape), layer.out_channels
+        numbers = torch.arange(1.0, size + 1, dtype=torch.float64).view(1, *shape)
+        columns = F.unfold(numbers, layer.kernel_size, padding=layer.padding, stride=layer.stride)[0].long() - 1
+        index = self.constant(torch.where(columns < 0, size, columns).t(), f"{name}.index")
+        weight = self.constant(layer.weight.unsqueeze(1), f"{name}.weight")
+        ends = self.constant(np.array([0, 0, 0, 1], np.int64), f"{name}.ends")
+        padded = self.add("Pad", [x, ends], f"{name}.padded")
+        patches = self.add("Gather", [padded, index], f"{name}.patches", axis=1)
+        axis = self.constant(np.array([1], np.int64), f"{name}.axis")
+        difference = self.add(
+            "Sub", [self.add("Unsqueeze", [patches, axis], f"{name}.x"), weight], f"{name}.difference"
+        )
+        sizes = self.add("Abs", [difference], f"{name}.size")
+        y = self.add("ReduceMax", [sizes, "last_axis"], f"{name}.distance", keepdims=0)
+        if layer.shift is not None:
+            mean = self.constant(layer.shift.running_mean.unsqueeze(1), f"{name}.mean")
+            y = self.add("Sub", [y, mean], f"{name}.shifted")
+        rows, width = ((side + 2 * layer.padding - layer.kernel_size) // layer.stride + 1 for side in shape[1:])
+        flat = self.constant(np.array([-1, out * rows * width], np.int64), f"{name}.flat")
+        return self.add("Reshape", [y, flat], f"{name}.flattened"), (out, rows, width)
+
 
 def _widths(counts: Tensor) -> list[int]:
     """Return ascending numbers of connections, so that each neuron has at least half of the next one."""
@@ -134,24 +164,26 @@ def build_onnx(classifier: Classifier, class_names: Sequence[str] = ()) -> Any:
 
     The metadata properties of the model are the values of `onnx_metadata`.
     """
-    if classifier.system not in (LinfNet.system, SparseNet.system):
+    if classifier.system not in (LinfNet.system, ConvStemNet.system, SparseNet.system):
         raise LinfnetError(
-            f"ONNX export is for nets of systems 'linf' and 'sparse'; this one is of system {classifier.system!r}"
+            "ONNX export is for nets of systems 'linf', 'conv-stem' and 'sparse'; this one is of system "
+            f"{classifier.system!r}"
         )
-    net = cast(LinfNet | SparseNet, classifier)
-    if isinstance(net, SparseNet) and net.stem:
-        raise LinfnetError("ONNX export is not available for nets with convolutional layers")
+    net = cast(LinfNet | ConvStemNet | SparseNet, classifier)
     if next(net.parameters()).dtype != torch.float32:
         raise LinfnetError("ONNX export is for float32 nets")
     graph = _Graph(require("onnx", "onnx"))
     helper = graph.onnx.helper
-    if isinstance(net, LinfNet):  # onnxruntime warns about constants that no node uses
+    if not isinstance(net, SparseNet):  # onnxruntime warns about constants that no node uses
         graph.constant(np.array([1], np.int64), "axis_1")
     graph.constant(np.array([-1], np.int64), "last_axis")
     mean = net.normalize.mean.view(1, -1, *[1] * (len(net.image_shape) - 1))
     x = graph.add("Sub", ["images", graph.constant(mean, "mean")], "centred")
     x = graph.add("Div", [x, graph.constant(net.normalize.std.view(1), "std")], "normalized")
-    x = graph.add("Flatten", [x], "pixels", axis=1)
+    x, shape = graph.add("Flatten", [x], "pixels", axis=1), net.image_shape
+    for index, convolution in enumerate(() if isinstance(net, LinfNet) else net.stem or ()):
+        assert isinstance(convolution, LpDistanceConv2d)
+        x, shape = graph.convolution(x, shape, convolution, f"stem.{index}")
     for index, layer in enumerate(net.layers):
         assert isinstance(layer, DistanceModule)
         name = f"layers.{index}"
@@ -161,7 +193,8 @@ def build_onnx(classifier: Classifier, class_names: Sequence[str] = ()) -> Any:
             x = graph.add("Sub", [x, graph.constant(layer.shift.running_mean, f"{name}.mean")], f"{name}.shifted")
         if layer.bias is not None:
             x = graph.add("Add", [x, graph.constant(layer.bias, f"{name}.bias")], f"{name}.biased")
-    graph.add("Neg" if net.negate_logits else "Identity", [x], "logits")
+    negate = isinstance(net, ConvStemNet) or net.negate_logits
+    graph.add("Neg" if negate else "Identity", [x], "logits")
     images, logits = graph.floats("images", ["batch", *net.image_shape]), graph.floats("logits", ["batch", net.classes])
     whole = helper.make_graph(graph.nodes, "linfnet", [images], [logits], graph.constants)
     model = helper.make_model(whole, producer_name="linfnet", opset_imports=[helper.make_opsetid("", OPSET)])
