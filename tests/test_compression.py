@@ -210,6 +210,7 @@ def test_what_cannot_be_compressed_is_refused(dense: LinfNet, digits: tuple[Imag
         (dense, {"dtype": "float8"}, "dtype is 'float8'; expected one of float32, float16"),
         (dense, {"passes": 0}, "passes is 0"),
         (dense, {"at_least": -1}, "at_least is -1"),
+        (dense, {"pad": 1.5}, "pad is 1.5; expected a whole number of at least 0"),
         (dense, {"eps": 8}, "did you mean 8/255"),
         (LinfNet((1, 8, 9), 10), {}, "the net expects"),
         (LinfNet((1, 8, 8), 10).double(), {}, "net computes in torch.float64"),
@@ -353,8 +354,8 @@ class TestCommands:
             (["RUN", "--out", "RUN"], "which exists"),
             (["RUN", "--passes", "0", "--out", "new"], "--passes is 0"),
             (["RUN", "--eps", "8", "--out", "new"], "did you mean 8/255"),
-            (["FOLDER", "--runners-up", "1", "--out", "new"], "runners_up needs a dense net"),
-            (["RUN", "--pad", "0", "--out", "new"], "--pad is 0"),
+            (["FOLDER", "--runners-up", "1", "--out", "new"], "--runners-up needs a dense net"),
+            (["RUN", "--pad", "-1", "--out", "new"], "--pad is -1"),
             (["nothing"], "is not a folder"),
         ],
     )

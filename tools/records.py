@@ -63,8 +63,9 @@ class RunRecord:
 
     @property
     def variant(self) -> str:
-        """Whether p was snapped, and the seed."""
-        return f"{', p snapped' if self.recipe.schedule.snap_p else ''}, seed {self.record['seed']}"
+        """Whether p was snapped, whether training used float16, and the seed."""
+        snapped, half = ", p snapped" * self.recipe.schedule.snap_p, ", float16" * bool(self.recipe.run.float16)
+        return f"{snapped}{half}, seed {self.record['seed']}"
 
     def epochs(self) -> list[dict[str, Any]]:
         """Return the epoch events of the log, with the duration of the epoch as `seconds` and p as a float."""

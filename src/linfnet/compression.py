@@ -131,8 +131,8 @@ def compress(
         at_least: how often a connection must decide to be kept; the most frequent one of each neuron is always kept.
         runners_up: also keep connections that were the second largest of a neuron at least this often. This search is
             slow on a CPU, and not available for a compressed net.
-        dtype: "float16" rounds the weights to float16 numbers before the net is measured. The file is smaller, and the
-            net still computes in float32.
+        dtype: "float16" rounds the weights, except those of convolutions, to float16 numbers before the net is
+            measured. The file is smaller, and the net still computes in float32.
         check: held-out images for the comparison. By default a tenth of `data`, at most 1000 images, is not counted
             but used for this.
         seed: of the random choices.
@@ -151,6 +151,7 @@ def compress(
     for name, value in (("images", images), ("passes", passes), ("at_least", at_least), ("runners_up", runners_up)):
         if value is not None:
             check_count(name, value)
+    check_count("pad", pad, 0)
     size = None if eps is None else parse_epsilon(eps)
     training, held_out = _split(images_for(net, data), None if check is None else images_for(net, check), seed)
     counts = _Counts(_layers(net), runners_up is not None)

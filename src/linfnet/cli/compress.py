@@ -11,7 +11,7 @@ from linfnet.cli.console import console, percent, print_table, progress_bar, tit
 from linfnet.compression import Compressed, compress
 from linfnet.data import ImageSet, known_sets
 from linfnet.epsilon import format_epsilon
-from linfnet.errors import ArgumentError, LinfnetError
+from linfnet.errors import ArgumentError, LinfnetError, at_least
 from linfnet.export import write_card
 from linfnet.files import make_folder, read_table, write_json, write_table
 from linfnet.nn import Classifier, ConvStemNet, LinfNet, SparseNet, count_parameters
@@ -30,8 +30,9 @@ _FILES = (COMPRESSION_FILE, RESULTS_FILE, "model.safetensors", "config.json", "R
 class Compress:
     """Write a net that has only the connections of a trained net that decide an output for some training image.
 
-    The training images are augmented as in the run and perturbed up to epsilon. The compressed net is compared with
-    the trained net on the test images. All commands accept its folder. A compressed net can be compressed further.
+    The training images are cropped and flipped as in the run, and perturbed up to epsilon. The compressed net is
+    compared with the trained net on the test images. All commands accept its folder. A compressed net can be compressed
+    further.
 
     Examples:
         linfnet compress runs/first
@@ -54,14 +55,15 @@ class Compress:
         ),
     ] = None
     float16: bool = False
-    """Round the weights to float16: the file is smaller, and the net is measured and certified with these weights."""
+    """Round the weights, except those of convolutions, to float16: the file is smaller, and the net is measured and
+    certified with these weights."""
     at_least: inputs.Number = 1
     """How often a connection must decide an output to be kept."""
     runners_up: inputs.Count = None
     """Also keep connections that were the second largest of a neuron at least this often; slow on a CPU, and not for
     nets that are already compressed."""
     pad: inputs.Count = None
-    """Shift the images by up to N pixels at random. Default: as in the run's recipe."""
+    """Shift the images by up to N pixels at random; 0 for not at all. Default: as in the run's recipe."""
     flip: bool = False
     """Flip the images at random. Default: as in the run's recipe."""
     data: inputs.Data = None
@@ -75,14 +77,17 @@ class Compress:
     def run(self) -> None:
         inputs.check_counts(
             **{"images": self.images, "passes": self.passes, "at-least": self.at_least, "runners-up": self.runners_up},
-            pad=self.pad,
         )
+        if self.pad is not None:
+            at_least("--pad", self.pad, 0)
         found, device = self._on("train").find(((self.eps,),) if self.eps is not None else (), needs_eps=False)
         out = self._new_folder(found.folder)
         net = load_model(found.folder, device=device)
         if not isinstance(net, LinfNet | ConvStemNet | SparseNet):
             expected = "expected 'linf', 'conv-stem' or 'sparse'"
             raise LinfnetError(f"{self.model} is a net of system {net.system!r}; {expected}")
+        if self.runners_up is not None and isinstance(net, SparseNet):
+            raise LinfnetError(f"--runners-up needs a dense net, but {self.model} is compressed")
         training, test = (self._load(split, net, found) for split in ("train", "test"))
         recipe = found.run.recipe.data if found.run else None
         pad, flip = (recipe.pad, recipe.flip) if recipe else (0, False)
@@ -90,7 +95,7 @@ class Compress:
         with progress_bar("counting", self.passes * min(len(training), self.images or len(training))) as advance:
             result = compress(
                 net, training, eps=eps, images=self.images, passes=self.passes,
-                pad=self.pad or pad, flip=self.flip or flip, at_least=self.at_least,
+                pad=pad if self.pad is None else self.pad, flip=self.flip or flip, at_least=self.at_least,
                 runners_up=self.runners_up, dtype="float16" if self.float16 else "float32", check=test, seed=self.seed,
                 advance=advance,
             )  # fmt: skip
@@ -145,7 +150,7 @@ def _print(result: Compressed, test: ImageSet, out: Path) -> None:
     title = f"{result.checked} {test.split} images of {test.info.name}, accuracy in %"
     certified = () if result.eps is None else (f"certified at {format_epsilon(result.eps)}",)
     table = titled_table(title, ("net",), ("connections", "MB", "clean", *certified))
-    for name, one in (("trained", result.before), ("compressed", result.after)):
+    for name, one in (("before", result.before), ("compressed", result.after)):
         shares = (percent(one.clean), *(() if one.certified is None else (percent(one.certified),)))
         table.add_row(name, f"{sum(one.connections):,}", f"{one.size / 1e6:.3f}", *shares)
     print_table(table)

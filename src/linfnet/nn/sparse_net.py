@@ -186,10 +186,10 @@ class SparseNet(ProvenNet):
         share = 100 * total / sum(layer.in_features * layer.out_features for layer in layers)
         before = f"{len(self.stem)} convolutional layers, then " if self.stem else ""
         return (
-            f"A compressed ℓ∞-distance net: {before}{total:,} connections ({share:.2g} % of those of dense layers), "
-            f"hidden layers {'×'.join(map(str, self.hidden)) or 'none'}. It is {self.lipschitz:.6g}-Lipschitz in the "
-            "ℓ∞ norm of the pixels: one forward pass certifies a radius inside which its class cannot change. "
-            "Certificates hold for the float32 program of this net itself."
+            f"A compressed ℓ∞-distance net: {before}{total:,} connections ({share:.2g} % of those of dense layers of "
+            f"the same widths), hidden layers {'×'.join(map(str, self.hidden)) or 'none'}. It is "
+            f"{self.lipschitz:.6g}-Lipschitz in the ℓ∞ norm of the pixels: one forward pass certifies a radius inside "
+            "which its class cannot change. Certificates hold for the float32 program of this net itself."
         )
 
 
@@ -198,11 +198,12 @@ def _stem(arguments: dict[str, Any], tensors: dict[str, Tensor], source: Path) -
     sizes = {key: arguments.pop(key) for key in ("channels", "convolutions") if key in arguments}
     if not sizes:
         return None
-    own = {name.removeprefix(_STEM): tensors.pop(name) for name in sorted(tensors) if name.startswith(_STEM)}
-    if "0.weight" not in own or len(own["0.weight"]) != sizes["channels"]:  # before anything is allocated
+    own = {name: tensors.pop(name) for name in sorted(tensors) if name.startswith(_STEM)}
+    first = own.get(f"{_STEM}0.weight")
+    if first is None or len(first) != sizes["channels"]:  # before anything is allocated
         raise LinfnetError(f"{source} has no stem of {sizes['channels']} channels: it belongs to another net")
     stem = ConvStem(arguments["image_shape"], **sizes)
-    load_weights(stem, own, source)
+    load_weights(nn.ModuleDict({_STEM.rstrip("."): stem}), own, source)
     return stem
 
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from linfnet.epsilon import format_epsilon, parse_epsilon
-from linfnet.errors import ArgumentError, check_numbers, number
+from linfnet.errors import ArgumentError, at_least, check_numbers, number
 from linfnet.losses import Mixture, Objective
 from linfnet.ops import check_p
 from linfnet.schedules import Phases
@@ -49,7 +49,7 @@ class Data(Section):
     contrast: float | None = number(None, most=10)
     """Multiply the contrast of images at random by a factor from 1 / (1 + contrast) to 1 + contrast. Not in the paper:
     see docs/beyond.md."""
-    brightness: float | None = number(None, most=1)
+    brightness: Fraction | None = None
     """Add a random number from -brightness to brightness to all pixels of an image. Not in the paper: see
     docs/beyond.md."""
     limit: int = number(0)
@@ -60,6 +60,8 @@ class Data(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.brightness is not None:
+            at_least("data.brightness", float(self.brightness), 0, most=1)
         if self.path is None and not self.in_memory:
             for key in ("resize", "mode", "split_seed"):
                 if getattr(self, key) is not None:

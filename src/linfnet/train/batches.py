@@ -60,7 +60,7 @@ class Batches:
 
     def _light(self, epoch: int) -> Tensor | None:
         """Return a factor and a summand [2] for each image of an epoch, or None if the recipe changes no light."""
-        contrast, brightness = self.recipe.data.contrast or 0.0, self.recipe.data.brightness or 0.0
+        contrast, brightness = self.recipe.data.contrast or 0.0, float(self.recipe.data.brightness or 0)
         if not (contrast or brightness) or self.images.images.dim() != 4:
             return None
         light = plan_light(len(self.images), self.recipe.run.seed, epoch, contrast=contrast, brightness=brightness)
