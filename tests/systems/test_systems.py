@@ -131,8 +131,9 @@ class TestCommands:
     def test_what_is_for_distance_nets_says_so(
         self, runs: dict[str, Path], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ):
-        assert main(["export", str(runs[name]), "--onnx", str(tmp_path / "net.onnx")]) == 2
-        assert repr(name) in capsys.readouterr().err
+        exported = name == "conv-stem"
+        assert main(["export", str(runs[name]), "--onnx", str(tmp_path / "net.onnx")]) == (0 if exported else 2)
+        assert exported or repr(name) in capsys.readouterr().err
         with pytest.raises(LinfnetError, match=name):
             LinfNet.load(runs[name])
 
