@@ -95,11 +95,11 @@ class Compressed:
 
 
 # A net that can be compressed.
-Trained = LinfNet | ConvStemNet | SparseNet
+Compressible = LinfNet | ConvStemNet | SparseNet
 
 
 def compress(
-    net: Trained,
+    net: Compressible,
     data: object,
     *,
     eps: Epsilon | None = None,
@@ -138,7 +138,7 @@ def compress(
         seed: of the random choices.
         advance: called with the number of images of `data` that were processed, once per batch.
     """
-    if not isinstance(check_net(net), Trained):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(check_net(net), Compressible):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArgumentError(
             f"net is a {type(net).__name__} of system {net.system!r}; expected a LinfNet, a ConvStemNet or a SparseNet"
         )
@@ -171,11 +171,11 @@ def compress(
     return compare(net, small, held_out, size, counts.images)
 
 
-def _stem(net: Trained) -> ConvStem | None:
+def _stem(net: Compressible) -> ConvStem | None:
     return None if isinstance(net, LinfNet) else net.stem
 
 
-def _layers(net: Trained) -> list[LpDistance | SparseDistance]:
+def _layers(net: Compressible) -> list[LpDistance | SparseDistance]:
     layers = [layer for layer in net.layers if isinstance(layer, LpDistance | SparseDistance)]
     if len(layers) != len(net.layers):
         raise ArgumentError("a layer of the net is not an LpDistance; expected the layers of a LinfNet")
@@ -196,7 +196,7 @@ def _split(data: ImageSet, check: ImageSet | None, seed: int) -> tuple[ImageSet,
     return parts[0], parts[1]
 
 
-def _variants(net: Trained, pixels: Tensor, labels: Tensor, eps: Fraction | None, seed: int) -> Iterator[Tensor]:
+def _variants(net: Compressible, pixels: Tensor, labels: Tensor, eps: Fraction | None, seed: int) -> Iterator[Tensor]:
     """Return the images themselves, and with an epsilon also two perturbed copies."""
     yield pixels
     if not eps:
@@ -253,7 +253,7 @@ def _most_frequent(count: Tensor, offsets: Tensor) -> Tensor:
     return order[offsets[:-1].long()]
 
 
-def sparse_net_of(net: Trained, kept: Sequence[Tensor]) -> SparseNet:
+def sparse_net_of(net: Compressible, kept: Sequence[Tensor]) -> SparseNet:
     """Return a net with some of the connections of a net, without neurons whose output is not used.
 
     `kept`: for each layer bool, of the shape of its weights, with at least one connection of each neuron.
@@ -268,15 +268,16 @@ def sparse_net_of(net: Trained, kept: Sequence[Tensor]) -> SparseNet:
             index, offsets = keep.nonzero()[:, 1], torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         mean = None if layer.shift is None else layer.shift.running_mean
         layers.append(SparseDistance(layer.weight[keep], index, offsets, layer.in_features, mean=mean, bias=layer.bias))
-    negate = True if isinstance(net, ConvStemNet) else net.negate_logits
-    options: dict[str, Any] = {"mean": net.mean, "std": net.std, "negate_logits": negate, "stem": deepcopy(_stem(net))}
-    small = SparseNet(net.image_shape, net.classes, remove_unread(layers), **options)
+    options: dict[str, Any] = {"mean": net.mean, "std": net.std, "negate_logits": net.negate_logits}
+    small = SparseNet(net.image_shape, net.classes, remove_unread(layers), stem=deepcopy(_stem(net)), **options)
     small.scale.data.copy_(net.scale)
     return small.to(net_device(net)).eval()
 
 
 @torch.no_grad()
-def compare(net: Trained, small: SparseNet, images: ImageSet, eps: Fraction | None, counted: int = 0) -> Compressed:
+def compare(
+    net: Compressible, small: SparseNet, images: ImageSet, eps: Fraction | None, counted: int = 0
+) -> Compressed:
     """Return the comparison of a net with a compressed net on held-out images."""
     found: list[tuple[Tensor, ...]] = []
     for part in torch.arange(len(images), device=images.labels.device).split(BATCH):
@@ -289,7 +290,7 @@ def compare(net: Trained, small: SparseNet, images: ImageSet, eps: Fraction | No
         found.append((same, *(one.radius >= 0 for one in both), *at_eps))
     identical, *shares = (torch.cat(values).double().mean().item() for values in zip(*found, strict=True))
 
-    def measured(one: Trained, clean: float, certified: float) -> Measured:
+    def measured(one: Compressible, clean: float, certified: float) -> Measured:
         layers = cast(list[LpDistance | SparseDistance], list(one.layers))
         return Measured(
             clean=clean,

@@ -193,8 +193,7 @@ def build_onnx(classifier: Classifier, class_names: Sequence[str] = ()) -> Any:
             x = graph.add("Sub", [x, graph.constant(layer.shift.running_mean, f"{name}.mean")], f"{name}.shifted")
         if layer.bias is not None:
             x = graph.add("Add", [x, graph.constant(layer.bias, f"{name}.bias")], f"{name}.biased")
-    negate = isinstance(net, ConvStemNet) or net.negate_logits
-    graph.add("Neg" if negate else "Identity", [x], "logits")
+    graph.add("Neg" if net.negate_logits else "Identity", [x], "logits")
     images, logits = graph.floats("images", ["batch", *net.image_shape]), graph.floats("logits", ["batch", net.classes])
     whole = helper.make_graph(graph.nodes, "linfnet", [images], [logits], graph.constants)
     model = helper.make_model(whole, producer_name="linfnet", opset_imports=[helper.make_opsetid("", OPSET)])

@@ -87,6 +87,8 @@ class ConvStemNet(ProvenNet):
 
     system: ClassVar[str] = "conv-stem"
     other_layers: ClassVar[frozenset[type[nn.Module]]] = frozenset({ConvStem})
+    negate_logits: ClassVar[bool] = True
+    """The class with the nearest prototype is predicted, as by default in `LinfNet`."""
 
     def __init__(
         self,

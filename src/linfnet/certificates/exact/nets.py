@@ -29,9 +29,7 @@ def circuit_of(net: ProvenNet) -> Circuit:
         nodes = nodes.flatten()
         for layer in net.layers:
             nodes = add_layer(circuit, layer, nodes)
-        circuit.outputs = (
-            circuit.unary(Kind.NEGATE, nodes) if isinstance(net, ConvStemNet) or net.negate_logits else nodes
-        )
+        circuit.outputs = circuit.unary(Kind.NEGATE, nodes) if net.negate_logits else nodes
     else:
         raise ArgumentError(
             f"the net is a {type(net).__name__}; expected a LinfNet, a ConvStemNet, a SparseNet or a wrapped net"
